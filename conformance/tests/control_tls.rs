@@ -124,12 +124,15 @@ fn strangers_are_refused_in_one_line() {
     let expired = shown(&stage.authority.expired_client(stage.scratch.dir(), "ops"));
     refused(&stage.hob(&expired.each_ref().map(String::as_str), &list), "Expired");
     let other = Authority::new("another").client(stage.scratch.dir(), "foreign");
-    refused(&stage.hob(&shown(&other).each_ref().map(String::as_str), &list), "no TLS with the daemon");
+    refused(
+        &stage.hob(&shown(&other).each_ref().map(String::as_str), &list),
+        "the TLS handshake with the daemon",
+    );
     let url = format!("https://127.0.0.1:{}", stage.port);
     refused(&hob::command(&["disk", "list", "--url", &url]), "--ca");
     refused(
         &hob::command(&["disk", "list", "--url", &url, "--ca", &text(&other.ca)]),
-        "no TLS with the daemon",
+        "the TLS handshake with the daemon",
     );
     stage.daemon.stop();
 }

@@ -20,7 +20,7 @@ fn shown(spec: &str) -> serde_json::Value {
     serde_json::from_str(&shown.stdout).unwrap()
 }
 
-/// qemu-img copies a disk in and out, sparse; it takes up what was written, and no host has it open when hob has ended.
+/// qemu-img copies a disk in and out, sparse; it takes up what was written, and no host has the disk open when hob has ended.
 #[test]
 fn a_copied_image_comes_back_and_takes_up_what_was_written() {
     let scratch = Scratch::new();
@@ -98,7 +98,7 @@ fn a_disk_of_objects_has_one_writer() {
     hob.kill();
     Serve::disk(&spec).start(&other).stop();
     let nothing = command(&["objects", "unlock", &spec]);
-    assert!(!nothing.success() && nothing.all().contains("no host has it open"), "{}", nothing.all());
+    assert!(!nothing.success() && nothing.all().contains("no host has the disk open"), "{}", nothing.all());
     let again = command(&["objects", "create", &spec, "--size", "8M"]);
     assert!(!again.success() && again.all().contains("already"), "{}", again.all());
 }

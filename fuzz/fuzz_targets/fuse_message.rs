@@ -1,5 +1,6 @@
-//! Messages of a kernel that is not to be trusted, to a file whose size and rights the fuzzer chooses: what reaches the engine lies
-//! inside the disk and has its buffer, there is one answer at most to each message, and no buffer is lost.
+//! Fuzzes messages of an untrusted kernel to a FUSE file. The fuzzer also chooses the file's size
+//! and rights. Every engine request is inside the disk and has a buffer. Each message has at most
+//! one answer, and no buffer leaks.
 #![no_main]
 
 use hob_engine::REQUEST_BYTES_MAX;
@@ -17,10 +18,10 @@ fuzz_target!(|input: (u32, bool, Vec<(u8, Vec<u8>)>)| {
     let mut session = Session::new(DiskId(1), 1, file, read_only);
     let mut memory = PlainBuffers::default();
     for (number, (opcode, mut message)) in messages.into_iter().enumerate() {
-        // Sometimes there is no room.
+        // Sometimes no buffer is free.
         memory.full = number % 8 == 7;
         if message.len() >= 40 && opcode < 128 {
-            // A true length, an operation that may exist, and the one file there is.
+            // Sets the right length, an existing operation, and the file's inode number.
             let len = message.len() as u32;
             message[..4].copy_from_slice(&len.to_ne_bytes());
             message[4..8].copy_from_slice(&u32::from(opcode % 64).to_ne_bytes());

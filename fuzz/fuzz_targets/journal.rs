@@ -1,5 +1,6 @@
-//! Pages of a journal ring, as they are and with their checksums made right. Recovery neither panics nor takes memory
-//! beyond what the pages account for, and what it finds can be sampled, exported and given up.
+//! Fuzzes pages of a journal ring, unchanged and with corrected checksums. Recovery does not panic,
+//! and its memory is limited by the number of pages. The recovered index can be sampled, exported
+//! and discarded.
 #![no_main]
 
 use hob_engine::journal::replay_bytes;

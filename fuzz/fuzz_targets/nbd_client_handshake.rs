@@ -1,5 +1,6 @@
-//! A server's negotiation, for both goals of a client. The first byte says how the stream is cut, what the client is
-//! here for, and whether it is raw or made of well-formed replies to whatever the client asks.
+//! Fuzzes a server's NBD negotiation, for both goals of a client. The first byte chooses how the
+//! stream is split, the client's goal, and whether the stream is raw or consists of well-formed
+//! replies.
 #![no_main]
 
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome};
@@ -29,7 +30,7 @@ fn meet(goal: Goal, input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOut
     }
 }
 
-/// Turns bytes into a greeting and replies: option, kind, payload length, payload.
+/// Converts bytes into a greeting and replies: option, kind, payload length, payload.
 fn replies(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = b"NBDMAGICIHAVEOPT\x00\x03".to_vec();
     while let [option, kind, length, rest @ ..] = bytes {

@@ -1,6 +1,6 @@
-//! A server's replies. The first byte says how the stream is cut, whether structured replies were agreed, and whether
-//! the stream is raw or made of well-formed headers. A READ that succeeds has had each of its bytes exactly once, and
-//! events do not depend on the cut.
+//! Fuzzes an NBD server's replies. The first byte chooses how the stream is split, whether
+//! structured replies were negotiated, and whether the stream is raw or has well-formed headers. A
+//! successful READ gets each of its bytes exactly once. Events do not depend on the split.
 #![no_main]
 
 use hob_nbd::client::handshake::Negotiated;
@@ -68,7 +68,7 @@ fn decode(structured_replies: bool, input: &[u8], piece: usize) -> (Vec<ReplyEve
     (events, None)
 }
 
-/// Turns bytes into replies: kind and flags, cookie, payload length, payload.
+/// Converts bytes into replies: kind and flags, cookie, payload length, payload.
 fn replies(mut bytes: &[u8]) -> Vec<u8> {
     const KINDS: [u16; 8] = [0, 1, 2, 5, 0x8001, 0x8002, 0x8fff, 99];
     let mut out = Vec::new();

@@ -1,5 +1,6 @@
-//! Request headers against an export whose abilities, size and block sizes the fuzzer chooses too. A request that
-//! passes lies inside the export, is aligned, and moves no more than was agreed.
+//! Fuzzes NBD request headers. The fuzzer also chooses the export's features, size and block sizes.
+//! A valid request is inside the export, is aligned, and moves no more bytes than the negotiated
+//! maximum.
 #![no_main]
 
 use hob_nbd::server::handshake::Negotiated;
@@ -27,7 +28,7 @@ fuzz_target!(|input: (u16, u64, u32, u32, [u8; 24])| {
     header[..4].copy_from_slice(&0x2560_9513_u32.to_be_bytes());
     header[4..].copy_from_slice(&fields);
     if on(9) {
-        // Commands and flags are sixteen bits wide, of which few mean anything.
+        // Commands and flags have sixteen bits, but few values are valid.
         header[4] = 0;
         header[6] = 0;
     }

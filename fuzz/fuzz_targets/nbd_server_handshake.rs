@@ -1,6 +1,6 @@
-//! A client's negotiation. The first byte says how the stream is cut and whether it is raw or made of well-formed
-//! option headers, without which the fuzzer would mostly test the magic number. What the server says and decides
-//! must not depend on the cut.
+//! Fuzzes a client's NBD negotiation. The first byte chooses how the stream is split, and whether
+//! it is raw or has well-formed option headers. Without well-formed headers, the fuzzer would
+//! mostly test the magic number. The server's replies and outcome do not depend on the split.
 #![no_main]
 
 use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome};
@@ -41,7 +41,7 @@ fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usiz
     }
 }
 
-/// Turns bytes into options: number, payload length, payload.
+/// Converts bytes into options: number, payload length, payload.
 fn options(mut bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![0, 0, 0, 3];
     while let [number, length, rest @ ..] = bytes {

@@ -1,4 +1,4 @@
-//! URIs. What parses prints as a URI that parses to the same value.
+//! Fuzzes NBD URIs. A valid URI prints as a URI that parses to the same value.
 #![no_main]
 
 use hob_nbd::NbdUri;

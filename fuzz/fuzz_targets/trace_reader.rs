@@ -1,5 +1,5 @@
-//! Trace files. The first byte chooses the format, or leaves it to be told from the content; the rest is the file,
-//! compressed or not. What comes out keeps a record's promises, in order of time.
+//! Fuzzes trace files. The first byte chooses the format, or requests detection from the content.
+//! The rest is the file, compressed or not. The parsed records are valid and in order of time.
 #![no_main]
 
 use std::io::Cursor;
@@ -8,7 +8,8 @@ use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{FORMATS, Limits, OnBad, OpenOptions, open_stream};
 use libfuzzer_sys::fuzz_target;
 
-/// A compressed file may hold very many; the fuzzer has other things to try.
+/// Maximum number of records that the target reads, because a compressed file may contain very
+/// many.
 const RECORDS_MAX: usize = 20_000;
 
 fuzz_target!(|data: &[u8]| {
@@ -32,7 +33,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(record.at_ns >= last);
         disk_max = disk_max.max(usize::from(record.disk));
         (last, requests) = (record.at_ns, requests + 1);
-        // Larger ones only fill the bitmap.
+        // Larger records only fill the bitmap.
         if record.len < 1 << 20 {
             profiler.add(&record);
         }

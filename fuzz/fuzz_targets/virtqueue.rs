@@ -1,5 +1,5 @@
-//! A guest's memory, rings and descriptors included, that the fuzzer writes; the device takes what it finds there. Requests
-//! that come out lie inside the disk and have a buffer of their size; nothing is left behind.
+//! Fuzzes guest memory, including rings and descriptors, and lets the device serve it. Every engine
+//! request is inside the disk and has a buffer of its size. No buffer leaks.
 #![no_main]
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use hob_frontends::vhost_user::{Budget, Device, Start};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Two regions of that many bytes, with a hole of the same size between them.
+/// Size of each of two memory regions, and of the hole between them, bytes.
 const REGION: usize = 1 << 15;
 
 const DISK_BYTES: u64 = 1 << 20;

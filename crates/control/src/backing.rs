@@ -7,28 +7,28 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum BackingState {
-    /// It is connected, and no request has waited longer than 2 s.
+    /// The backing is connected, and no request has waited longer than 2 s.
     #[default]
     Connected,
-    /// It is connected, and its oldest request has waited longer than 2 s.
+    /// The backing is connected, and its oldest request has waited longer than 2 s.
     Slow {
         /// Age of the oldest request, milliseconds.
         oldest_request_ms: u64,
         /// Requests that wait for the backing.
         waiting_requests: u64,
     },
-    /// The connection is lost; hob connects again.
+    /// The connection to the backing is lost, and hob tries to connect again.
     Reconnecting {
-        /// Length of the outage so far, seconds.
+        /// Length of the backing's outage so far, seconds.
         since_seconds: u64,
-        /// Why the connection was lost, or why the last attempt to connect failed.
+        /// Why the connection to the backing was lost, or why the last attempt to connect failed.
         last_error: String,
         /// Requests that wait for the backing.
         waiting_requests: u64,
     },
-    /// The connection is lost for good: every request fails.
+    /// The connection to the backing is lost for good, and every request fails.
     Failed {
-        /// Length of the outage so far, seconds.
+        /// Length of the backing's outage so far, seconds.
         since_seconds: u64,
         /// Why hob does not use the backing again.
         last_error: String,
@@ -36,10 +36,10 @@ pub enum BackingState {
 }
 
 impl BackingState {
-    /// The names of all states.
+    /// Names of all backing states.
     pub const NAMES: [&'static str; 4] = ["connected", "slow", "reconnecting", "failed"];
 
-    /// As the API and the metrics call it.
+    /// Returns the state's name in the API and in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             BackingState::Connected => Self::NAMES[0],
@@ -49,7 +49,7 @@ impl BackingState {
         }
     }
 
-    /// Seconds without a connection; 0 with one.
+    /// Returns the length of the backing's outage, seconds; 0 while the backing is connected.
     pub fn outage_seconds(&self) -> u64 {
         match self {
             BackingState::Connected | BackingState::Slow { .. } => 0,
@@ -59,12 +59,12 @@ impl BackingState {
         }
     }
 
-    /// Age of the oldest request of a slow backing, milliseconds; 0 in other states.
+    /// Returns the age of a slow backing's oldest request, milliseconds; 0 in other states.
     pub fn oldest_request_ms(&self) -> u64 {
         if let BackingState::Slow { oldest_request_ms, .. } = self { *oldest_request_ms } else { 0 }
     }
 
-    /// Requests that wait for a backing that is not connected or slow; 0 in other states.
+    /// Returns how many requests wait for a slow or disconnected backing; 0 in other states.
     pub fn waiting_requests(&self) -> u64 {
         match self {
             BackingState::Connected | BackingState::Failed { .. } => 0,
@@ -73,7 +73,8 @@ impl BackingState {
         }
     }
 
-    /// In words: `reconnecting for 12 s: Connection refused (os error 111); 3 requests wait`.
+    /// Describes the backing's state: `reconnecting for 12 s: Connection refused (os error 111); 3
+    /// requests wait`.
     pub fn sentence(&self) -> String {
         match self {
             BackingState::Connected => "connected".to_owned(),

@@ -9,19 +9,20 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Longest limit that can be set, milliseconds: one day. What is to wait longer waits forever.
+/// Longest backing timeout that can be set, milliseconds: one day. Set `forever` for a longer one.
 const LIMIT_MS_MAX: u64 = 86_400_000;
 
-/// Units, largest first, and their milliseconds.
+/// Suffixes of durations, largest unit first, with their length in milliseconds.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// How long requests of a disk wait for its backing before they fail: a text such as `30s`, or `forever`.
+/// How long a disk's requests wait for its backing before they fail: a duration such as `30s`, or
+/// `forever`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum BackingTimeout {
-    /// Until the backing returns.
+    /// Requests wait until the backing returns.
     Forever,
-    /// That long, counted from the start of an outage.
+    /// Requests wait for this time, counted from the start of an outage.
     Limit(Duration),
 }
 
@@ -34,7 +35,7 @@ impl PartialSchema for BackingTimeout {
 
 impl ToSchema for BackingTimeout {}
 
-/// Why a text is not a [`BackingTimeout`].
+/// A text is not a valid [`BackingTimeout`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not a backing timeout; write a duration from 100ms to 24h, like 500ms, 30s, 2m or 1h, or forever"
@@ -70,13 +71,13 @@ impl fmt::Display for BackingTimeout {
     }
 }
 
-/// A change of a disk's limit: a [`BackingTimeout`], or `default` for the one of the daemon.
+/// Change of a disk's backing timeout: a [`BackingTimeout`], or `default` for the daemon's timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum BackingTimeoutChange {
-    /// The disk has no limit of its own any more.
+    /// The disk uses the daemon's backing timeout.
     Default,
-    /// The disk has this one.
+    /// The disk gets its own backing timeout.
     Set(BackingTimeout),
 }
 

@@ -1,49 +1,52 @@
-//! Dirty bitmaps of a disk: which parts of it were changed since when. An incremental backup copies those.
+//! Dirty bitmaps: each records which parts of a disk changed since a given moment. An incremental
+//! backup copies only those parts.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{Size, check_name};
 
-/// Bitmaps of a disk at most.
+/// Largest number of dirty bitmaps of one disk.
 pub const BITMAPS_MAX: usize = 8;
 
 /// Whether a bitmap records changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BitmapState {
-    /// It notes every change.
+    /// The dirty bitmap records every change of the disk.
     Recording,
-    /// It does not change: it has what changed up to the moment when it was frozen.
+    /// The dirty bitmap records no more changes. The bitmap keeps the changes that it recorded
+    /// before it was frozen.
     Frozen,
-    /// Its disk is offline. What it has recorded is kept.
+    /// The bitmap's disk is offline. The recorded changes are kept.
     Offline,
 }
 
-/// A bitmap as it is now.
+/// A dirty bitmap of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bitmap {
-    /// Its name. NBD clients find it as the metadata context `qemu:dirty-bitmap:NAME` of all exports of the disk.
+    /// Name of the bitmap. NBD clients find it as metadata context `qemu:dirty-bitmap:NAME` on all
+    /// exports of the disk.
     pub name: String,
-    /// Whether it records.
+    /// Whether the bitmap records changes.
     pub state: BitmapState,
-    /// Bytes that one bit of the bitmap stands for. Absent while its disk is offline.
+    /// Bytes of the disk that one bit of the bitmap covers. Absent while the disk is offline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Size>,
-    /// How much of the disk counts as changed; absent while its disk is offline.
+    /// How much of the disk the bitmap reports as changed. Absent while the disk is offline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty: Option<Size>,
-    /// Why all of the disk counts as changed, if it does because hob cannot tell.
+    /// Why the bitmap reports the whole disk as changed. Absent if the bitmap knows the changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub everything_because: Option<String>,
 }
 
-/// All bitmaps of a disk, after a change of them too.
+/// All dirty bitmaps of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bitmaps {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// In the order in which they were made.
+    /// The dirty bitmaps, oldest first.
     pub bitmaps: Vec<Bitmap>,
 }
 
@@ -51,36 +54,37 @@ pub struct Bitmaps {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BitmapAdd {
-    /// Its name, unlike those of the disk's other bitmaps.
+    /// Name of the new bitmap. No other bitmap of the disk has this name.
     pub name: String,
-    /// Bytes that one bit stands for: a power of two from 4K to 64M. Default: 64K, more on disks
-    /// over 4 TiB.
+    /// Bytes of the disk that one bit covers: a power of two from 4K to 64M. Default: 64K; more on
+    /// disks over 4 TiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Size>,
 }
 
-/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/rotate`: freezes what the bitmap has recorded under
-/// another name. The bitmap continues, empty.
+/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/rotate`: moves the recorded changes to a new frozen
+/// bitmap. The bitmap continues, empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BitmapRotate {
-    /// Name of the frozen bitmap.
+    /// Name of the new frozen bitmap.
     pub frozen: String,
 }
 
-/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/merge`: what the bitmap has noted is noted by another one, and it is removed.
+/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/merge`: adds the bitmap's changes to another bitmap, and
+/// removes the bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BitmapMerge {
-    /// One of the same disk that records.
+    /// Name of the bitmap that receives the changes. That bitmap must be recording.
     pub into: String,
 }
 
 impl BitmapAdd {
-    /// Why there can be no bitmap of that name.
+    /// Checks that `name` is a valid name of a dirty bitmap.
     ///
     /// # Errors
-    /// A line for people.
+    /// A message for users if the name is not valid.
     pub fn check_name(name: &str) -> Result<(), String> {
         check_name(name).map_err(|error| format!("'{name}' cannot be a bitmap's name: {error}"))
     }

@@ -1,6 +1,8 @@
-//! Asks a daemon: one HTTP/1.1 connection per question, over a Unix socket, or over TCP with TLS.
+//! Client of the control API. The client opens one HTTP/1.1 connection per request, over a Unix
+//! socket, or over TCP with TLS.
 //!
-//! Here is how it is asked; what can be asked is in the files below this one.
+//! The file client.rs sends requests and reads responses. The files in `client/` have a method for
+//! each request.
 
 mod cluster;
 mod disks;
@@ -25,16 +27,17 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::tls;
 use crate::{ClientTls, Endpoint, Problem, TraceDecoder, TraceFrame};
 
-/// Longest answer that is read, bytes.
+/// Longest response body that the client reads, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Longest wait for an answer. The daemon's own limits are shorter.
+/// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
 
-/// Why a question has no answer. Each variant is one reaction of the caller.
+/// Why a request of the client failed. Each variant of the error needs another reaction of the
+/// caller.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers: start the daemon, or name another socket.
+    /// No daemon accepts connections at this address: start the daemon, or name another socket.
     #[error("cannot reach the daemon at {endpoint}: {source}")]
     Unreachable {
         /// The daemon's address.
@@ -42,21 +45,22 @@ pub enum ClientError {
         /// Why.
         source: io::Error,
     },
-    /// TCP, and nothing said about TLS: name the authority of the daemon's certificate.
-    #[error("{endpoint} is on TCP, where the daemon speaks TLS only")]
+    /// The address is on TCP and the client has no TLS settings: name the CA of the daemon's
+    /// certificate.
+    #[error("{endpoint} is a TCP address, and the daemon uses only TLS on TCP")]
     NoTls {
         /// The daemon's address.
         endpoint: Endpoint,
     },
-    /// The two do not trust each other: the daemon's certificate, or the client's.
-    #[error("no TLS with the daemon at {endpoint}: {why}")]
+    /// The TLS handshake failed: one side does not trust the other's certificate.
+    #[error("the TLS handshake with the daemon at {endpoint} failed: {why}")]
     Untrusted {
         /// The daemon's address.
         endpoint: Endpoint,
-        /// The reason.
+        /// Why the handshake failed.
         why: String,
     },
-    /// The daemon said no.
+    /// The daemon refused the request.
     #[error("{problem}")]
     Refused {
         /// HTTP status.
@@ -64,21 +68,21 @@ pub enum ClientError {
         /// The daemon's error.
         problem: Problem,
     },
-    /// The server's answer does not follow this API.
-    #[error("{endpoint} gave an answer that is not hob's: {what}")]
+    /// The server's response does not follow the control API.
+    #[error("the response of {endpoint} does not follow hob's API: {what}")]
     Garbled {
         /// The daemon's address.
         endpoint: Endpoint,
-        /// The part of the answer that is wrong.
+        /// The wrong part of the response.
         what: String,
     },
-    /// An answer without end ended.
-    #[error("{endpoint} ended the connection; the daemon was stopped or has failed")]
+    /// A streamed response ended before the client stopped reading.
+    #[error("{endpoint} closed the connection; the daemon was stopped or has failed")]
     BrokeOff {
         /// The daemon's address.
         endpoint: Endpoint,
     },
-    /// No answer in time.
+    /// The daemon sent no response in time.
     #[error("{endpoint} did not answer within {ANSWER_SECONDS_MAX} s")]
     TimedOut {
         /// The daemon's address.
@@ -86,7 +90,7 @@ pub enum ClientError {
     },
 }
 
-/// A daemon to ask. Cheap to make; connects when asked.
+/// Client of one daemon. The client opens a connection for each request.
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
@@ -95,23 +99,24 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the daemon at `endpoint`. TCP needs a token, or a certificate [with TLS](Self::with_tls).
+    /// Creates a client of the daemon at `endpoint`. TCP needs a token, or a certificate [with
+    /// TLS](Self::with_tls).
     pub fn new(endpoint: Endpoint, token: Option<String>) -> Client {
         Client { endpoint, token, tls: None }
     }
 
-    /// The same, able to speak TLS, which TCP needs.
+    /// Adds TLS settings to the client. TCP needs them.
     #[must_use]
     pub fn with_tls(self, tls: ClientTls) -> Client {
         Client { tls: Some(tls), ..self }
     }
 
-    /// The daemon's address.
+    /// Address of the daemon.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Records a disk's requests from now on.
+    /// Starts recording a disk's requests.
     pub async fn trace(&self, disk: &str) -> Result<Trace, ClientError> {
         let path = format!("{}/trace", disk_path(disk));
         let (answer, driver) = self.in_time(self.ask(Method::GET, &path, Vec::new())).await?;
@@ -150,7 +155,7 @@ impl Client {
         serde_json::from_slice(&answer).map_err(|error| self.garbled(error))
     }
 
-    /// Waits for a limited time.
+    /// Waits for a response for at most `ANSWER_SECONDS_MAX`.
     pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
@@ -160,7 +165,8 @@ impl Client {
             .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })?
     }
 
-    /// Connects, asks, and returns an answer that is a success, up to its body.
+    /// Connects, sends a request, and returns the response without its body. A response with an
+    /// error status becomes an error.
     async fn ask(
         &self,
         method: Method,
@@ -230,13 +236,13 @@ impl Client {
         Ok(body.map_err(|error| self.garbled(error))?.to_bytes())
     }
 
-    /// By which name the daemon is asked.
+    /// Returns the value of the `Host` header.
     fn host(&self) -> String {
         let endpoint = self.endpoint.to_string();
         endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()
     }
 
-    /// The exchange broke off: through TLS, or because the other side speaks something else.
+    /// Turns a failed HTTP exchange into a TLS error or a protocol error.
     fn failed(&self, error: hyper::Error) -> ClientError {
         match tls::cause(&error) {
             Some(why) => ClientError::Untrusted { endpoint: self.endpoint.clone(), why },
@@ -257,7 +263,7 @@ impl Client {
     }
 }
 
-/// The task that moves a connection's bytes. Dropping it closes the connection.
+/// The task that moves a connection's bytes. Dropping this handle closes the connection.
 #[derive(Debug)]
 pub(crate) struct Driver(Option<tokio::task::JoinHandle<hyper::Result<()>>>);
 
@@ -266,7 +272,7 @@ impl Driver {
         Driver(Some(tokio::spawn(connection)))
     }
 
-    /// Lets it end by itself.
+    /// Lets the connection's task end by itself.
     pub(crate) fn finish(mut self) {
         self.0.take();
     }
@@ -280,7 +286,7 @@ impl Drop for Driver {
     }
 }
 
-/// A recording under way. Dropping it ends the recording.
+/// A running recording of a disk's requests. Dropping this handle ends the recording.
 #[derive(Debug)]
 pub struct Trace {
     client: Client,
@@ -291,7 +297,8 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The next frame; `None` after the last one, when the disk is gone. Cancellation-safe.
+    /// Returns the next frame of the recording; `None` when the disk was removed. The future can be
+    /// dropped without losing a frame.
     pub async fn next(&mut self) -> Result<Option<TraceFrame>, ClientError> {
         while !self.over {
             if let Some(frame) = self.decoder.poll_frame().map_err(|error| self.client.garbled(error))? {
@@ -313,8 +320,8 @@ fn disk_path(disk: &str) -> String {
     format!("/v1/disks/{}", percent_encode(disk))
 }
 
-/// Escapes everything that has a meaning in a URI. A path of dots is escaped too, so that no
-/// name becomes a step up.
+/// Percent-encodes every byte that has a meaning in a URI. Names of only dots are encoded too,
+/// because `..` names a parent path.
 pub(crate) fn percent_encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

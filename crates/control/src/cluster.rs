@@ -1,61 +1,62 @@
-//! A cluster of hosts that agree which host serves which disk.
+//! API types for a cluster: hosts that agree which host serves which disk.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// `GET /v1/cluster`: this host, as a member.
+/// `GET /v1/cluster`: cluster membership of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
-    /// Its state.
+    /// Membership state of this host.
     pub state: ClusterState,
     /// This host's name.
     pub host: String,
-    /// Tells it from others that ever had the name.
+    /// Random identity of this member. The identity differs from earlier members of the same name.
     pub id: String,
-    /// Members of etcd that it asks.
+    /// Endpoints of the etcd members that this host uses.
     pub etcd: Vec<String>,
-    /// Prefix of all keys in etcd.
+    /// Prefix of all etcd keys of the cluster.
     pub prefix: String,
-    /// Length of its lease.
+    /// Length of this host's lease, seconds.
     pub lease_seconds: u64,
-    /// How much longer it may acknowledge anything unless it hears of etcd, milliseconds.
+    /// Milliseconds until this host must stop acknowledging requests, unless etcd renews its lease.
     pub left_ms: u64,
-    /// Disks that it holds.
+    /// Number of disks that this host owns.
     pub disks_held: u64,
-    /// Why it is not a member, or what went wrong last.
+    /// Why this host is not a member of the cluster, or the last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// How a host is, as a member of its cluster.
+/// Cluster membership state of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterState {
-    /// It has a lease.
+    /// The host has a lease.
     Member,
-    /// It has none: its disks are not served.
+    /// The host has no lease, and its disks are not served.
     Joining,
-    /// Its lease may have ended: what its disks answer is held until it knows.
+    /// The host's lease may have expired. Replies to its disks' clients wait until the lease is
+    /// confirmed.
     Suspended,
 }
 
-/// Part of `GET /v1/cluster/hosts`: a member.
+/// A member of the cluster, in `GET /v1/cluster/hosts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterHost {
     /// Its name.
     pub name: String,
-    /// Tells it from others that ever had the name.
+    /// Random identity of the member. The identity differs from earlier members of the same name.
     pub id: String,
-    /// Address of its control API.
+    /// Address of the member's control API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Version of its hob.
+    /// The member's version of hob.
     pub version: String,
     /// Its pools.
     pub pools: Vec<ClusterPool>,
-    /// Disks that it holds.
+    /// Number of disks that the member owns.
     pub disks: u64,
 }
 
@@ -64,41 +65,42 @@ pub struct ClusterHost {
 pub struct ClusterPool {
     /// Its name.
     pub name: String,
-    /// Room for caches.
+    /// Space for caches in the pool.
     pub size: Size,
-    /// Unused flash, part of the above.
+    /// Unused flash, included in `size`.
     pub free: Size,
 }
 
-/// Part of `GET /v1/cluster/disks`: a disk that some host has or had.
+/// A disk in `GET /v1/cluster/disks`. Some host owns or owned the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterDisk {
-    /// Its name, one for all hosts.
+    /// Name of the disk, the same on all hosts.
     pub name: String,
     /// Its state.
     pub state: ClusterDiskState,
-    /// The host that has the disk, or had it last.
+    /// The host that owns the disk, or owned it last.
     pub host: String,
-    /// How often it changed hands.
+    /// Number of times that the disk changed its owner.
     pub generation: u64,
-    /// Data that is not on the backing may be in that host's flash.
+    /// Whether that host's flash may have data that is not on the backing.
     pub dirty: bool,
-    /// The host whose flash has a second copy of all dirty data.
+    /// The host whose flash has a replica of all dirty data of the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<String>,
 }
 
-/// How a disk is, for all hosts.
+/// Cluster-wide state of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterDiskState {
-    /// A host holds it.
+    /// A host owns the disk.
     Held,
-    /// A host holds it and brings its second copy of what another one had dirty to the backing. It is not served so far.
+    /// A host took the disk over, and writes its replica of the dirty data to the backing. The disk
+    /// is not served yet.
     Adopted,
-    /// Its host gave it back.
+    /// The owner released the disk.
     Free,
-    /// Its host vanished.
+    /// The owner failed.
     Vanished,
 }
 
@@ -106,6 +108,6 @@ pub enum ClusterDiskState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterTake {
-    /// Even if data of it that is in another host's flash is lost by this.
+    /// Take the disk even if dirty data in another host's flash is lost.
     pub force: bool,
 }

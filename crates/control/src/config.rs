@@ -1,4 +1,4 @@
-//! Differences between hob.toml and what a daemon serves.
+//! API types for differences between hob.toml and the running daemon.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,38 +6,39 @@ use utoipa::ToSchema;
 /// `GET /v1/config/diff`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigDiff {
-    /// The file.
+    /// Path of hob.toml.
     pub file: String,
-    /// The differences; empty if the daemon runs as the file says.
+    /// The differences; empty if the daemon runs as hob.toml says.
     pub differences: Vec<ConfigDifference>,
 }
 
-/// One difference.
+/// One difference between hob.toml and the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigDifference {
-    /// The object: `disk web`, `pool flash`, `storage-policy gold`, `datastore array` or `daemon`.
+    /// The object that differs: `disk web`, `pool flash`, `storage-policy gold`, `datastore array`
+    /// or `daemon`.
     pub subject: String,
-    /// The setting. Empty if the object exists on one side only.
+    /// Name of the setting that differs. Empty if the object exists on one side only.
     pub key: String,
-    /// Value in the file; absent if it has none.
+    /// Value of the setting in hob.toml; absent if it is not set there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// Value in the daemon; absent if it has none.
+    /// Value of the setting in the daemon; absent if it is not set there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<String>,
     /// How the difference is resolved.
     pub by: ConfigRemedy,
-    /// The change that `hob config apply` makes, or the action that is needed instead.
+    /// The change that `hob config apply` makes, or the action that the operator takes instead.
     pub action: String,
 }
 
-/// How a difference is made to go.
+/// How a difference between hob.toml and the daemon is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConfigRemedy {
-    /// `hob config apply`, and a reload after the file was changed.
+    /// `hob config apply`, or a reload after hob.toml was changed.
     Apply,
-    /// `hob config apply --yes`: a cache is emptied, or something is removed.
+    /// `hob config apply --yes`, because the change empties a cache or removes an object.
     ApplyWithYes,
     /// `systemctl reload hob`.
     Reload,
@@ -49,7 +50,7 @@ pub enum ConfigRemedy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigApply {
-    /// Also make changes that empty a cache or remove something. Dirty data is drained first.
+    /// Also make changes that empty a cache or remove an object. Dirty data is drained first.
     #[serde(default)]
     pub yes: bool,
 }
@@ -57,16 +58,16 @@ pub struct ConfigApply {
 /// The result of `hob config apply`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigApplied {
-    /// Changes that were made.
+    /// Changes that `hob config apply` made.
     pub done: Vec<String>,
-    /// Changes that failed, and why.
+    /// Changes that failed, with the reason.
     pub failed: Vec<String>,
-    /// Remaining differences, with the action that each needs.
+    /// Differences that remain, with the action that each needs.
     pub left: Vec<String>,
 }
 
 impl ConfigDifference {
-    /// The setting and its subject, in words.
+    /// Returns the object and the name of the setting that differs.
     pub fn what(&self) -> String {
         if self.key.is_empty() { self.subject.clone() } else { format!("{}: {}", self.subject, self.key) }
     }

@@ -14,31 +14,32 @@ pub enum Endpoint {
     Unix(PathBuf),
     /// TCP.
     Tcp {
-        /// A name or an address, without brackets.
+        /// Host name or IP address, without brackets.
         host: String,
         /// Port.
         port: u16,
     },
 }
 
-/// Why a text is not an [`Endpoint`].
+/// A text is not a valid [`Endpoint`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not an address; write unix:/path/to.sock or tcp:host:port")]
 pub struct EndpointParseError(String);
 
-/// Port of `https://` where the URL names none.
+/// Port of an `https://` URL that names no port.
 const HTTPS_PORT: u16 = 443;
 
 impl Endpoint {
-    /// Reads the address of a control socket, which may be a URL as well: `https://host:port` is `tcp:host:port`.
+    /// Parses the address of a control socket, which may be a URL: `https://host:port` means
+    /// `tcp:host:port`.
     ///
     /// # Errors
-    /// When it is neither.
+    /// If the text is neither an address nor a URL.
     pub fn parse_control(text: &str) -> Result<Endpoint, EndpointParseError> {
         let Some(authority) = text.strip_prefix("https://") else { return text.parse() };
         let wrong = || EndpointParseError(text.to_owned());
         let authority = authority.strip_suffix('/').unwrap_or(authority);
-        // A colon behind the brackets of an IPv6 address, or any colon where there are none.
+        // The port follows the brackets of an IPv6 address, or the only colon.
         let has_port = authority.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
         let port = if has_port { String::new() } else { format!(":{HTTPS_PORT}") };
         format!("tcp:{authority}{port}").parse().map_err(|_| wrong())

@@ -1,25 +1,25 @@
-//! The body of every answer that is not a success.
+//! Body of every HTTP response that reports an error.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// An error, and what to do about it. The HTTP status tells client errors from server errors.
+/// An error, and how to resolve it. The HTTP status separates client errors from server errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// One sentence, without a full stop.
+    /// The error as one sentence, without a full stop.
     pub error: String,
-    /// What the caller can do, if anything.
+    /// A hint for the user how to resolve the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 
 impl Problem {
-    /// A problem without a hint.
+    /// Creates an error without a hint.
     pub fn new(error: impl Into<String>) -> Problem {
         Problem { error: error.into(), hint: None }
     }
 
-    /// The same with a hint.
+    /// Adds a hint to the error.
     pub fn with_hint(self, hint: impl Into<String>) -> Problem {
         Problem { hint: Some(hint.into()), ..self }
     }

@@ -1,8 +1,9 @@
-//! A client of etcd, version 3, over the JSON that it speaks besides gRPC (`/v3/…`): leases, reads and transactions.
+//! Client of etcd version 3, for leases, reads and transactions. The client uses etcd's JSON
+//! gateway (`/v3/…`), not gRPC.
 //!
-//! Each question is one HTTP/1.1 request with a bound in time and length, to one endpoint; after one that failed the next question goes to the next endpoint.
-//! A question without answer may have been carried out. What etcd answers is not believed to be well formed. Times are seconds, as etcd
-//! has them.
+//! Each call to etcd is one HTTP/1.1 request to one endpoint, with limits on time and length. After
+//! a failure, the next request uses the next endpoint. A request without a response may have been
+//! executed. Every response is validated. Times are in seconds, as in etcd.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,13 +28,13 @@ mod watch;
 
 pub use watch::{EtcdEvent, EtcdWatch};
 
-/// Longest answer that is read, bytes.
+/// Longest response of etcd that the client reads, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Keys of one page of a listing.
+/// Number of keys that one request of a listing returns.
 const PAGE_KEYS: u64 = 1000;
 
-/// A connection on which nothing is said is tried that often.
+/// Idle time after which TCP keepalive probes a connection to etcd, and the time between probes.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(3);
 
 /// Client URL of an etcd member: `http://host:port`, or `https://host:port` for TLS.
@@ -80,17 +81,17 @@ impl fmt::Display for EtcdEndpoint {
 }
 
 impl EtcdEndpoint {
-    /// Returns true if it uses TLS.
+    /// Returns true if the endpoint uses TLS.
     pub fn is_tls(&self) -> bool {
         self.tls
     }
 }
 
-/// Why a question has no answer. It may have been carried out, unless etcd refused it.
+/// Why a request to etcd failed. The request may have been executed, unless etcd refused it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
-    /// There is no such lease, or not any more.
-    #[error("etcd does not know the lease (any more)")]
+    /// The lease does not exist, or has expired.
+    #[error("etcd does not know the lease: it has expired or never existed")]
     NoLease,
     /// Etcd says no.
     #[error("etcd at {endpoint} refuses: {why}")]
@@ -100,7 +101,7 @@ pub enum EtcdError {
         /// Its error.
         why: String,
     },
-    /// Nobody answers, or not in time, or nonsense.
+    /// No endpoint answered in time, or the response was invalid.
     #[error("{endpoint}: {why}")]
     Lost {
         /// The etcd member.
@@ -110,52 +111,52 @@ pub enum EtcdError {
     },
 }
 
-/// A key with its value.
+/// A key in etcd with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEntry {
     /// Key.
     pub key: String,
     /// Value.
     pub value: Vec<u8>,
-    /// When it was changed last.
+    /// Revision of etcd at which the key was changed last.
     pub revision: u64,
-    /// The lease that it goes with; 0 for none.
+    /// Lease that the key is attached to; 0 for none.
     pub lease: u64,
 }
 
-/// A condition of a transaction.
+/// A condition of an etcd transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EtcdIs {
-    /// There is no such key.
+    /// The key does not exist.
     Absent,
-    /// It was changed last at that revision.
+    /// The key was changed last at this revision.
     At(u64),
-    /// It goes with that lease.
+    /// The key is attached to this lease.
     Under(u64),
 }
 
-/// A change of a transaction.
+/// A change that an etcd transaction makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdChange {
-    /// Key, value, and the lease that it goes with; 0 for none.
+    /// Writes a key: name, value, and the lease that the key is attached to (0 for none).
     Put(String, Vec<u8>, u64),
     /// Key.
     Delete(String),
 }
 
-/// A cluster of etcd. Cheap to make; connects when asked.
+/// Client of an etcd cluster. The client opens a connection for each request.
 #[derive(Debug)]
 pub struct Etcd {
     endpoints: Vec<EtcdEndpoint>,
     tls: Option<ClientTls>,
-    /// The endpoint that is asked next.
+    /// Index of the endpoint that the next request uses.
     at: AtomicUsize,
-    /// The etcd cluster's id; 0 before the first answer.
+    /// Id of the etcd cluster; 0 before the first response.
     id: AtomicU64,
 }
 
-/// A response, and the Raft term that the answering member knew.
-struct Told {
+/// A response of etcd, and the Raft term that the answering member knew.
+struct EtcdResponse {
     body: Value,
     term: u64,
     revision: u64,
@@ -163,12 +164,13 @@ struct Told {
 }
 
 impl Etcd {
-    /// The cluster whose members serve clients there; one of them is enough.
+    /// Creates a client of the etcd cluster with these endpoints. One endpoint of the etcd cluster
+    /// is enough.
     ///
     /// # Panics
-    /// Without an endpoint.
+    /// If there is no endpoint.
     pub fn new(endpoints: Vec<EtcdEndpoint>, tls: Option<ClientTls>) -> Etcd {
-        assert!(!endpoints.is_empty(), "somebody has to be asked");
+        assert!(!endpoints.is_empty(), "an etcd client needs an endpoint");
         Etcd { endpoints, tls, at: AtomicUsize::new(0), id: AtomicU64::new(0) }
     }
 
@@ -177,7 +179,7 @@ impl Etcd {
         &self.endpoints
     }
 
-    /// The etcd cluster's id, after its first response.
+    /// Returns the id of the etcd cluster, after its first response.
     pub fn id(&self) -> Option<u64> {
         Some(self.id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
@@ -191,16 +193,16 @@ impl Etcd {
         let told = self.ask("/v3/lease/grant", json!({ "TTL": seconds.to_string() }), wait_max).await?;
         match (number(&told.body, "ID"), number(&told.body, "TTL")) {
             (Some(id @ 1..), Some(seconds @ 1..)) => Ok((id, seconds)),
-            _ => Err(self.nonsense(told.by, "it granted a lease without number or length")),
+            _ => Err(self.nonsense(told.by, "it granted a lease without an id or a time to live")),
         }
     }
 
-    /// Renews a lease and returns its time to live, in seconds. Makes sure that the answering
-    /// member still leads etcd: a linearizable read of `key` afterwards comes from the same term
-    /// and finds the key with that lease.
+    /// Renews a lease and returns its time to live, in seconds. The client also checks that the
+    /// answering member still leads etcd. For this the client reads `key` with a linearizable read.
+    /// The read must be from the same term and must find the key with that lease.
     ///
     /// # Errors
-    /// [`EtcdError::NoLease`] when the lease has expired; other errors when its state is unknown.
+    /// [`EtcdError::NoLease`] if the lease has expired; other errors if its state is unknown.
     pub async fn renew(&self, lease: u64, key: &str, wait_max: Duration) -> Result<u64, EtcdError> {
         let renewing = async {
             let told = self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
@@ -212,7 +214,7 @@ impl Etcd {
             let entry = entries(&read.body).into_iter().next();
             match entry {
                 _ if term == 0 || term != read.term => {
-                    Err(self.nonsense(told.by, "it was not etcd's leader any more when it renewed the lease"))
+                    Err(self.nonsense(told.by, "it was no longer etcd's leader when it renewed the lease"))
                 }
                 Some(entry) if entry.lease == lease => Ok(seconds),
                 _ => Err(EtcdError::NoLease),
@@ -221,7 +223,7 @@ impl Etcd {
         self.in_time(renewing, wait_max).await
     }
 
-    /// Ends a lease, and with it all keys that go with it.
+    /// Revokes a lease. Etcd deletes all keys that are attached to the lease.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -229,7 +231,7 @@ impl Etcd {
         self.ask("/v3/lease/revoke", json!({ "ID": lease.to_string() }), wait_max).await.map(drop)
     }
 
-    /// These keys, as far as they are there, all of one moment.
+    /// Reads these keys at one revision. Keys that do not exist are left out.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -240,14 +242,14 @@ impl Etcd {
         Ok(responses.iter().flat_map(|response| entries(&response["response_range"])).collect())
     }
 
-    /// All keys that begin with `prefix`, by name, in pages. Changes during the listing may be
-    /// missing.
+    /// Lists all keys that begin with `prefix`, by name, in pages. The list may miss changes made
+    /// during the listing.
     ///
     /// # Errors
     /// [`EtcdError`].
     pub async fn list(&self, prefix: &str, wait_max: Duration) -> Result<Vec<EtcdEntry>, EtcdError> {
         let Some(end) = after(prefix) else {
-            return Err(self.nonsense(self.at.load(Ordering::Relaxed), "there are no keys beyond"));
+            return Err(self.nonsense(self.at.load(Ordering::Relaxed), "no key can follow this prefix"));
         };
         let (mut all, mut from) = (Vec::new(), prefix.as_bytes().to_vec());
         loop {
@@ -269,10 +271,11 @@ impl Etcd {
         }
     }
 
-    /// Makes the changes if everything is so, and says at which revision.
+    /// Makes the changes if all conditions hold, and returns the revision.
     ///
     /// # Errors
-    /// [`EtcdError`]; it may have happened unless that is [`EtcdError::Refused`] or [`EtcdError::NoLease`].
+    /// [`EtcdError`]. The changes may have been made, unless the error is [`EtcdError::Refused`] or
+    /// [`EtcdError::NoLease`].
     pub async fn txn(
         &self,
         conditions: &[(String, EtcdIs)],
@@ -285,13 +288,13 @@ impl Etcd {
             self.ask("/v3/kv/txn", json!({ "compare": compare, "success": success }), wait_max).await?;
         match told.body["succeeded"] {
             Value::Bool(true) if told.revision > 0 => Ok(Some(told.revision)),
-            Value::Bool(true) => Err(self.nonsense(told.by, "a transaction without revision")),
+            Value::Bool(true) => Err(self.nonsense(told.by, "its response to a transaction has no revision")),
             _ => Ok(None),
         }
     }
 
-    /// Asks, and tries another endpoint next time if that fails.
-    async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<Told, EtcdError> {
+    /// Sends a request to etcd. If it fails, the next request uses another endpoint.
+    async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<EtcdResponse, EtcdError> {
         let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
         let told = match tokio::time::timeout(wait_max, self.ask_one(by, path, &question)).await {
             Ok(told) => told,
@@ -323,12 +326,12 @@ impl Etcd {
         let _ = self.at.compare_exchange(after, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<Told, EtcdError> {
+    async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<EtcdResponse, EtcdError> {
         let (answer, _driver) = self.exchange(by, path, question.to_string(), &[]).await?;
         let is_success = answer.status().is_success();
         let bytes = self.collect(by, answer).await?;
         let body: Value = serde_json::from_slice(&bytes)
-            .map_err(|_| self.nonsense(by, "its answer is no JSON; is it etcd?"))?;
+            .map_err(|_| self.nonsense(by, "its response is not JSON; check that the endpoint is etcd"))?;
         if !is_success {
             return Err(self.refused(by, &body));
         }
@@ -338,7 +341,7 @@ impl Etcd {
         }
         let (term, revision) =
             (term(header).unwrap_or(0), number(&header["header"], "revision").unwrap_or(0));
-        Ok(Told { term, revision, by, body })
+        Ok(EtcdResponse { term, revision, by, body })
     }
 
     /// Connects, sends a request, and returns the head of the response.
@@ -368,7 +371,10 @@ impl Etcd {
         if !endpoint.tls {
             return self.send(by, stream, request).await;
         }
-        let tls = self.tls.as_ref().ok_or_else(|| self.nonsense(by, "TLS, and nobody to trust"))?;
+        let tls = self
+            .tls
+            .as_ref()
+            .ok_or_else(|| self.nonsense(by, "the endpoint uses TLS, and no CA certificate is configured"))?;
         let stream = tls.connect(&endpoint.host, stream).await.map_err(|error| self.nonsense(by, error))?;
         self.send(by, stream, request).await
     }
@@ -406,7 +412,7 @@ impl Etcd {
     }
 }
 
-/// Enables TCP keepalive, so that a long response ends when the other host is gone.
+/// Enables TCP keepalive, so that a long response ends if the other host fails.
 fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
@@ -437,7 +443,7 @@ fn operation(change: &EtcdChange) -> Value {
     }
 }
 
-/// The entries of a range response. Malformed ones are left out.
+/// Parses the entries of a range response, and skips malformed ones.
 fn entries(range: &Value) -> Vec<EtcdEntry> {
     let all = range["kvs"].as_array().map_or(&[][..], Vec::as_slice);
     let entry = |kv: &Value| {
@@ -456,7 +462,7 @@ fn term(of: &Value) -> Option<u64> {
     number(&of["header"], "raft_term")
 }
 
-/// Numbers of 64 bits are texts in JSON; zeroes are left out.
+/// Parses a 64-bit number. Etcd's JSON has these as strings, and leaves out zeros.
 fn number(of: &Value, name: &str) -> Option<u64> {
     match &of[name] {
         Value::String(text) => text.parse().ok(),
@@ -465,7 +471,7 @@ fn number(of: &Value, name: &str) -> Option<u64> {
     }
 }
 
-/// The first key after all those that begin with `prefix`.
+/// Returns the first key after all keys that begin with `prefix`.
 fn after(prefix: &str) -> Option<Vec<u8>> {
     let mut end = prefix.as_bytes().to_vec();
     *end.last_mut()? += 1;
@@ -474,7 +480,7 @@ fn after(prefix: &str) -> Option<Vec<u8>> {
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Base64 (RFC 4648), as JSON has bytes.
+/// Encodes bytes as base64 (RFC 4648), the form of bytes in etcd's JSON.
 fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for some in bytes.chunks(3) {

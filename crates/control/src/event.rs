@@ -6,34 +6,34 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Something that happens to a machine. The variants are the rows of [`EVENTS`], in order.
+/// An event in the life of a VM. The variants are the rows of [`EVENTS`], in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LifeEvent {
-    /// It is stopped, and its memory saved.
+    /// The VM is stopped, and its memory is saved.
     Suspend,
     /// The VM resumes.
     Resume,
-    /// A snapshot of its disk is about to be taken.
+    /// A snapshot of the VM's disk is about to be taken.
     SnapshotCreate,
     /// The VM's disk was reverted to a snapshot.
     SnapshotRevert,
-    /// A snapshot was merged into its disk.
+    /// A snapshot was merged into the VM's disk.
     SnapshotConsolidate,
-    /// It was switched off and on.
+    /// The VM was switched off and on.
     ColdRestart,
 }
 
-/// The effect of an event on a cache.
+/// Effect of a VM event on a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing.
     Nothing,
     /// Dirty data is written to the backing; clean data stays.
     Drain,
-    /// Everything is given up; nothing is dirty in it.
+    /// All cached data is dropped. The cache must have no dirty data.
     Empty,
-    /// All data is discarded, dirty data too.
+    /// All cached data is discarded, dirty data too.
     Discard,
 }
 
@@ -48,13 +48,13 @@ pub struct EventInfo {
     pub of_volatile: Effect,
     /// Effect on a persistent cache (all other presets).
     pub of_persistent: Effect,
-    /// When to tell hob, and why it does that.
+    /// When to report the event to hob, and the reason for its effect.
     pub sentence: &'static str,
 }
 
 macro_rules! events {
     ($($event:ident $name:literal $volatile:ident $persistent:ident $sentence:literal)*) => {
-        /// All events, indexed by `LifeEvent as usize`.
+        /// All VM events, indexed by `LifeEvent as usize`.
         pub const EVENTS: &[EventInfo] = &[$(EventInfo {
             event: LifeEvent::$event,
             name: $name,
@@ -93,7 +93,7 @@ impl LifeEvent {
 }
 
 impl Effect {
-    /// In words, for the docs.
+    /// Returns the effect in words, for the docs.
     pub fn words(self) -> &'static str {
         match self {
             Effect::Nothing => "unchanged",
@@ -110,8 +110,8 @@ impl Effect {
 pub struct EventReport {
     /// The event.
     pub event: LifeEvent,
-    /// Discard dirty data if the event requires it. Otherwise such an event is refused while the
-    /// cache is dirty.
+    /// Discard dirty data if the event requires it. Without this flag the daemon refuses the event
+    /// while the cache is dirty.
     #[serde(default)]
     pub discard_dirty: bool,
 }

@@ -1,4 +1,4 @@
-//! Why a disk's I/O is, or is not, served from flash — in sentences.
+//! API types that explain why a disk's I/O is, or is not, served from flash.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,32 +10,32 @@ use crate::CacheState;
 pub struct Explanation {
     /// Name of the disk.
     pub disk: String,
-    /// State of its cache.
+    /// State of the disk's cache.
     pub cache: CacheState,
-    /// Plain sentences, the most important first.
+    /// The explanation as sentences, most important first.
     pub sentences: Vec<String>,
-    /// Guest requests since counting began.
+    /// Requests of the guest since counting began.
     pub requests: u64,
-    /// Share of the requests that flash served, percent.
+    /// Percentage of requests that flash served.
     pub served_from_flash_percent: f64,
     /// Percentage of requests served entirely from memory above flash.
     #[serde(default)]
     pub served_from_memory_percent: f64,
-    /// Why the others were not, most frequent first.
+    /// Why the other requests were not served from flash, most frequent reason first.
     pub not_served: Vec<Share>,
 }
 
-/// One reason and its share of all requests.
+/// One reason, and its share of all requests of the disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Share {
     /// The outcome's class.
     pub class: String,
-    /// The reason inside the class; empty where the class says it all.
+    /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
     /// Requests.
     pub count: u64,
     /// Percentage of all requests of the disk.
     pub percent: f64,
-    /// The finding as a sentence.
+    /// The reason and its share as a sentence.
     pub sentence: String,
 }

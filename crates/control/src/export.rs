@@ -1,32 +1,34 @@
-//! Further exports of a disk: other ways to it, with fewer rights, or without effect on its
-//! cache. A backup reads through one that promotes nothing, and what the guest uses stays in flash.
+//! API types for additional exports of a disk, with fewer rights or without effect on the cache.
+//! For example, a backup can read through an export that promotes nothing, so the guest's data
+//! stays in flash.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// An additional export, and `POST /v1/disks/{disk}/exports`. NBD clients find it by its name.
+/// An additional export of a disk; body of `POST /v1/disks/{disk}/exports`. NBD clients find the
+/// export by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
-    /// Its name, unlike those of all disks and of their other exports.
+    /// Name of the export. No disk and no other export has this name.
     pub name: String,
     /// Refuse writes through this export.
     #[serde(default)]
     pub read_only: bool,
-    /// Reads through this export change nothing in the cache. They are served from it if it has the
-    /// data.
+    /// Reads through this export do not change the cache. The cache serves these reads if it has
+    /// the data.
     #[serde(default)]
     pub no_promote: bool,
-    /// Absolute path at which it appears as a file, through FUSE.
+    /// Absolute path of the file through which the export appears (FUSE).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// Absolute path of its vhost-user socket.
+    /// Absolute path of the export's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
 }
 
 impl Export {
-    /// The same on another host, where these paths mean something else.
+    /// Returns the export without its paths, which are valid on this host only.
     #[must_use]
     pub fn elsewhere(&self) -> Export {
         Export { fuse: None, vhost_user: None, ..self.clone() }

@@ -10,7 +10,7 @@ use hyper::{Method, Response};
 
 use crate::client::{Client, ClientError, Driver};
 
-/// The body of a response, streamed. Dropping it closes the connection.
+/// Body of a response, read as a stream. Dropping this value closes the connection.
 #[derive(Debug)]
 pub struct Forwarded {
     body: Incoming,
@@ -18,8 +18,8 @@ pub struct Forwarded {
 }
 
 impl Client {
-    /// Forwards a request with this client's credentials and returns the response whatever its
-    /// status. Its body is not read yet.
+    /// Forwards a request with this client's credentials, and returns the response for every
+    /// status. The response's body is not read yet.
     ///
     /// # Errors
     /// If there is no response.

@@ -1,4 +1,5 @@
-//! Whether a daemon can do all that it is there for, and if not, why.
+//! API types of the daemon's health: the problems that keep it from doing everything it is
+//! configured to do.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,7 +9,7 @@ use utoipa::ToSchema;
 pub struct Health {
     /// The verdict.
     pub status: HealthStatus,
-    /// The problems; empty if there are none.
+    /// The problems; empty if the daemon is healthy.
     pub problems: Vec<HealthProblem>,
 }
 
@@ -18,61 +19,62 @@ pub struct Health {
 pub enum HealthStatus {
     /// Nothing is wrong.
     Ok,
-    /// Something is. What is not named among the problems works.
+    /// There are problems. Everything that the problems do not name works.
     Degraded,
 }
 
-/// Something that is wrong.
+/// A problem of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthProblem {
     /// Kind of problem.
     pub kind: ProblemKind,
-    /// The subject: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state or
-    /// configuration, or what a task was to change.
+    /// The subject of the problem: a disk, a pool with a device path, a swap area, a shard, this
+    /// host in its cluster, the daemon's state, its configuration, or the subject of a task.
     pub subject: String,
     /// In words.
     pub reason: String,
 }
 
-/// Kinds of what can be wrong, each of them one reaction.
+/// Kinds of problems. Each kind of problem needs another reaction of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemKind {
-    /// A thread that serves disks does not answer.
+    /// A shard, a thread that serves disks, does not answer.
     ShardSilent,
     /// A disk is not served.
     DiskOffline,
     /// A flash device could not be opened.
     DeviceOffline,
-    /// A flash device failed too often and is not used any more.
+    /// A flash device failed too often, and hob stopped using it.
     DeviceFenced,
     /// A flash device does not answer in time.
     DeviceStalled,
-    /// A cache works with less than its configuration asks for.
+    /// A cache works with less flash or fewer copies than configured.
     CacheDegraded,
     /// The journal of a cache cannot be written.
     JournalLost,
-    /// Flash returned other data than was written.
+    /// The checksum of data read from flash did not match.
     ChecksumMismatch,
-    /// Data that only flash has cannot be read from it.
+    /// Flash cannot return dirty data, and no other copy exists.
     DirtyLost,
-    /// Dirty data does not get to the backing.
+    /// hob cannot write dirty data to the backing.
     DestageStuck,
     /// The connection to a backing is lost.
     BackingUnreachable,
     /// A backing answers slowly, or not at all.
     BackingSlow,
-    /// A backing has no flush: nothing makes writes durable there.
+    /// A backing does not support FLUSH, so hob cannot make its writes durable.
     FlushMissing,
-    /// A swap area of the host that is to be on is not.
+    /// A swap area that should be on is off.
     SwapOff,
-    /// This host has no lease of its cluster: its disks do not answer.
+    /// This host has no lease in its cluster, so its disks do not answer.
     ClusterAway,
-    /// The daemon's state cannot be saved: changes since are lost at the next start.
+    /// The daemon's state cannot be saved. A restart loses the changes since then.
     StateNotSaved,
-    /// A change that continued in the background failed, and no operator has acknowledged that.
+    /// A change that continued in the background failed, and no operator has acknowledged the
+    /// failure.
     TaskFailed,
-    /// hob.toml was refused at the start: the daemon uses the one that it started with before.
+    /// The daemon refused hob.toml when it started, and uses the previous configuration.
     ConfigRefused,
 }
 
@@ -99,7 +101,7 @@ impl ProblemKind {
         ProblemKind::ConfigRefused,
     ];
 
-    /// Name in the API and in metrics.
+    /// Returns the problem kind's name in the API and in metrics.
     pub fn name(self) -> &'static str {
         match self {
             ProblemKind::ShardSilent => "shard-silent",

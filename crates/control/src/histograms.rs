@@ -3,53 +3,53 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// All histograms of one disk, since counting began.
+/// All histograms of a disk's requests, since counting began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskHistograms {
     /// Name of the disk.
     pub disk: String,
-    /// Counting for so long, nanoseconds.
+    /// Time since counting began, nanoseconds.
     pub elapsed_ns: u64,
-    /// Each metric for all requests, for reads and for writes.
+    /// Histograms of each metric for all requests, for reads and for writes.
     pub histograms: Vec<RequestHistogram>,
 }
 
-/// One metric of the requests of one class.
+/// Histogram of one metric of the disk's requests of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RequestHistogram {
     /// `length`, `seek`, `seek-nearest`, `outstanding`, `latency` or `interarrival`.
     pub metric: String,
     /// Title for people.
     pub title: String,
-    /// Unit of its values.
+    /// Unit of the metric's values.
     pub unit: String,
-    /// `all` reads and writes, `reads` or `writes`.
+    /// Class of the requests: `all` (reads and writes), `reads` or `writes`.
     pub class: String,
     /// Values counted.
     pub count: u64,
-    /// The smallest; null when there is none.
+    /// Smallest value; null if the histogram is empty.
     pub min: Option<i64>,
-    /// The largest; null when there is none.
+    /// Largest value; null if the histogram is empty.
     pub max: Option<i64>,
-    /// Their mean; null when there is none.
+    /// Mean of the values; null if the histogram is empty.
     pub mean: Option<f64>,
-    /// Every bucket, also empty ones, bounds rising.
+    /// All buckets in rising order, including empty ones.
     pub buckets: Vec<RequestBucket>,
 }
 
 /// One bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestBucket {
-    /// The largest value in it; the smallest is one more than the bound before. Null for the last bucket, which has all
-    /// larger values.
+    /// Largest value of the bucket. Null for the last bucket, which counts all larger values.
+    /// Values start one above the previous bucket's bound.
     pub up_to: Option<i64>,
     /// Values in it.
     pub count: u64,
 }
 
 impl DiskHistograms {
-    /// CSV for spreadsheets: a header, and a line for each bucket. The bound of the last bucket is
-    /// empty.
+    /// Returns the histograms as CSV: a header, and a line for each bucket. The last bucket's bound
+    /// is empty.
     pub fn to_csv(&self) -> String {
         let mut text = String::from("metric,class,unit,up_to,count\n");
         for histogram in &self.histograms {

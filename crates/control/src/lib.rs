@@ -1,9 +1,8 @@
-//! The API of a running hob daemon over its control socket: the types of requests and responses,
-//! and a client.
+//! The control API of the hob daemon: types of requests and responses, and a client.
 //!
-//! The daemon answers with these types, the command line reads them, and the OpenAPI document is
-//! generated from them. Requests refuse unknown fields, so a misspelt setting is an error. Sizes
-//! are [`Size`]; latencies are nanoseconds, as their names say.
+//! The daemon sends these types and the command line reads them. The OpenAPI document is generated
+//! from them. Requests with unknown fields are refused, so a misspelt setting is an error. Sizes
+//! are [`Size`]. Latencies are in nanoseconds, as their names say.
 
 mod backing;
 mod backing_timeout;

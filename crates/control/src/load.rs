@@ -1,30 +1,30 @@
-//! Counters of disks: two responses and the time between them give rates.
+//! Counters of all disks. Clients compute rates from two responses and the time between them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{BackingState, Bucket, CacheState, DiskState};
 
-/// One disk in the answer to `GET /v1/load`. Counts begin when the disk comes online.
+/// One disk in the response to `GET /v1/load`. Counting starts when the disk comes online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskLoad {
     /// Name of the disk.
     pub disk: String,
-    /// Whether it is served.
+    /// Whether the disk is served.
     pub state: DiskState,
-    /// State of its backing. Absent while the disk is not served.
+    /// State of the disk's backing. Absent while the disk is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<BackingState>,
-    /// State of its cache.
+    /// State of the disk's cache.
     pub cache: CacheState,
-    /// Write mode of its cache; empty without one.
+    /// Write mode of the disk's cache; empty without a cache.
     pub mode: String,
-    /// Whether the counters are valid. If false, they are all 0: the disk is offline, or its shard
-    /// did not answer.
+    /// Whether the disk's counters are valid. If false, all counters are 0: the disk is offline, or
+    /// its shard did not answer.
     pub is_counted: bool,
-    /// Counting for so long, nanoseconds.
+    /// Time since counting began, nanoseconds.
     pub elapsed_ns: u64,
-    /// Requests of every kind.
+    /// Requests of all kinds.
     pub requests: u64,
     /// Reads.
     pub reads: u64,
@@ -34,22 +34,22 @@ pub struct DiskLoad {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Reads that flash served whole.
+    /// Reads that flash served completely.
     pub read_hits: u64,
-    /// Reads that memory above flash served whole.
+    /// Reads that memory above flash served completely.
     pub memory_hits: u64,
-    /// Requests that are not answered yet.
+    /// Requests of the disk that are not answered yet.
     pub in_flight: u64,
-    /// Latencies of all requests together, nanoseconds.
+    /// Sum of the latencies of the disk's requests, nanoseconds.
     pub latency_sum_ns: u64,
-    /// Latency histogram: buckets that are not empty, shortest latency first.
+    /// Latency histogram of the disk: non-empty buckets, shortest latency first.
     pub latency: Vec<Bucket>,
-    /// Room of its blocks, bytes.
+    /// Size of the disk's cache without its journal, bytes.
     pub cache_bytes: u64,
-    /// Bytes of blocks with data, part of the above.
+    /// Bytes of cache blocks that hold data, included in `cache_bytes`.
     pub used_bytes: u64,
-    /// Bytes that only flash has.
+    /// Bytes of dirty data in the cache.
     pub dirty_bytes: u64,
-    /// A drain is under way.
+    /// Whether the disk is being drained.
     pub is_draining: bool,
 }

@@ -1,23 +1,24 @@
-//! Migration of a disk and its cache to another host: requests to the source, its progress, and the
-//! protocol between the two hosts (docs/decisions/0013).
+//! API types for the migration of a disk and its cache to another host. The types are the requests
+//! to the source, the progress, and the protocol between the two hosts (docs/decisions/0013).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 
-/// What happens to the cache of a migrating disk.
+/// How the cache of a migrating disk is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CarryMode {
-    /// It is copied while the machine runs, hottest first; the rest after the hand-over.
+    /// The cache is copied while the guest runs, most frequently read blocks first. The rest
+    /// follows after the hand-over.
     #[default]
     Copy,
-    /// The destination gets a list of the cached blocks and reads them from the backing.
+    /// The destination gets a list of the cached blocks, and reads the blocks from the backing.
     HeatMap,
-    /// The destination starts with an empty cache. On a miss it reads the flash of the source.
+    /// The destination starts with an empty cache. On a miss it reads from the source's flash.
     Remote,
-    /// It is not carried.
+    /// The cache is not migrated.
     Drop,
 }
 
@@ -25,7 +26,7 @@ impl CarryMode {
     /// All of them.
     pub const ALL: [CarryMode; 4] = [CarryMode::Copy, CarryMode::HeatMap, CarryMode::Remote, CarryMode::Drop];
 
-    /// Name in the command line and the API.
+    /// Returns the mode's name in the command line and the API.
     pub fn name(self) -> &'static str {
         match self {
             CarryMode::Copy => "copy",
@@ -36,14 +37,15 @@ impl CarryMode {
     }
 }
 
-/// What triggers the hand-over of a disk.
+/// The trigger of a disk's hand-over to the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Switch {
-    /// A write that waits at the destination: the machine runs there.
+    /// A write that waits at the destination triggers the hand-over, because the write shows that
+    /// the guest runs there.
     #[default]
     OnWrite,
-    /// Nothing but the word of the operator.
+    /// Only the operator's request triggers the hand-over.
     Ask,
 }
 
@@ -51,27 +53,27 @@ pub enum Switch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrationStart {
-    /// Control API of the other host: `HOST:PORT`.
+    /// Control API of the destination: `HOST:PORT`.
     pub to: String,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     #[serde(default)]
     pub cache: CarryMode,
-    /// Bytes a second that the cache takes on its way, at most.
+    /// Largest rate at which the cache is copied, bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// What triggers the hand-over.
+    /// The trigger of the hand-over.
     #[serde(default)]
     pub switch: Switch,
-    /// The backing as the other host names it; as here if absent.
+    /// Path or URI of the backing at the destination; the same as here if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<String>,
-    /// The pool of the other host; the one of the same name, or the only one, if absent.
+    /// Pool of the destination. If absent: the pool of the same name, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Path of a socket there at which a machine uses the disk through vhost-user.
+    /// Path of the disk's vhost-user socket at the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
-    /// A path there at which the disk is to be a file.
+    /// Path of the disk's FUSE file at the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
 }
@@ -80,138 +82,144 @@ pub struct MigrationStart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TakeBack {
-    /// The other host will never serve the disk again.
+    /// Confirms that the other host will never serve the disk again.
     pub force: bool,
 }
 
-/// On which side of a migration a host is.
+/// The role of a host in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
-    /// It has, or had, the disk.
+    /// The host owns, or owned, the disk.
     Source,
-    /// It is to have it, or has it now.
+    /// The host will own, or owns, the disk after the migration.
     Destination,
 }
 
-/// How far a migration is.
+/// State of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationState {
-    /// Dirty data goes to the backing; at the destination: the disk is being opened.
+    /// The source writes dirty data to the backing, or the destination opens the disk.
     Preparing,
-    /// The destination is asked to await the disk.
+    /// The source asks the destination to prepare for the disk.
     Announcing,
-    /// The destination awaits the disk, and pulls.
+    /// The destination is prepared for the disk, and copies cached data from the source.
     Copying,
     /// The guest waits.
     Frozen,
-    /// The disk is the other host's, which has not said so yet.
+    /// The disk belongs to the destination, which has not confirmed the hand-over yet.
     HandingOver,
-    /// The other host has the disk and reads cached data from this one.
+    /// The destination owns the disk, and reads cached data from the source.
     Serving,
-    /// It has ended: the disk is where it was to go.
+    /// The migration ended, and the destination owns the disk.
     Over,
-    /// The disk stays here; the destination is being told.
+    /// The migration was cancelled and the disk stays at the source. The source is telling the
+    /// destination.
     Cancelling,
-    /// It has ended: the disk stayed.
+    /// The migration ended without a hand-over: the disk stayed at the source.
     Kept,
-    /// At the destination: the disk is there in standby.
+    /// At the destination: the disk is in standby.
     Awaiting,
-    /// At the destination: the disk is served, and that is being made durable.
+    /// At the destination: the disk is served, and the new ownership is being made durable.
     Arrived,
-    /// At the destination: the disk is served, and the cache still pulled.
+    /// At the destination: the disk is served while cached data is still copied.
     Filling,
-    /// The disk is at another host.
+    /// Another host owns the disk.
     Away,
 }
 
-/// How far a migration is, in figures. `GET /v1/disks/{disk}/migration`
+/// `GET /v1/disks/{disk}/migration`: progress of a migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
     /// The disk.
     pub disk: String,
-    /// On which side this host is.
+    /// Role of this host in the migration.
     pub side: Side,
-    /// The other host, as far as it is known.
+    /// Name or address of the other host; empty if unknown.
     pub peer: String,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     pub cache: CarryMode,
-    /// How far it is.
+    /// State of the migration.
     pub state: MigrationState,
-    /// Whatever is to be done before the hand-over is done.
+    /// Whether everything that precedes the hand-over is done.
     pub warm: bool,
-    /// A write waits at the destination.
+    /// Whether a write waits at the destination.
     pub wanted: bool,
     /// The source's generation.
     pub generation: u64,
-    /// The number of the attempt.
+    /// Number of the migration attempt.
     pub attempt: u32,
     /// The last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Cached data at the source when the migration began.
     pub valid: Size,
-    /// Data sent to the destination.
+    /// Cached data sent to the destination.
     pub sent: Size,
-    /// Data sent again because it had changed, part of `sent`.
+    /// Cached data that was sent again because a write had changed it, included in `sent`.
     pub resent: Size,
-    /// Data that the destination has pulled.
+    /// Cached data that the destination has copied.
     pub pulled: Size,
-    /// Data that it has to pull.
+    /// Cached data that the destination still has to copy.
     pub left: Size,
-    /// Bytes a second that are pulled.
+    /// Rate at which the destination copies cached data, bytes per second.
     pub rate: Size,
-    /// Pulled data, percent of all.
+    /// Copied data, percentage of all data to copy.
     pub percent: u8,
-    /// Seconds until it is pulled, at that rate.
+    /// Seconds until all cached data is copied, at the present rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
-    /// How long draining took, milliseconds.
+    /// Duration of the drain at the source, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_ms: Option<u64>,
-    /// From the freeze of the disk until the destination said that it has it, milliseconds.
+    /// Time from the freeze of the disk until the destination confirmed the hand-over,
+    /// milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_ms: Option<f64>,
-    /// At the destination: from the first write that waited until it was served, milliseconds.
+    /// At the destination: time that the first waiting write waited for the hand-over,
+    /// milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<f64>,
-    /// Since it began, or until it ended, milliseconds.
+    /// Time since the migration began, or its duration if it has ended, milliseconds.
     pub total_ms: u64,
 }
 
-/// The migration attempt that a call belongs to, as the query of its path.
+/// The migration attempt that a call between the hosts belongs to. The call's URL has it as query
+/// parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 pub struct CarrySession {
     /// Generation of the owner.
     pub generation: u64,
-    /// Number of the owner's attempt.
+    /// Number of the owner's migration attempt.
     pub attempt: u32,
-    /// Tells this disk from others of its name: 32 hexadecimal digits.
+    /// Lineage of the disk: a random identity that distinguishes disks of the same name, 32
+    /// hexadecimal digits.
     pub lineage: String,
 }
 
-/// Announces a disk to the destination. `POST /v1/disks/{disk}/arrival/arrive`
+/// `POST /v1/disks/{disk}/arrival/arrive`: announces a disk to the destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arrival {
-    /// The host that has it, in words.
+    /// Name of the source host.
     pub from: String,
-    /// Path or URI of its data, valid at the destination.
+    /// Path or URI of the disk's backing, valid at the destination.
     pub backing: String,
-    /// How that is read, where its name does not say it: `raw`, `qcow2`, …
+    /// Image format of the backing, such as `raw` or `qcow2`. Absent if the backing's URI
+    /// determines it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// How long its requests wait for the backing.
+    /// How long the disk's requests wait for its backing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
     /// Its size, bytes.
     pub size_bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     pub mode: CarryMode,
-    /// Its cache, if it has one.
+    /// The disk's cache, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<ArrivingCache>,
     /// Further NBD exports.
@@ -220,19 +228,20 @@ pub struct Arrival {
     /// Entitlement of the disk, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
-    /// Its datastore, if one was configured.
+    /// The disk's datastore, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// Path of the vhost-user socket, if a guest uses it so.
+    /// Path of the disk's vhost-user socket, if a guest uses one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
-    /// The file that it is to be.
+    /// Path of the disk's FUSE file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// The cluster that it belongs to.
+    /// Name of the cluster that owns the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// Guests that have not been told of a failed flush: the destination tells as many. Absent if there are none; an older hob does not know it.
+    /// Number of guests that were not told of a failed flush yet; the destination tells them.
+    /// Absent if there are none. Earlier versions of hob do not know this field.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub flush_failures_owed: u32,
 }
@@ -241,14 +250,15 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
-/// The cache of an arriving disk.
+/// The cache of a disk that is being migrated to this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivingCache {
-    /// The pool that was asked for.
+    /// The pool that the operator requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// The pool at the source: one of the same name is taken if there is one.
+    /// Name of the cache's pool at the source. The destination uses its pool of the same name, if
+    /// it has one.
     pub like_pool: String,
     /// Its size.
     pub size: Size,
@@ -257,7 +267,7 @@ pub struct ArrivingCache {
     pub settings: ArrivingSettings,
 }
 
-/// [`CacheSettings`] that can be read.
+/// [`CacheSettings`] that can be deserialized.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct ArrivingSettings(#[serde(with = "as_patch")] pub CacheSettings);
@@ -279,23 +289,23 @@ mod as_patch {
 /// The destination's response to a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CallAnswer {
-    /// Why it refused the call; absent if it did not.
+    /// Why the destination refused the call; absent if it accepted the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<CallRefusal>,
     /// A write waits.
     pub wants: bool,
-    /// It has pulled everything.
+    /// Whether the destination has copied all cached data.
     pub done: bool,
-    /// Bytes it has pulled.
+    /// Bytes of cached data that the destination has copied.
     pub pulled_bytes: u64,
-    /// Bytes that it had pulled before, part of the above.
+    /// Bytes that the destination copied more than once, included in `pulled_bytes`.
     pub again_bytes: u64,
-    /// Bytes it has to pull.
+    /// Bytes of cached data that the destination still has to copy.
     pub left_bytes: u64,
-    /// The page of the block list that it needs next; absent if it needs none.
+    /// Page of the block list that the destination needs next; absent if it needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<u32>,
-    /// Ranges of the list that it has not pulled yet.
+    /// Ranges of the block list that the destination has not copied yet.
     pub ranges: u64,
 }
 
@@ -303,19 +313,19 @@ pub struct CallAnswer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum CallRefusal {
-    /// It awaits the disk in another session, or not at all.
+    /// The destination does not expect the disk, or expects it in another session.
     NotAwaited,
-    /// It owns the disk.
+    /// The destination already owns the disk.
     Owner {
         /// Generation of the owner.
         generation: u64,
     },
-    /// It could not; later it may.
+    /// The call failed at the destination. A later call may succeed.
     Failed {
         /// Why.
         why: String,
     },
-    /// It never will.
+    /// The destination will never accept the call.
     Never {
         /// Why.
         why: String,

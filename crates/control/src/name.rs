@@ -1,9 +1,10 @@
-//! Names of pools and disks: they stand in URLs, file names, NBD exports and tables, so they are plain.
+//! Rules for names of pools and disks. URLs, file names, NBD exports and tables contain these
+//! names, so few characters are allowed.
 
 /// Longest name, characters.
 pub const NAME_CHARS_MAX: usize = 64;
 
-/// Why a text cannot be a name.
+/// A text is not a valid name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a name has 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or '-', and begins with a letter or digit"

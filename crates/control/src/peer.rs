@@ -1,8 +1,8 @@
-//! Calls from one daemon to another: requests over a kept connection, and connections that are
-//! upgraded for data.
+//! Calls from one daemon to another: requests over a persistent connection, and connections
+//! upgraded to carry data.
 //!
-//! Always over TLS with a certificate. A failed call closes the connection, and the next call
-//! connects again. Whether the peer executed a failed call is unknown.
+//! Connections use TLS with client certificates. A failed call closes the connection, and the next
+//! call opens a new one. A failed call may have been executed by the peer.
 
 use std::time::Duration;
 
@@ -20,22 +20,22 @@ use tokio::net::TcpStream;
 use crate::client::{Driver, percent_encode};
 use crate::{CallAnswer, CarrySession, ClientTls, Problem};
 
-/// Protocol of a data connection.
+/// Name of the protocol of an upgraded data connection.
 pub const DATA_PROTOCOL: &str = "hob-nbd/1";
 
-/// Connecting takes no longer.
+/// Longest time to connect to the peer.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Longest answer to a call, bytes.
+/// Longest response to a call, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Why a call has no answer.
+/// Why a call to a peer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// It was lost, or may have been.
+    /// The call or its response was lost.
     #[error("{0}")]
     Lost(String),
-    /// The other daemon will not hear it.
+    /// The peer refused the call.
     #[error("{status}: {problem}")]
     Refused {
         /// HTTP status.
@@ -45,7 +45,7 @@ pub enum PeerError {
     },
 }
 
-/// The daemon of another host. Dropping it closes its connection.
+/// Client of another host's daemon. Dropping this value closes its connection.
 #[derive(Debug)]
 pub struct Peer {
     host: String,
@@ -54,7 +54,7 @@ pub struct Peer {
     kept: Option<(SendRequest<Full<Bytes>>, Driver)>,
 }
 
-/// The path of a call about a disk.
+/// Returns the path of a call that concerns a disk.
 pub fn call_path(disk: &str, call: &str, session: &CarrySession, more: &str) -> String {
     let CarrySession { generation, attempt, lineage } = session;
     let disk = percent_encode(disk);
@@ -65,12 +65,12 @@ pub fn call_path(disk: &str, call: &str, session: &CarrySession, more: &str) -> 
 }
 
 impl Peer {
-    /// The daemon whose control API is there.
+    /// Creates a client of the daemon whose control API is at `host` and `port`.
     pub fn new(host: String, port: u16, tls: ClientTls) -> Peer {
         Peer { host, port, tls, kept: None }
     }
 
-    /// Calls, and waits no longer than that for the answer.
+    /// Sends a call, and waits for the response for at most `wait_max`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -82,7 +82,7 @@ impl Peer {
     ) -> Result<CallAnswer, PeerError> {
         let called = tokio::time::timeout(wait_max, self.call_now(path, body)).await;
         let answer = called.unwrap_or_else(|_| {
-            Err(PeerError::Lost(format!("{} does not answer within {wait_max:?}", self.host)))
+            Err(PeerError::Lost(format!("{} did not answer within {wait_max:?}", self.host)))
         });
         if answer.is_err() {
             self.kept = None;
@@ -107,7 +107,7 @@ impl Peer {
         serde_json::from_slice(&bytes).map_err(lost)
     }
 
-    /// Asks once, over a connection of its own, and waits no longer than that for the answer.
+    /// Sends one request over a new connection, and waits for the response for at most `wait_max`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -134,7 +134,7 @@ impl Peer {
         asked.unwrap_or_else(|_| Err(lost(format!("{} does not answer within {wait_max:?}", self.host))))
     }
 
-    /// A connection of its own for data. Who is the server in it, its path says.
+    /// Opens a new connection for data. The path decides which side is the NBD server.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -166,13 +166,13 @@ impl Peer {
     async fn connect(&self) -> Result<(SendRequest<Full<Bytes>>, Driver), PeerError> {
         let connecting = async {
             let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-            // A call is short, and a guest may wait for its answer.
+            // Calls are short and a guest may wait for the response, so Nagle's algorithm is off.
             stream.set_nodelay(true)?;
             self.tls.connect(&self.host, stream).await
         };
         let stream = tokio::time::timeout(CONNECT_MAX, connecting)
             .await
-            .map_err(|_| lost("it does not answer in time"))
+            .map_err(|_| lost("the peer did not answer in time"))
             .and_then(|connected| connected.map_err(lost))
             .map_err(|error| lost(format!("cannot reach {}:{}: {error}", self.host, self.port)))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
@@ -185,7 +185,7 @@ fn lost(why: impl ToString) -> PeerError {
 }
 
 fn refused(status: StatusCode, bytes: &[u8]) -> PeerError {
-    let problem = serde_json::from_slice(bytes).unwrap_or_else(|_| Problem::new("it gave no reason"));
+    let problem = serde_json::from_slice(bytes).unwrap_or_else(|_| Problem::new("the peer gave no reason"));
     PeerError::Refused { status: status.as_u16(), problem }
 }
 

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Longest file that is read, bytes: some thousand certificates.
+/// Longest PEM file that hob reads, bytes: some thousand certificates.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Why a file cannot be used.
+/// Why a PEM file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
@@ -21,20 +21,20 @@ pub enum PemError {
         /// Why.
         source: io::Error,
     },
-    /// It has something else in it.
+    /// The file does not contain the expected object.
     #[error("{} has no {what} in PEM form", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
-        /// What the file should contain.
+        /// Object that the file should contain.
         what: &'static str,
     },
 }
 
-/// Reads a file, 4 MiB at most.
+/// Reads a file of at most 4 MiB.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<u8>, PemError> {
     let mut bytes = Vec::new();
     File::open(path)
@@ -43,10 +43,10 @@ pub fn read(path: &Path) -> Result<Vec<u8>, PemError> {
     Ok(bytes)
 }
 
-/// The certificates in a file, at least one.
+/// Reads the certificates in a file.
 ///
 /// # Errors
-/// When it cannot be read, or has none.
+/// If the file cannot be read, or contains no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
     match all {
@@ -55,10 +55,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     }
 }
 
-/// Returns the private key in a file that was read.
+/// Parses the private key in the contents of a file.
 ///
 /// # Errors
-/// If there is none.
+/// If the file contains no private key.
 pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
     PrivateKeyDer::from_pem_slice(bytes)
         .map_err(|_| PemError::Empty { path: path.to_owned(), what: "private key" })

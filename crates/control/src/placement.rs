@@ -1,4 +1,4 @@
-//! Disks that change their host within a cluster, and where they had better be.
+//! API types for moves of disks within a cluster, and for placement advice.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,163 +9,171 @@ use crate::{CarryMode, Size};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterMoveStart {
-    /// The host that is to have it, by its name in the cluster.
+    /// Cluster name of the host that will own the disk.
     pub to: String,
-    /// What happens to its cache. By default it is copied while clients use the disk, and left
-    /// behind otherwise.
+    /// How the disk's cache is handled. By default it is copied if clients use the disk, and
+    /// dropped otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
-    /// The pool there; the one of the same name, or the only one, if absent.
+    /// Pool of the receiving host. If absent: the pool of the same name, or the only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Bytes a second that the cache takes on its way, at most.
+    /// Largest rate at which the cache is copied, bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
 }
 
-/// A disk on its way to another host, or one that was not long ago.
+/// A move of a disk to another host, in progress or ended recently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterMove {
     /// The disk.
     pub disk: String,
-    /// Tells this move from others of the disk.
+    /// Random identity of this move.
     pub id: String,
-    /// The host that has or had it; empty until that host has seen the order.
+    /// The host that owned the disk before the move; empty until that host has seen the order to
+    /// move.
     pub from: String,
-    /// The host that is to have it.
+    /// The host that will own the disk.
     pub to: String,
-    /// How far it is.
+    /// State of the move.
     pub state: ClusterMoveState,
-    /// What happens to its cache; absent until that is decided.
+    /// How the disk's cache is handled; absent until the owner has decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
-    /// What the move waits for, or why it failed.
+    /// Reason why the move waits or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// How far a disk's move is.
+/// State of the move of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusterMoveState {
-    /// The host that has it has not seen the order.
+    /// The owner of the disk has not seen the order to move.
     Asked,
-    /// The other host is asked whether it can take it.
+    /// The owner asks the other host whether it can take the disk.
     Offered,
-    /// It can.
+    /// The other host can take the disk.
     Welcome,
-    /// Dirty data is written to the backing, or the cache is copied to the other host.
+    /// The owner writes dirty data to the backing, or the cache is copied to the other host.
     Leaving,
-    /// Nobody has it, and the other host is to take it.
+    /// No host owns the disk; the other host will take it.
     Given,
-    /// The other host has it.
+    /// The other host owns the disk.
     Done,
-    /// The disk stays where it was, or another host took it.
+    /// The disk stayed at its owner, or a third host took it.
     Failed,
 }
 
 impl ClusterMoveState {
-    /// Nothing more happens.
+    /// Returns true if the move has ended.
     pub fn is_over(self) -> bool {
         self >= ClusterMoveState::Done
     }
 }
 
-/// `GET /v1/cluster/advice`: where flash is to spare, and which disks had better be elsewhere. Hits are those of LRU caches.
+/// `GET /v1/cluster/advice`: unused flash of each host, and better hosts for disks. Hit ratios are
+/// those of LRU caches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterAdvice {
-    /// All members that have reported.
+    /// All members that have reported their figures.
     pub hosts: Vec<AdvisedHost>,
-    /// Their disks.
+    /// Disks of all members that have reported.
     pub disks: Vec<AdvisedDisk>,
-    /// Moves, in the order in which to make them.
+    /// Recommended moves, in the order in which to make them.
     pub moves: Vec<AdvisedMove>,
-    /// Disks that should go, and cannot, or not without more: why.
+    /// Disks that should move but cannot, or not without another action, and the reason.
     pub stays: Vec<AdvisedStay>,
-    /// Reads a second that flash serves, by the curves, with the caches that there are.
+    /// Reads per second that flash serves with the present caches, according to the miss-ratio
+    /// curves.
     pub hits_now: f64,
-    /// The same, if each host's flash were divided well among the disks that it has.
+    /// Reads per second that flash would serve if each host divided its flash well among its
+    /// present disks.
     pub hits_here: f64,
-    /// The same after the moves.
+    /// Reads per second that flash would serve after the recommended moves.
     pub hits_then: f64,
-    /// Reads a second, all disks together.
+    /// Reads per second of all disks together.
     pub reads: f64,
     /// Caveats, as sentences.
     pub caveats: Vec<String>,
 }
 
-/// A host, as far as flash is concerned.
+/// Flash and load of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedHost {
     /// Its name.
     pub name: String,
     /// Flash for caches.
     pub flash: Size,
-    /// Unused flash, part of the above.
+    /// Unused flash, included in `flash`.
     pub free: Size,
-    /// Flash that is unused, or used with little benefit.
+    /// Flash of the host that is unused, or used with little benefit.
     pub to_spare: Size,
-    /// Disks that it serves.
+    /// Number of disks that the host serves.
     pub disks: u64,
-    /// Requests a second.
+    /// Requests per second of the host's disks.
     pub load: f64,
-    /// Share of the reads that its flash serves, by the curves, percent.
+    /// Percentage of reads that the host's flash serves, according to the miss-ratio curves.
     pub hit_percent: f64,
-    /// The same after the moves, percent.
+    /// Percentage of reads that the host's flash would serve after the recommended moves.
     pub hit_percent_then: f64,
 }
 
-/// A disk, as far as flash is concerned.
+/// Cache and load of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedDisk {
     /// Its name.
     pub name: String,
-    /// The host that serves it.
+    /// The host that serves the disk.
     pub host: String,
-    /// Clients, machines and recordings that use it.
+    /// Number of NBD clients, guests and recordings that use the disk.
     pub users: u64,
-    /// Reads a second.
+    /// Reads per second of the disk.
     pub reads: f64,
-    /// Its cache; 0 if it has none.
+    /// Size of the disk's cache; 0 if it has none.
     pub cache: Size,
-    /// Reads that are served from flash or memory since counting began, percent.
+    /// Measured percentage of the disk's reads that flash or memory served, since counting began.
     pub hit_percent_measured: f64,
-    /// By the curve, with the cache that it has, percent.
+    /// Hit percentage of the disk with its present cache, according to its miss-ratio curve.
     pub hit_percent: f64,
-    /// The smallest cache that serves nearly all that any could.
+    /// Smallest cache with nearly the best possible hit ratio for the disk.
     pub useful: Size,
-    /// The cache that it should have where it is.
+    /// Recommended size of the disk's cache on its present host.
     pub cache_here: Size,
-    /// By the curve, with that one, percent.
+    /// Hit percentage of the disk with a cache of size `cache_here`, according to its miss-ratio
+    /// curve.
     pub hit_percent_here: f64,
-    /// The host that should serve it.
+    /// The host that should serve the disk.
     pub host_then: String,
-    /// The cache that it should have there.
+    /// Recommended size of the disk's cache on the recommended host.
     pub cache_then: Size,
-    /// By the curve, with that one, percent.
+    /// Hit percentage of the disk with a cache of size `cache_then`, according to its miss-ratio
+    /// curve.
     pub hit_percent_then: f64,
 }
 
-/// A move that is recommended.
+/// A recommended move of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedMove {
     /// Name of the disk.
     pub disk: String,
-    /// The host that serves it.
+    /// The host that serves the disk now.
     pub from: String,
-    /// The host that should serve it.
+    /// The host that should serve the disk.
     pub to: String,
-    /// By the curve, with the cache that it has, percent.
+    /// Hit percentage of the disk with its present cache, according to its miss-ratio curve.
     pub hit_percent: f64,
-    /// With as much of that as is free there, once it is filled, percent.
+    /// Hit percentage with the part of the present cache that fits the destination's free flash,
+    /// once that part is filled.
     pub hit_percent_at_once: f64,
-    /// When the other host's flash is divided as advised, percent.
+    /// Hit percentage of the disk once the destination's flash is divided as recommended.
     pub hit_percent_then: f64,
-    /// Reads a second that flash serves more, all disks together, when flash is divided as advised.
+    /// Additional reads per second that flash serves, over all disks, once flash is divided as
+    /// recommended.
     pub gain: f64,
 }
 
-/// A disk that should go and stays.
+/// A disk that should move to another host but cannot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedStay {
     /// Name of the disk.

@@ -1,31 +1,32 @@
-//! The effect of a change on a disk's cache and its dirty data, before the change is made.
+//! API types that show the effect of a change on a disk's cache and dirty data, before the change
+//! is made.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{CachePatch, LifeEvent, Size};
 
-/// `POST /v1/disks/{disk}/preview`: a change that is not made.
+/// `POST /v1/disks/{disk}/preview`: a planned change of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "change", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PlannedChange {
     /// Remove the disk.
     Remove {
-        /// Lose its dirty data instead of draining it.
+        /// Discard the disk's dirty data instead of draining it.
         #[serde(default)]
         discard_dirty: bool,
     },
-    /// Take its cache away.
+    /// Remove the disk's cache.
     Disable {
-        /// Lose its dirty data instead of draining it.
+        /// Discard the disk's dirty data instead of draining it.
         #[serde(default)]
         discard_dirty: bool,
     },
     /// Empty its cache.
     Clear,
-    /// Lose its dirty data.
+    /// Discard the disk's dirty data.
     DiscardDirty,
-    /// Report an event of its guest.
+    /// Report an event of the disk's VM.
     Event {
         /// The event.
         event: LifeEvent,
@@ -37,45 +38,45 @@ pub enum PlannedChange {
     },
 }
 
-/// `POST /v1/pools/{pool}/preview`: a change of a pool that is not made.
+/// `POST /v1/pools/{pool}/preview`: a planned change of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "change", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PlannedPoolChange {
-    /// Take a device out of it.
+    /// Remove a device from the pool.
     RemoveDevice {
         /// The device's path.
         path: String,
     },
-    /// Free the room of a persistent cache that belongs to no disk.
+    /// Free the flash of a persistent cache that belongs to no disk.
     DiscardOrphan {
-        /// Its owner, 32 hexadecimal digits.
+        /// Owner id of the orphan cache, 32 hexadecimal digits.
         owner: String,
     },
 }
 
-/// The effects of a change.
+/// Effects of a planned change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Preview {
-    /// A sentence for each effect. Empty if no data is lost and no client is disconnected.
+    /// One sentence for each effect. Empty if no data is lost and no client is disconnected.
     pub effects: Vec<String>,
-    /// Cached data that goes.
+    /// Amount of cached data that the change drops.
     pub cached: Size,
-    /// Dirty data that is lost.
+    /// Amount of dirty data that the change loses.
     pub dirty_lost: Size,
-    /// Dirty data may be lost, and the amount is unknown.
+    /// Whether the change may lose an unknown amount of dirty data.
     pub dirty_unknown: bool,
-    /// Clients and guests that are disconnected.
+    /// Number of clients and guests that the change disconnects.
     pub clients: u64,
 }
 
 impl Preview {
-    /// Returns true if acknowledged data is or may be lost.
+    /// Returns true if the change loses, or may lose, acknowledged data.
     pub fn loses_dirty(&self) -> bool {
         self.dirty_lost > Size(0) || self.dirty_unknown
     }
 }
 
-/// What happens to connected clients when a disk is removed.
+/// How connected clients are handled when a disk is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnClients {
     /// The disk stays.

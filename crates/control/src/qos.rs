@@ -1,29 +1,30 @@
-//! Quality of service: shares, limits and reservations of disks, storage policies (named sets of
-//! them), and datastores. I/O is counted in units of 32 KiB by default. Each I/O counts as one unit
-//! at least.
+//! API types for quality of service: shares, limits and reservations of disks; storage policies
+//! (named sets of them); and datastores. I/O is counted in units of 32 KiB by default. Each I/O
+//! counts as at least one unit.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// The entitlement of a disk.
+/// The entitlement of a disk to its datastore and to flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Qos {
-    /// Its part where there is too little for all: low is 500, normal 1000, high 2000.
+    /// Relative part of the disk when the datastore is overloaded: low is 500, normal 1000, high
+    /// 2000.
     #[serde(default = "Qos::shares_default")]
     pub shares: u32,
-    /// Units a second of its datastore that it gets whatever others want; 0 for none.
+    /// Units per second that the datastore guarantees to the disk; 0 for none.
     #[serde(default)]
     pub reservation: u32,
-    /// Units a second of its datastore that it does not pass.
+    /// Most units per second that the disk uses of its datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Bytes a second of its datastore that it does not pass.
+    /// Most bytes per second that the disk uses of its datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_limit: Option<Size>,
-    /// Units a second of each flash device that it does not pass.
+    /// Most units per second that the disk uses of each flash device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_limit: Option<u32>,
 }
@@ -41,28 +42,28 @@ impl Default for Qos {
     }
 }
 
-/// `PATCH /v1/disks/{disk}/qos` and `PUT /v1/storage-policies/{policy}`: absent fields keep their
+/// `PATCH /v1/disks/{disk}/qos` and `PUT /v1/storage-policies/{policy}`. Absent fields keep their
 /// value or the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QosPatch {
-    /// For a disk: follow this storage policy, also when it changes. An empty name: keep the
-    /// current values without a policy.
+    /// For a disk: use this storage policy, and follow its changes. An empty name keeps the current
+    /// values and leaves the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// `low`, `normal`, `high` or a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares: Option<String>,
-    /// Units a second; 0 for none.
+    /// Guaranteed units per second; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservation: Option<u32>,
-    /// Units a second; 0 for none.
+    /// Most units per second; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Bytes a second; 0 for none.
+    /// Most bytes per second; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_limit: Option<Size>,
-    /// Units a second of each flash device; 0 for none.
+    /// Most units per second of each flash device; 0 for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flash_limit: Option<u32>,
 }
@@ -72,10 +73,10 @@ pub struct QosPatch {
 pub struct DiskQos {
     /// The disk.
     pub disk: String,
-    /// The datastore of its backing; absent while it has never been opened.
+    /// Datastore of the disk's backing. Absent until the backing was opened for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// The storage policy that says so, if one does.
+    /// The storage policy that the disk follows, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Its entitlement.
@@ -86,15 +87,15 @@ pub struct DiskQos {
     pub notes: Vec<String>,
 }
 
-/// A named set of rules that disks share.
+/// A storage policy: a named entitlement for several disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoragePolicy {
     /// Its name.
     pub name: String,
-    /// The entitlement of each of its disks.
+    /// Entitlement of each disk that follows the policy.
     #[serde(flatten)]
     pub qos: Qos,
-    /// Disks that have it.
+    /// Names of the disks that follow the policy.
     pub disks: Vec<String>,
 }
 
@@ -103,30 +104,34 @@ pub struct StoragePolicy {
 pub struct Datastore {
     /// Its name.
     pub name: String,
-    /// `off`; `auto`: throttle when it is late; `knee`: as `auto`, with a measured latency; or
-    /// `depth:N`: N I/Os at once.
+    /// Throttling of the datastore: `off`; `auto` (throttle above `latency_ms`); `knee` (as `auto`,
+    /// with a measured latency); or `depth:N` (at most N I/Os at once).
     pub control: String,
-    /// When it is late, under `auto`, milliseconds; under `knee` as long as the knee is not known.
+    /// With `auto`: latency above which the datastore is throttled, milliseconds. With `knee`: the
+    /// same until the knee is known.
     pub latency_ms: u32,
-    /// Units a second that it can do, where that was said.
+    /// Configured capacity of the datastore in units per second, if set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
-    /// The highest measured rate under control, units per second; 0 if it was never measured.
+    /// Highest rate measured while the datastore was throttled, units per second; 0 if never
+    /// measured.
     pub peak: u32,
-    /// Reservations of its disks, together.
+    /// Sum of the reservations of the datastore's disks, units per second.
     pub reserved: u32,
     /// Its disks.
     pub disks: Vec<String>,
-    /// Number of I/Os that may be in flight; absent while it is not throttled.
+    /// Number of I/Os that the datastore may have in flight. Absent while the datastore is not
+    /// throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
-    /// I/Os in it that the window counts.
+    /// Number of I/Os of the datastore in flight that count towards the window.
     pub in_flight: u32,
-    /// I/Os that wait for their turn.
+    /// Number of I/Os that the scheduler delays.
     pub waiting: u64,
-    /// Smoothed latency under control, nanoseconds; 0 if it was never measured.
+    /// Smoothed latency while the datastore was throttled, nanoseconds; 0 if never measured.
     pub latency_ns: u64,
-    /// Under `knee`: the latency from which on more load brings hardly more throughput, nanoseconds, once it is known.
+    /// With `knee`: latency above which more load adds little throughput, nanoseconds. Absent until
+    /// it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub knee_ns: Option<u64>,
 }
@@ -138,10 +143,11 @@ pub struct DatastorePatch {
     /// `off`, `auto`, `knee` or `depth:N`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<String>,
-    /// Under `auto`: above this it is throttled, milliseconds; under `knee` until the knee is known.
+    /// With `auto`: latency above which the datastore is throttled, milliseconds. With `knee`: the
+    /// same until the knee is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_ms: Option<u32>,
-    /// Units a second that it can do, for reservations; 0: what has been seen.
+    /// Capacity for reservations, units per second; 0 means the highest measured rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Pools, devices, disks and caches: what can be listed, made and changed.
+//! API types of pools, devices, disks and caches.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,7 +12,7 @@ pub struct Version {
     pub name: String,
     /// Version of the daemon.
     pub version: String,
-    /// Version of the API, as in its paths (`v1`).
+    /// Version of the API as in its URLs (`v1`).
     pub api: String,
     /// Process id.
     pub pid: u32,
@@ -20,25 +20,25 @@ pub struct Version {
     pub shards: usize,
 }
 
-/// Flash devices of this host, aggregated.
+/// A pool: the flash devices that this host's caches share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
     /// Its name.
     pub name: String,
-    /// Unit of allocation; sizes of caches are rounded up to it.
+    /// Unit of flash allocation. Cache sizes are rounded up to it.
     pub segment_size: Size,
-    /// Room for caches in all, on devices that are online.
+    /// Space for caches on all devices of the pool that are online.
     pub size: Size,
-    /// Room that no cache has, on devices that give new segments.
+    /// Unallocated space on devices that allow allocation.
     pub free: Size,
     /// Its devices.
     pub devices: Vec<Device>,
-    /// Disks whose caches lie in it.
+    /// Names of the disks whose caches are in the pool.
     pub caches: Vec<String>,
-    /// Persistent caches on its devices that belong to no disk.
+    /// Persistent caches in the pool that belong to no disk of this daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
-    /// Swap areas of the host on its devices.
+    /// Swap areas of the host in the pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub swap: Vec<SwapRoom>,
 }
@@ -46,36 +46,37 @@ pub struct Pool {
 /// A persistent cache that belongs to no disk of this daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Orphan {
-    /// Owner id of its segments on flash, 32 hexadecimal digits.
+    /// Owner id of the cache's segments on flash, 32 hexadecimal digits.
     pub owner: String,
-    /// Room that it takes, its journal included.
+    /// Flash that the orphan cache occupies, including its journal.
     pub size: Size,
 }
 
-/// One flash device, or a file on one.
+/// A flash device of a pool, or a file used as one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
     /// Its path.
     pub path: String,
-    /// Whether it can be used.
+    /// Whether caches can use the device.
     pub state: DeviceState,
-    /// Why not, where it cannot.
+    /// Why the device cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// HOST:PORT of the host that has the device, if it is on another host. It takes second copies
-    /// only.
+    /// HOST:PORT of the host that has the device, if it is remote flash. A remote device stores
+    /// replicas only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// Whether caches may allocate segments on it. Never for a fenced device.
+    /// Whether caches may allocate segments on the device. Never for a fenced device.
     pub admission: Admission,
     /// Room for caches.
     pub size: Size,
-    /// Room that no cache has.
+    /// Unallocated space on the device.
     pub free: Size,
-    /// How it is read and written; absent while it is offline.
+    /// How hob reads and writes the device; absent while the device is offline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoMode>,
-    /// Number of times since the daemon started that it did not answer in time and its caches were bypassed.
+    /// Number of times since the daemon started that the device did not answer in time and its
+    /// caches were bypassed.
     #[serde(default)]
     pub stalls: u64,
 }
@@ -86,11 +87,11 @@ pub struct Device {
 pub enum DeviceState {
     /// Yes.
     Online,
-    /// It does not answer in time; caches bypass it until it does.
+    /// The device does not answer in time. Caches bypass it until it does.
     Stalled,
-    /// It failed too often; caches gave it up. Remove it, or add it again.
+    /// The device failed too often and hob stopped using it. Remove it, or add it again.
     Fenced,
-    /// It could not be opened.
+    /// The device could not be opened.
     Offline,
 }
 
@@ -100,7 +101,7 @@ pub enum DeviceState {
 pub enum Admission {
     /// Yes.
     In,
-    /// No; segments in use on it stay.
+    /// Caches may not allocate segments. Segments in use stay.
     Out,
 }
 
@@ -110,73 +111,76 @@ pub enum Admission {
 pub enum IoMode {
     /// No (O_DIRECT).
     Direct,
-    /// Yes, because the filesystem cannot do without.
+    /// I/O uses the page cache, because the filesystem has no direct I/O.
     Buffered,
-    /// There is nothing else: the file lies in memory (tmpfs).
+    /// I/O uses memory only, because the file is on a tmpfs.
     Memory,
-    /// It is on another host.
+    /// The device is on another host.
     Remote,
 }
 
 /// A virtual disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
-    /// Its name, which is its NBD export name.
+    /// Name of the disk, also its NBD export name.
     pub name: String,
-    /// Whether it is served.
+    /// Whether the disk is served.
     pub state: DiskState,
-    /// Why not, where it is not.
+    /// Why the disk is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Path or URI of its data.
+    /// Path or URI of the disk's backing.
     pub backing: String,
-    /// State of its backing. Absent while the disk is not served.
+    /// State of the disk's backing. Absent while the disk is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<BackingState>,
-    /// How the file or block device is read; absent for other backings, and until it was opened for the first time.
+    /// Image format of the file or block device. Absent for other backings, and until the backing
+    /// was opened for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// The disk's own limit for requests that wait for the backing during an outage; absent if it has the daemon's.
+    /// The disk's own backing timeout: how long requests wait during an outage. Absent if the disk
+    /// uses the daemon's timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
-    /// The limit in effect: the disk's own, or the daemon's. Absent from daemons of earlier versions.
+    /// The backing timeout in effect: the disk's own, or the daemon's. Absent from earlier versions
+    /// of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout_in_effect: Option<BackingTimeout>,
-    /// Bytes; 0 while it has never been opened.
+    /// Size of the disk, bytes; 0 until the backing was opened for the first time.
     pub size: Size,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The backing is not locked, because another program has it open.
+    /// Whether the backing is unlocked because another program has it open.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unlocked: bool,
-    /// The socket at which a machine uses it through vhost-user.
+    /// Path of the disk's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
-    /// Its cache, if it is to have one.
+    /// The disk's cache, if one is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
     /// Further exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
-    /// The file that it is, for programs that open files.
+    /// Path of the file through which programs use the disk (FUSE).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// Why it is not that file now, or an export of it not the file that it is to be.
+    /// Why the FUSE file of the disk or of an export is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse_reason: Option<String>,
-    /// The recording of its requests that is under way.
+    /// The recording of the disk's requests that is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
-    /// Its way to another host, or from one.
+    /// The disk's migration to or from another host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
-    /// For a clone that shares blocks of its parent: the disk that serves the parent.
+    /// For a clone that shares its parent's cached blocks: the disk that serves the parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Why no disk does, where one should.
+    /// Why no disk serves the clone's parent, although one should.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_reason: Option<String>,
-    /// The clones that share this disk.
+    /// Names of the clones that share this disk's cached blocks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clones: Vec<String>,
 }
@@ -184,9 +188,9 @@ pub struct Disk {
 /// A recording of a disk's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Recording {
-    /// Requests recorded so far.
+    /// Number of requests recorded so far.
     pub requests: u64,
-    /// Requests that are missing because the client is too slow.
+    /// Number of requests missing from the recording because its client is too slow.
     pub dropped: u64,
 }
 
@@ -196,105 +200,110 @@ pub struct Recording {
 pub enum DiskState {
     /// Yes.
     Online,
-    /// Its backing could not be opened; it is tried again now and then.
+    /// The disk's backing could not be opened. The daemon tries again periodically.
     #[default]
     Offline,
-    /// It is being removed.
+    /// The disk is being removed.
     Removing,
-    /// Another host has it and migrates it to this one. Reads are served.
+    /// Another host owns the disk and migrates it to this host. This host serves reads of the disk.
     Awaited,
-    /// Another host has it.
+    /// Another host owns the disk.
     Away,
 }
 
-/// One disk's part of a pool.
+/// The cache of a disk: its part of a pool, and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cache {
     /// Name of the pool.
     pub pool: String,
     /// Its state.
     pub state: CacheState,
-    /// Why its state differs from the configuration, if it does.
+    /// Why the cache's state differs from the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Room that was asked for, in whole segments.
+    /// Configured size of the cache, in whole segments.
     pub size: Size,
-    /// Room that it has: less than `size` after a device was lost or removed.
+    /// Flash that the cache has; less than `size` after a device was lost or removed.
     pub room: Size,
-    /// Room that its journal takes besides; 0 for a volatile cache.
+    /// Flash for the cache's journal, in addition to `size`; 0 for a volatile cache.
     #[serde(default)]
     pub journal: Size,
-    /// The preset whose parts it has, if there is one.
+    /// The preset that equals the cache's settings, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preset: Option<String>,
-    /// Unit of fill and eviction.
+    /// Block size: the unit of fill and eviction.
     pub block_size: Size,
     /// Replacement policy.
     pub policy: String,
     /// Write mode.
     pub mode: String,
-    /// The mode in effect, and until when, if it differs from `mode`: `write-through until the drain ends`.
+    /// The write mode in effect and its end, if it differs from `mode`: `write-through until the
+    /// drain ends`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode_in_effect: Option<String>,
-    /// Whether it survives a restart.
+    /// Whether the cache survives a restart.
     pub persistent: bool,
-    /// One room, or a read cache and a write buffer.
+    /// Layout of the cache: `unified`, or `split` into a read cache and a write buffer.
     pub layout: String,
     /// Admission rule.
     pub admission: String,
     /// Order in which dirty data is written to the backing.
     pub destage_order: String,
-    /// Destaging starts when more than this share of the blocks is dirty, percent.
+    /// Percentage of dirty blocks above which destaging starts.
     pub dirty_start: u8,
-    /// It stops when no more than this is, percent.
+    /// Percentage of dirty blocks at which destaging stops.
     pub dirty_stop: u8,
-    /// Above this share, writes to blocks that are not in the cache go past it, percent.
+    /// Percentage of dirty blocks above which writes to uncached blocks bypass the cache.
     pub dirty_full: u8,
-    /// For how many seconds the backing may lag; 0: until the shares say so.
+    /// Maximum age of dirty data, seconds. With 0, only the percentages of dirty blocks start
+    /// destaging.
     pub dirty_age_max: u32,
     /// Copies on flash.
     pub copies: String,
-    /// Whether the backing always holds a state that existed.
+    /// Whether the backing always has a state that the disk once had.
     pub ordered: bool,
-    /// When it is compared with its backing after a restart.
+    /// When the cache is compared with its backing after a restart.
     #[serde(default)]
     pub verify: String,
-    /// Memory above it; 0 for none.
+    /// Memory above the cache, bytes; 0 for none.
     #[serde(default)]
     pub ram: Size,
-    /// Data that is not on the backing yet; absent if nothing can be dirty.
+    /// Dirty data of the cache; absent if the cache cannot have any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<Dirty>,
-    /// How far the comparison with the backing after a restart is; absent where nothing is left to be compared.
+    /// Progress of the comparison with the backing after a restart. Absent if nothing is left to
+    /// compare.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Verification>,
 }
 
-/// How far a cache is compared with its backing after a restart, since nothing proved that the backing is unchanged.
+/// Progress of a cache's comparison with its backing. A restart requires it if there is no evidence
+/// that the backing is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Verification {
-    /// Data that is not compared yet; reads of it go to the backing.
+    /// Cached data that was not compared yet. Reads of it go to the backing.
     pub left: Size,
-    /// All that was to be compared.
+    /// Amount of cached data to compare when the comparison began.
     pub total: Size,
 }
 
-/// State of a cache.
+/// State of a disk's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheState {
-    /// The disk has none, or it could not be given any flash.
+    /// The disk has no cache, or the pool has no flash for it.
     #[default]
     None,
     /// Serving.
     Active,
-    /// A change is under way; requests go to the backing.
+    /// The cache is being changed, and requests go to the backing.
     Changing,
-    /// Its journal is being read after a restart; reads go to the backing, and what may not have to wait.
+    /// The journal is being read after a restart. Reads go to the backing, unless the data may be
+    /// dirty; those requests wait.
     Recovering,
-    /// Its flash does not answer in time; requests go to the backing.
+    /// The cache's flash does not answer in time, and requests go to the backing.
     Stalled,
-    /// All of its flash is fenced; requests go to the backing.
+    /// All flash of the cache is fenced, and requests go to the backing.
     Fenced,
 }
 
@@ -304,15 +313,16 @@ pub enum CacheState {
 pub struct PoolCreate {
     /// Its name.
     pub name: String,
-    /// Paths of its devices: block devices or files.
+    /// Paths of the pool's devices: block devices or files.
     pub devices: Vec<String>,
-    /// Size of each file; files are made this large. Block devices are used whole.
+    /// Size of each file of the pool; files are created with this size. Block devices are used
+    /// completely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// Unit of allocation, a power of two; 16 MiB if absent.
+    /// Unit of flash allocation, a power of two; 16 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_size: Option<Size>,
-    /// Use devices that seem to be in use. Their data is lost.
+    /// Use devices even if they seem to be in use. The data on these devices is lost.
     #[serde(default)]
     pub force: bool,
 }
@@ -321,10 +331,11 @@ pub struct PoolCreate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceAdd {
-    /// Its path; nothing with `peer`.
+    /// Path of the device; empty with `peer`.
     #[serde(default)]
     pub path: String,
-    /// HOST:PORT of another host's control API: so much of its flash, for second copies.
+    /// HOST:PORT of another host's control API. The pool leases `size` bytes of that host's flash
+    /// for replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
     /// As in [`PoolCreate`].
@@ -339,7 +350,7 @@ pub struct DeviceAdd {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DevicePatch {
-    /// Whether caches may allocate segments on it.
+    /// Whether caches may allocate segments on the device.
     pub admission: Admission,
 }
 
@@ -352,34 +363,38 @@ pub struct DiskAdd {
     /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, `objects+file:///DIRECTORY`,
     /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI, VHDX or VPC image.
     pub backing: String,
-    /// How a file or block device is read: `raw`, `qcow2`, `vmdk`, `vdi`, `vhdx` or `vpc`. By the file's extension if absent, otherwise raw.
+    /// Image format of a file or block device: `raw`, `qcow2`, `vmdk`, `vdi`, `vhdx` or `vpc`. If
+    /// absent, the file's extension decides; other files are raw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
-    /// How long its requests wait for the backing during an outage: `30s`, `2m` or `forever`. As `[limits]` says if absent: `forever` by default.
+    /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
+    /// `forever`. If absent, the setting of `[limits]` applies: `forever` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
-    /// The storage that its backing shares with others; detected by default.
+    /// Datastore of the backing: the storage that it shares with other backings. Detected by
+    /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// A path on this host at which it is to be a file, for programs that open files: an existing regular file, which is covered,
-    /// or a name in a directory that exists.
+    /// Path on this host at which the disk appears as a file, through FUSE. The path names an
+    /// existing regular file, which is covered, or a new file in an existing directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// Absolute path of a socket at which a machine uses the disk through vhost-user.
+    /// Absolute path of the disk's vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
     /// For a clone: cache blocks of its parent's snapshot once for all clones of that snapshot. A
-    /// disk for the snapshot serves them; it is created if there is none.
+    /// disk for the snapshot serves these blocks; hob creates it if there is none.
     #[serde(default)]
     pub share_parent: bool,
-    /// The size of the cache of that disk, if it is made for this one; it has none if absent.
+    /// Cache size of the parent's disk if hob creates that disk for this clone. If absent, the
+    /// parent's disk has no cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_cache: Option<Size>,
-    /// Open the backing, a raw file or block device, without its lock, because a running QEMU has it. The disk has no
-    /// cache until `PATCH /v1/disks/{disk}` locks the backing.
+    /// Open a raw file or block device without locking it, because a running QEMU has it open. The
+    /// disk has no cache until `PATCH /v1/disks/{disk}` locks the backing.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unlocked: bool,
 }
@@ -392,8 +407,8 @@ fn is_false(value: &bool) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskResize {
-    /// How large it is to be: no smaller than it is. A raw file is made that large; anything else has to have that size already.
-    /// Absent: as large as its backing is now.
+    /// New size of the disk, at least its present size. hob grows a raw file; other backings must
+    /// have the size already. If absent, the disk gets the backing's present size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
 }
@@ -402,12 +417,12 @@ pub struct DiskResize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskPatch {
-    /// How long its requests wait for the backing during an outage, from now on: `30s`, `2m` or `forever`; `default` for the
-    /// limit of the daemon.
+    /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
+    /// `forever`. `default` selects the daemon's limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeoutChange>,
-    /// Lock the backing, or release its lock for another program. Only a disk without a cache can be unlocked; every
-    /// acknowledged write is durable in the backing first.
+    /// Lock the backing, or release its lock for another program. Only a disk without a cache can
+    /// be unlocked. Every acknowledged write becomes durable in the backing first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<bool>,
 }
@@ -415,20 +430,20 @@ pub struct DiskPatch {
 /// A pool after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolChanged {
-    /// The pool; absent when it was removed.
+    /// The changed pool; absent if it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
-    /// Deviations from the request, as sentences.
+    /// Deviations of the result from the request, as sentences.
     pub notes: Vec<String>,
 }
 
 /// A disk after a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskChanged {
-    /// The disk; absent when it was removed.
+    /// The changed disk; absent if it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
-    /// Deviations from the request, as sentences.
+    /// Deviations of the result from the request, as sentences.
     pub notes: Vec<String>,
 }
 

@@ -1,5 +1,6 @@
-//! How a cache is to work: the parts of a preset, each of which can be set by itself. Words are
-//! those of docs/presets.md and docs/policies.md; the daemon checks them and names the right ones.
+//! Settings of a cache. Each setting is part of a preset and can also be set by itself. The values
+//! are those of docs/presets.md and docs/policies.md. The daemon checks them and lists the valid
+//! ones.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,7 +9,8 @@ use crate::Size;
 
 macro_rules! settings {
     ($($(#[doc = $doc:literal])* $field:ident: $type:ty,)*) => {
-        /// Parts of a cache. What is absent is as the preset has it, or stays as it is.
+        /// Settings of a cache. An absent setting has the preset's value, or keeps its present
+        /// value.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
         pub struct CacheSettings {
             $(
@@ -25,7 +27,8 @@ macro_rules! settings {
             }
         }
 
-        // Flat, because serde cannot refuse unknown fields in a flattened struct.
+        // The fields are repeated here, because serde cannot refuse unknown fields in a flattened
+        // struct.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct EnableWire {
@@ -59,11 +62,13 @@ macro_rules! settings {
 }
 
 settings! {
-    /// A name of docs/presets.md; the other fields change its parts. In a patch, all parts become those of the preset.
+    /// A preset of docs/presets.md; the other fields override its settings. In a patch, the preset
+    /// replaces all its settings.
     preset: String,
-    /// Unit of fill and eviction, a power of two from 4K to 1M. A change empties the cache.
+    /// Block size: unit of fill and eviction, a power of two from 4K to 1M. A change empties the
+    /// cache.
     block_size: Size,
-    /// A policy's name, or `auto`. A change keeps the contents.
+    /// Name of a replacement policy, or `auto`. A change keeps the cache's contents.
     policy: String,
     /// `write-through`, `write-back`, `write-around`, `read-only-cache` or `pass-through`. A change away from
     /// `write-back` drains the cache first.
@@ -72,8 +77,9 @@ settings! {
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// Admission rule: `auto`, or `always`, `while-free`, `nth-access:N` or `ghost`, each optionally
-    /// with `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change keeps the contents.
+    /// Admission rule: `auto`, `always`, `while-free`, `nth-access:N` or `ghost`. Each rule except
+    /// `auto` can be followed by `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change
+    /// keeps the cache's contents.
     admission: String,
     /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,
@@ -83,18 +89,19 @@ settings! {
     dirty_stop: u8,
     /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache.
     dirty_full: u8,
-    /// Maximum age of dirty data, seconds; 0: no limit besides `dirty_start`.
+    /// Maximum age of dirty data, seconds. With 0, only `dirty_start` starts destaging.
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// The backing always holds a state that existed, at the price of slower destaging.
+    /// Whether the backing always has a state that the disk once had. Keeping write order makes
+    /// destaging slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`
     /// (never). Not part of a preset. A change takes effect at the next restart.
     verify: String,
-    /// Memory above the cache for frequently read data and read-ahead; 0 for none. Not part of a
-    /// preset. A change empties it.
+    /// Memory above the cache for frequently read data and read-ahead; 0 for none. This setting is
+    /// not part of a preset. A change empties the memory.
     ram: Size,
 }
 
@@ -104,7 +111,7 @@ settings! {
 pub struct CacheEnable {
     /// Name of the pool.
     pub pool: String,
-    /// Size, rounded up to whole segments. A journal needs additional space.
+    /// Size of the cache, rounded up to whole segments. A journal needs additional space.
     pub size: Size,
     /// Its settings.
     #[serde(flatten)]
@@ -115,7 +122,7 @@ pub struct CacheEnable {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(from = "PatchWire")]
 pub struct CachePatch {
-    /// New size, rounded up to whole segments. What fits is kept.
+    /// New size of the cache, rounded up to whole segments. Cached data that fits is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
     /// The settings to change.
@@ -123,32 +130,32 @@ pub struct CachePatch {
     pub settings: CacheSettings,
 }
 
-/// Dirty data of a cache: data that is not on the backing yet.
+/// Dirty data of a cache: acknowledged data that is not on the backing yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Dirty {
-    /// Bytes that only flash has.
+    /// Amount of dirty data, bytes.
     pub size: Size,
-    /// Part of it that flash cannot deliver any more.
+    /// Part of the dirty data that flash cannot return any more.
     pub lost: Size,
-    /// A drain is under way.
+    /// Whether a drain is in progress.
     pub draining: bool,
-    /// Bytes that go to the backing each second at present.
+    /// Present rate of destaging, bytes per second.
     pub rate: Size,
-    /// Seconds until nothing is dirty at that rate; absent while nothing moves.
+    /// Seconds until the cache is clean at the present rate. Absent while nothing is destaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
-    /// Why the drain does not get on, or how the last one ended before it was done.
+    /// Why the drain makes no progress, or why the last drain ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// What happens to dirty data when a cache is removed.
+/// How dirty data is handled when a cache is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDirty {
-    /// It goes to the backing first.
+    /// Dirty data is written to the backing before the cache is removed.
     #[default]
     Drain,
-    /// It is lost: writes that were acknowledged to guests are undone.
+    /// Dirty data is lost: acknowledged writes are undone.
     Discard,
 }
 
@@ -165,7 +172,7 @@ impl OnDirty {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportDirty {
-    /// Absolute path of a file on the daemon's host. It must not exist.
+    /// Absolute path of a new file on the daemon's host. The file must not exist.
     pub path: String,
 }
 

@@ -1,4 +1,4 @@
-//! Byte counts as people write them: `8G`, `512K`, `4096`. Suffixes are binary.
+//! Byte counts as users write them: `8G`, `512K`, `4096`. Suffixes are binary.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,20 +13,20 @@ const SUFFIXES: [(char, u32); 6] = [('E', 60), ('P', 50), ('T', 40), ('G', 30), 
 
 /// A number of bytes.
 ///
-/// Reads `8G`, `8g`, `8GiB`, `8GB`, `4096`, `4096B`; the suffixes K, M, G, T, P, E are powers of
-/// 1024 whatever follows them. Prints the shortest of these that is exact. In JSON it is written
-/// as an integer, and read as an integer or a string.
+/// Accepted forms are `8G`, `8g`, `8GiB`, `8GB`, `4096` and `4096B`. The suffixes K, M, G, T, P, E
+/// are always powers of 1024. A size is printed in its shortest exact form. JSON contains sizes as
+/// integers; requests may also contain strings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-/// Why a text is not a [`Size`].
+/// Why a text is not a valid [`Size`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeParseError {
-    /// Not digits with a suffix.
+    /// The text is not a number with a suffix.
     #[error("'{0}' is not a size; write it like 64M, 8G or 4096")]
     Malformed(String),
     /// More than 2⁶⁴ − 1 bytes.
-    #[error("'{0}' is more than 64 bits of bytes")]
+    #[error("'{0}' is too large: a size has at most 64 bits")]
     TooLarge(String),
 }
 
@@ -36,7 +36,7 @@ impl Size {
         self.0
     }
 
-    /// Rounded to three digits, for tables: `7.45 GiB`.
+    /// Returns the size rounded to three digits, for tables: `7.45 GiB`.
     pub fn human(self) -> String {
         for (suffix, shift) in SUFFIXES {
             if self.0 >> shift > 0 {

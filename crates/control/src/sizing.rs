@@ -1,17 +1,17 @@
-//! Hit ratios that caches of other sizes would have for a disk, learnt from its requests.
+//! API types for the hit ratios that a disk would have with caches of other sizes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// Miss-ratio curves of one disk, estimated from a sample of its blocks since counting began. They
-/// are those of LRU caches that admit every read and write.
+/// Miss-ratio curves of a disk, estimated from a sample of its blocks since counting began. The
+/// curves are those of LRU caches that admit every read and write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskCurve {
     /// Name of the disk.
     pub disk: String,
-    /// Counting for so long, nanoseconds.
+    /// Time since counting began, nanoseconds.
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,
@@ -23,33 +23,33 @@ pub struct DiskCurve {
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
-    /// The latest of the reads.
+    /// The disk's most recent reads.
     #[serde(default)]
     pub recent: RecentReads,
-    /// Memory that this takes, bytes.
+    /// Memory that the estimation uses, bytes.
     pub memory_bytes: u64,
-    /// The cache that the disk has now; null if none.
+    /// The disk's present cache; null if it has none.
     pub cache: Option<CurveCache>,
-    /// A curve for each of some block sizes, smallest first.
+    /// One curve for each of several block sizes, smallest size first.
     pub block_sizes: Vec<BlockCurve>,
 }
 
-/// The latest reads of a disk, some ten thousands.
+/// Figures of a disk's most recent reads, some ten thousands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentReads {
-    /// Reads; fewer after a start or a reset.
+    /// Number of recent reads; fewer after a start or a reset.
     pub reads: u64,
-    /// Percentage of these served entirely from flash or memory.
+    /// Percentage of the recent reads that flash or memory served completely.
     pub hit_percent: f64,
-    /// Percent that asked for data which was never read or written before, estimated. While there are many, a cache is
-    /// still being warmed.
+    /// Estimated percentage of recent reads of data that was never read or written before. A high
+    /// value means that the cache is still warming up.
     pub first_percent: f64,
 }
 
-/// The cache that a disk has.
+/// Size and hit ratio of a disk's present cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CurveCache {
-    /// Bytes it has room for.
+    /// Size of the disk's present cache, bytes.
     pub size: Size,
     /// Its blocks.
     pub block_size: Size,
@@ -57,29 +57,31 @@ pub struct CurveCache {
     pub policy: String,
     /// Write mode.
     pub mode: String,
-    /// Hit ratio of an LRU cache of this size according to the curve, percent of reads. The curve
-    /// is that of the largest block size up to the cache's.
+    /// Hit percentage of an LRU cache of this size according to the miss-ratio curve. The curve is
+    /// the one with the largest block size up to the cache's.
     pub expected_hit_percent: f64,
 }
 
-/// The curve for one block size.
+/// Miss-ratio curve of a disk for one block size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BlockCurve {
     /// The block.
     pub block_size: Size,
-    /// Reads, counted once for each block they touch: the curve's ratios are shares of these.
+    /// Number of reads; a read counts once for each block that it touches. The curve's ratios are
+    /// shares of this number.
     pub accesses: u64,
-    /// Blocks that are followed.
+    /// Number of sampled blocks.
     pub samples: u64,
-    /// Their share of all blocks, 0 to 1.
+    /// Sampled blocks as a fraction of all blocks, 0 to 1.
     pub sample_rate: f64,
-    /// Bytes in the different blocks that were read or written, estimated.
+    /// Estimated bytes of all blocks that were read or written.
     pub footprint_bytes: u64,
-    /// The curve: sizes rise from 0, ratios never do. Between two points it runs straight.
+    /// Points of the miss-ratio curve: sizes increase from 0, ratios do not increase. Values
+    /// between two points are interpolated linearly.
     pub points: Vec<CurvePoint>,
 }
 
-/// A point of a curve.
+/// A point of a miss-ratio curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
     /// The cache.

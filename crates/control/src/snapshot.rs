@@ -1,6 +1,8 @@
-//! Everything that a screen shows of a daemon, as of one moment: what `GET /v1/events` sends once a second.
+//! API types for the daemon's complete state at one moment. `GET /v1/events` sends a snapshot every
+//! second.
 //!
-//! Counts only grow while a disk is online; two snapshots and the time between them give rates.
+//! Counters do not decrease while a disk is online. Clients compute rates from two snapshots and
+//! the time between them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,7 +12,7 @@ use crate::{Cluster, Datastore, Disk, DiskQos, Health, Pool, Task, Version};
 /// One event of `GET /v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
-    /// When it was taken, milliseconds since 1970.
+    /// Time of the snapshot, milliseconds since 1970.
     pub at_ms: u64,
     /// Version of the daemon.
     pub version: Version,
@@ -20,38 +22,39 @@ pub struct Snapshot {
     pub pools: Vec<PoolNow>,
     /// All disks, by name.
     pub disks: Vec<DiskNow>,
-    /// All datastores, by name; absent when a shard did not say in time.
+    /// All datastores, by name. Absent if a shard did not answer in time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastores: Option<Vec<Datastore>>,
-    /// This host as a member of its cluster; absent if it is in none.
+    /// Cluster membership of this host. Absent if the host is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
-    /// Changes that continue in the background, and those that ended after their request was answered.
+    /// Changes that continue in the background, and changes that ended after the response to their
+    /// request.
     #[serde(default)]
     pub tasks: Vec<Task>,
 }
 
-/// A pool, and what its devices have done.
+/// A pool and the counters of its devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PoolNow {
     /// The pool, as in `GET /v1/pools`.
     pub pool: Pool,
-    /// For each of its devices, in that order; null while that is not known.
+    /// Counters of each of the pool's devices, in the same order; null if unknown.
     pub devices: Vec<Option<DeviceFigures>>,
 }
 
 /// Counters of a flash device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceFigures {
-    /// Reads, writes and flushes that ended.
+    /// Completed reads, writes and flushes of the device.
     pub ios: u64,
     /// Failed I/Os among them.
     pub errors: u64,
     /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes written, journals included.
+    /// Bytes written to the device, including journals.
     pub written_bytes: u64,
-    /// Reads, writes and flushes that have not ended.
+    /// Reads, writes and flushes of the device that are in flight.
     pub in_flight: u64,
 }
 
@@ -60,11 +63,11 @@ pub struct DeviceFigures {
 pub struct DiskNow {
     /// The disk, as in `GET /v1/disks`.
     pub disk: Disk,
-    /// Its entitlement, as in `GET /v1/qos`; absent if the disk was added or removed at that
-    /// moment.
+    /// Entitlement of the disk, as in `GET /v1/qos`. Absent if the disk was added or removed at
+    /// that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<DiskQos>,
-    /// Its counters; absent while it is offline or its shard does not answer.
+    /// Counters of the disk. Absent while the disk is offline or its shard does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figures: Option<DiskFigures>,
 }
@@ -72,7 +75,7 @@ pub struct DiskNow {
 /// Counters of a disk since it came online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskFigures {
-    /// Counting for so long, nanoseconds.
+    /// Time since counting began, nanoseconds.
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,
@@ -82,58 +85,58 @@ pub struct DiskFigures {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Reads that flash served whole.
+    /// Reads that flash served completely.
     pub read_hits: u64,
-    /// Reads that memory above flash served whole.
+    /// Reads that memory above flash served completely.
     pub memory_hits: u64,
-    /// Requests that are not answered yet.
+    /// Requests of the disk that are not answered yet.
     pub in_flight: u64,
-    /// Requests by what became of them: outcomes that have happened, in the order of docs/outcomes.md.
+    /// Number of requests for each outcome that has happened, in the order of docs/outcomes.md.
     pub outcomes: Vec<OutcomeFigures>,
-    /// Latency histogram: the upper bound of a bucket in nanoseconds, and its number of requests.
-    /// Empty buckets are left out; shortest latency first.
+    /// Latency histogram. Each entry has a bucket's upper bound, nanoseconds, and its number of
+    /// requests. Empty buckets are left out; shortest latency first.
     pub latency: Vec<[u64; 2]>,
     /// I/O to flash.
     pub flash: IoFigures,
     /// I/O to the backing.
     pub backing: IoFigures,
-    /// Room of the cache's blocks, bytes.
+    /// Size of the disk's cache without its journal, bytes.
     pub cache_bytes: u64,
-    /// Bytes of blocks with data, part of the above.
+    /// Bytes of cache blocks that hold data, included in `cache_bytes`.
     pub used_bytes: u64,
-    /// Bytes that only flash has.
+    /// Bytes of dirty data in the cache.
     pub dirty_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
-    /// A drain is under way.
+    /// Whether a drain is in progress.
     pub is_draining: bool,
 }
 
-/// Requests of one outcome.
+/// Number and latency of the requests with one outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutcomeFigures {
     /// Class of the outcome; see docs/outcomes.md.
     pub class: String,
-    /// The reason inside the class; empty where the class says it all.
+    /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
     /// Requests.
     pub count: u64,
-    /// Their latencies together, nanoseconds.
+    /// Sum of the latencies of these requests, nanoseconds.
     pub latency_sum_ns: u64,
 }
 
-/// I/O of a disk to one kind of place.
+/// I/O of a disk to memory, flash or the backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoFigures {
     /// That ended.
     pub ios: u64,
     /// Failed I/Os among them.
     pub errors: u64,
-    /// Units, as shares and limits count them: 32 KiB by default, at least one for each I/O.
+    /// Units as counted by shares and limits: 32 KiB by default, at least one for each I/O.
     pub units: u64,
-    /// For how long they waited for their turn, together, nanoseconds.
+    /// Total time that the I/Os waited in the scheduler, nanoseconds.
     pub waited_ns: u64,
-    /// Their latencies after that, together, nanoseconds.
+    /// Total latency of the I/Os after the scheduler, nanoseconds.
     pub total_ns: u64,
     /// Bytes read.
     pub read_bytes: u64,

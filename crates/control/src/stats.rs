@@ -8,16 +8,16 @@ use utoipa::ToSchema;
 
 use crate::{CacheState, RecentReads, Size};
 
-/// All figures of one disk.
+/// All statistics of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStats {
     /// Name of the disk.
     pub disk: String,
-    /// Counting for so long, nanoseconds.
+    /// Time since counting began, nanoseconds.
     pub elapsed_ns: u64,
-    /// State of its cache.
+    /// State of the disk's cache.
     pub cache: CacheState,
-    /// Requests of every kind.
+    /// Requests of all kinds.
     pub requests: u64,
     /// Reads.
     pub reads: u64,
@@ -27,17 +27,17 @@ pub struct DiskStats {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Share of all reads that flash served whole, percent.
+    /// Percentage of reads that flash served completely.
     pub hit_percent: f64,
-    /// Share of all reads that memory above flash served whole, percent.
+    /// Percentage of reads that memory above flash served completely.
     #[serde(default)]
     pub memory_hit_percent: f64,
-    /// The latest of the reads.
+    /// The disk's most recent reads.
     #[serde(default)]
     pub recent: RecentReads,
-    /// Requests a second, mean over the whole time.
+    /// Mean number of requests per second since counting began.
     pub iops_mean: f64,
-    /// Requests in the busiest second.
+    /// Number of requests in the busiest second.
     pub iops_max: f64,
     /// Mean length, KiB.
     pub kib_per_io_mean: f64,
@@ -51,7 +51,7 @@ pub struct DiskStats {
     pub cache_io_latency_mean_ns: u64,
     /// Mean latency of backing I/O, nanoseconds.
     pub disk_io_latency_mean_ns: u64,
-    /// I/Os to flash.
+    /// Blocks that the cache evicted.
     pub cache_ios: u64,
     /// Blocks that gave way.
     pub evictions: Evictions,
@@ -59,137 +59,139 @@ pub struct DiskStats {
     pub flash_errors: u64,
     /// Backing I/Os that failed.
     pub backing_errors: u64,
-    /// Sectors whose checksum did not match; each was repaired from the backing.
+    /// Sectors of flash whose checksum did not match. Each such sector was repaired from the
+    /// backing.
     pub checksum_mismatches: u64,
-    /// Blocks that the cache has room for.
+    /// Number of blocks that fit the cache.
     pub blocks: u64,
     /// Blocks with data.
     pub blocks_cached: u64,
-    /// Sectors (4 KiB) with data.
+    /// Number of cached sectors (4 KiB).
     pub sectors_valid: u64,
     /// Write mode of the cache.
     #[serde(default)]
     pub mode: String,
-    /// Bytes that only flash has.
+    /// Bytes of dirty data in the cache.
     #[serde(default)]
     pub dirty_bytes: u64,
-    /// Part of the dirty bytes that flash cannot deliver any more.
+    /// Dirty bytes that flash cannot return any more, included in `dirty_bytes`.
     #[serde(default)]
     pub dirty_lost_bytes: u64,
     /// Bytes read from the backing.
     #[serde(default)]
     pub backing_read_bytes: u64,
-    /// For a clone that shares blocks of its parent: bytes that the parent's disk served instead of
-    /// the backing.
+    /// For a clone that shares its parent's cached blocks: bytes that the parent's disk served
+    /// instead of the backing.
     #[serde(default)]
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     #[serde(default)]
     pub destaged_bytes: u64,
-    /// The same for each second at present.
+    /// Present rate of destaging, bytes per second.
     #[serde(default)]
     pub destage_rate_bytes: u64,
-    /// Writes from flash to the backing that failed; they are tried again.
+    /// Failed writes from flash to the backing. hob retries them.
     #[serde(default)]
     pub destage_errors: u64,
-    /// Bytes of journal written to flash, all copies.
+    /// Bytes of journal written to flash, including copies.
     #[serde(default)]
     pub journal_bytes: u64,
-    /// Bytes written to flash a second time, as second copies.
+    /// Bytes written to flash as replicas of other data.
     #[serde(default)]
     pub second_copy_bytes: u64,
-    /// Bytes in flash that are not served before they were compared with the backing.
+    /// Cached bytes that are not served until they are compared with the backing.
     #[serde(default)]
     pub unverified_bytes: u64,
-    /// How many there were when the cache was recovered; 0 when none is left.
+    /// Unverified bytes when the cache was recovered; 0 when all are compared.
     #[serde(default)]
     pub to_verify_bytes: u64,
-    /// Bytes that were compared with the backing after a restart, and equal.
+    /// Cached bytes that were compared with the backing after a restart and were equal.
     #[serde(default)]
     pub verified_bytes: u64,
-    /// Bytes that were compared with the backing after a restart, differed, and were dropped.
+    /// Cached bytes that were compared with the backing after a restart, differed, and were
+    /// dropped.
     #[serde(default)]
     pub stale_bytes: u64,
-    /// A drain is under way.
+    /// Whether a drain is in progress.
     #[serde(default)]
     pub draining: bool,
-    /// Cache block; 0 without a cache.
+    /// Block size of the cache; 0 without a cache.
     pub block_size: Size,
     /// Memory of the cache's index, bytes.
     pub index_bytes: u64,
-    /// Memory above the cache, bytes.
+    /// Size of the memory tier above the cache, bytes.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Part of it with data, bytes.
+    /// Bytes of the memory tier that hold data.
     #[serde(default)]
     pub memory_held_bytes: u64,
-    /// Bytes read ahead into it.
+    /// Bytes read ahead into the memory tier.
     #[serde(default)]
     pub read_ahead_bytes: u64,
-    /// Writes that went to the backing in one I/O with others.
+    /// Writes that were sent to the backing in one I/O with other writes.
     #[serde(default)]
     pub writes_merged: u64,
-    /// Memory of its index, bytes.
+    /// Memory of the memory tier's index, bytes.
     #[serde(default)]
     pub memory_index_bytes: u64,
-    /// One entry per outcome that exists, in a fixed order, also those that never happened.
+    /// Counters of each outcome in a fixed order, including outcomes that never happened.
     pub outcomes: Vec<OutcomeStats>,
-    /// The statistics of vSphere Flash Read Cache under their names there.
+    /// The statistics that vSphere Flash Read Cache has, under the same names.
     pub vsphere: VsphereStats,
 }
 
-/// Blocks that gave way to others.
+/// Blocks that a cache evicted to make room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Evictions {
-    /// Requests that made blocks leave.
+    /// Number of requests that caused evictions.
     pub operations: u64,
-    /// Blocks that gave way in all.
+    /// Total number of evicted blocks.
     pub blocks: u64,
-    /// When the last one happened, nanoseconds after counting began.
+    /// Time of the last eviction, nanoseconds after counting began.
     pub last_operation_at_ns: u64,
-    /// Blocks that gave way in the last operation.
+    /// Number of blocks evicted in the last operation.
     pub last_blocks: u64,
 }
 
-/// Counters of one outcome.
+/// Number and latencies of the requests with one outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OutcomeStats {
     /// `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `bypass`, `cache-off`,
     /// `flash-error`, `backing-error` or `refused`.
     pub class: String,
-    /// The reason inside the class; empty where the class says it all.
+    /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
     /// Requests.
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Percentage of all requests.
+    /// Percentage of all requests of the disk.
     pub percent: f64,
-    /// From request to reply.
+    /// Latencies from request to reply.
     pub latency: Latency,
 }
 
-/// A distribution of latencies.
+/// Distribution of the latencies of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Latency {
     /// Mean, nanoseconds.
     pub mean_ns: u64,
-    /// Half are at most this, nanoseconds.
+    /// Median latency, nanoseconds.
     pub p50_ns: u64,
-    /// 99 % are at most this, nanoseconds.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 % are at most this, nanoseconds.
+    /// 99.9th percentile of the latency, nanoseconds.
     pub p999_ns: u64,
     /// Longest, nanoseconds.
     pub max_ns: u64,
-    /// Non-empty buckets, shortest first.
+    /// Non-empty buckets of the latency histogram, shortest latency first.
     pub buckets: Vec<Bucket>,
 }
 
-/// One bucket of a histogram.
+/// One bucket of a latency histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bucket {
-    /// Its upper bound, nanoseconds.
+    /// Upper bound of the bucket, nanoseconds.
     pub up_to_ns: u64,
     /// Requests in it.
     pub count: u64,
@@ -197,15 +199,15 @@ pub struct Bucket {
 
 macro_rules! vsphere {
     ($($(#[doc = $doc:literal])* $field:ident $name:tt $type:ty)*) => {
-        /// The statistics of vSphere Flash Read Cache under their names there. Latencies are in
-        /// microseconds, as they are there.
+        /// The statistics that vSphere Flash Read Cache has, under the same names. Latencies are in
+        /// microseconds, as in vSphere.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
         pub struct VsphereStats {
             $($(#[doc = $doc])* #[serde(rename = $name)] pub $field: $type,)*
         }
 
         impl VsphereStats {
-            /// Name and value of each, in order; values as tables show them.
+            /// Returns the name and the formatted value of each statistic, in order.
             pub fn rows(&self) -> Vec<(&'static str, String)> {
                 vec![$(($name, Show::show(&self.$field)),)*]
             }
@@ -230,7 +232,7 @@ impl Show for f64 {
 }
 
 vsphere! {
-    /// Share of reads that came whole from flash, percent.
+    /// Percentage of reads that flash served completely.
     cache_hit_percentage "vFlash:cacheHitPercentage" f64
     /// Flash I/Os.
     total_cache_ios "vFlash:totalCacheIOs" u64
@@ -240,9 +242,9 @@ vsphere! {
     mean_disk_io_latency "vFlash:meanDiskIOLatency" f64
     /// Guest requests.
     total_ios "totalIOs" u64
-    /// Mean requests a second.
+    /// Mean number of requests per second.
     mean_iops "meanIOPS" f64
-    /// Requests in the busiest second.
+    /// Number of requests in the busiest second.
     max_iops "maxIOPS" f64
     /// Mean request length, KB of 1024 bytes.
     mean_kb_per_io "meanKBPerIO" f64
@@ -252,21 +254,21 @@ vsphere! {
     mean_io_latency "meanIOLatency" f64
     /// Longest latency of a guest request, µs.
     max_io_latency "maxIOLatency" f64
-    /// When the last eviction happened, µs after counting began.
+    /// Time of the last eviction, µs after counting began.
     evict_last_op_time "Evict:lastOpTime" f64
-    /// Blocks that gave way in the last eviction.
+    /// Number of blocks evicted in the last operation.
     evict_num_blocks_last_op "Evict:numBlocksLastOp" u64
-    /// Mean blocks that gave way in one eviction.
+    /// Mean number of blocks evicted in one operation.
     evict_avg_num_blocks_per_op "Evict:avgNumBlocksPerOp" f64
-    /// Share of the blocks that hold data, percent.
+    /// Percentage of the cache's blocks that hold data.
     cache_usage_percentage "vFlash:cacheUsagePercentage" f64
     /// Flash I/Os that failed.
     failed_flash_ios "vFlash:numFailedFlashIOs" u64
     /// Backing I/Os that failed.
     failed_disk_ios "vFlash:numFailedDiskIOs" u64
-    /// Blocks that the cache has.
+    /// Number of blocks that fit the cache.
     num_blocks "numBlocks" u64
-    /// Blocks that hold data.
+    /// Number of blocks that hold data.
     num_blocks_currently_cached "numBlocksCurrentlyCached" u64
 }
 

@@ -1,4 +1,4 @@
-//! Swap of the host on flash.
+//! API types for swap areas of the host in pools.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,29 +10,29 @@ use crate::Size;
 pub struct Swap {
     /// Its name.
     pub name: String,
-    /// The pool that it is carved from.
+    /// The pool that contains the swap area.
     pub pool: String,
-    /// The device of the pool that it is on.
+    /// Path of the pool device that contains the swap area.
     pub device: String,
-    /// Room that it takes, in whole segments.
+    /// Flash that the swap area occupies, in whole segments.
     pub size: Size,
     /// Its state.
     pub state: SwapState,
-    /// Why its state differs from the configuration, if it does.
+    /// Why the swap area's state differs from the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether it is turned on when the daemon starts.
+    /// Whether the daemon turns the swap area on when it starts.
     pub at_start: bool,
-    /// Swapped-out data on it.
+    /// Amount of swapped-out data in the area.
     pub used: Size,
-    /// Remaining work: bytes to write while `preparing`, bytes to bring back while `turning-off`.
+    /// Remaining work: bytes to write while `preparing`, bytes to read back while `turning-off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<Size>,
-    /// The requested priority, or the kernel's choice if it is on. Areas of higher priority are
-    /// filled first.
+    /// Configured priority; if the area is on, its actual priority. The kernel fills areas of
+    /// higher priority first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// The loop device that the kernel swaps to, while it is on.
+    /// Path of the loop device that the kernel swaps to, while the area is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<String>,
 }
@@ -41,20 +41,20 @@ pub struct Swap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SwapState {
-    /// The kernel does not swap to it.
+    /// The kernel does not use the swap area.
     Off,
-    /// It is written once, so that it has no holes, and then turned on.
+    /// hob writes the whole area once, so that its file has no holes, and then turns it on.
     Preparing,
-    /// The kernel swaps to it.
+    /// The kernel uses the swap area.
     On,
-    /// Swapped-out data is brought back.
+    /// The kernel reads the swapped-out data back into memory.
     TurningOff,
-    /// Its device is not there.
+    /// The device that contains the swap area is missing.
     Unavailable,
 }
 
 impl SwapState {
-    /// Returns true if the state will change by itself soon.
+    /// Returns true if the state will soon change without a request.
     pub fn is_passing(self) -> bool {
         matches!(self, SwapState::Preparing | SwapState::TurningOff)
     }
@@ -64,18 +64,20 @@ impl SwapState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwapCreate {
-    /// Its name; `swap0`, `swap1` … if absent.
+    /// Name of the swap area; `swap0`, `swap1` … if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The pool to carve it from; may be absent if there is only one.
+    /// Pool that will contain the swap area. Absent: the only pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Path of the device of the pool; the one with the most room if absent.
+    /// Path of the pool device that will contain the swap area. Absent: the device with the most
+    /// free space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// How large, rounded up to whole segments.
+    /// Size of the swap area, rounded up to whole segments.
     pub size: Size,
-    /// 0 to 32767, higher ones are filled first; the kernel chooses one below all of these if absent.
+    /// Swap priority, 0 to 32767; areas of higher priority are filled first. If absent, the kernel
+    /// chooses a lower one than all of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,
     /// Leave it off.
@@ -87,10 +89,10 @@ pub struct SwapCreate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwapPatch {
-    /// Whether the kernel swaps to it, now and after each start of the daemon. `true` stops a
-    /// turning-off that is under way.
+    /// Whether the kernel uses the swap area, now and after each start of the daemon. `true` also
+    /// cancels turning the area off.
     pub on: bool,
-    /// Turn it off even if memory may not have room for the swapped-out data.
+    /// Turn the area off even if the swapped-out data may not fit in memory.
     #[serde(default)]
     pub force: bool,
 }
@@ -98,19 +100,19 @@ pub struct SwapPatch {
 /// A swap area after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapChanged {
-    /// The area; absent when it was removed.
+    /// The changed swap area; absent if it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
-    /// Deviations from the request, as sentences.
+    /// Deviations of the result from the request, as sentences.
     pub notes: Vec<String>,
 }
 
-/// Space of a swap area in a pool.
+/// Flash of a pool that a swap area occupies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapRoom {
     /// The area's name.
     pub name: String,
-    /// Room that it takes.
+    /// Flash that the swap area occupies.
     pub size: Size,
 }
 

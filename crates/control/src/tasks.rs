@@ -1,42 +1,43 @@
-//! Changes that continue in the background.
+//! API types for changes that continue in the background.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Dirty;
 
-/// A change that is under way, or that ended after its request was answered.
+/// A change that is in progress, or that ended after the response to its request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
-    /// Its number; not used again before the daemon restarts.
+    /// Number of the task. The number is unique until the daemon restarts.
     pub id: u64,
     /// The command: `disk remove`, `drain`.
     pub what: String,
-    /// The subject of the change: the name of a disk, a pool or the like; empty if it concerns the whole daemon.
+    /// Subject of the task, such as the name of a disk or pool; empty if it concerns the whole
+    /// daemon.
     pub subject: String,
-    /// How far it is.
+    /// State of the task.
     pub state: TaskState,
-    /// Seconds since it began.
+    /// Seconds since the task began.
     pub age_seconds: u64,
-    /// Seconds since it ended; absent while it runs.
+    /// Seconds since the task ended; absent while it runs.
     pub ended_seconds_ago: Option<u64>,
-    /// Dirty data that it still has to destage; absent unless it drains a disk.
+    /// Dirty data that the task still has to destage. Absent unless the task drains a disk.
     pub dirty: Option<Dirty>,
-    /// It can be cancelled: it drains a disk.
+    /// Whether the task can be cancelled. Only drains can.
     pub can_cancel: bool,
-    /// Why it failed, or was cancelled.
+    /// Why the task failed or was cancelled.
     pub error: Option<String>,
 }
 
-/// How far a task is.
+/// State of a background task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskState {
-    /// It is under way.
+    /// The task is in progress.
     Running,
     /// It succeeded.
     Done,
-    /// It failed; health has it until it is acknowledged.
+    /// The task failed. `hob health` shows the failure until an operator acknowledges it.
     Failed,
     /// Somebody stopped it.
     Cancelled,

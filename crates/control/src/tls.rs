@@ -1,7 +1,7 @@
-//! The client's side of TLS: whom to trust, and what to show.
+//! TLS of the control API's client: trusted CA certificates and the client's own certificate.
 //!
-//! Files are PEM. There is no default for whom to trust: a daemon's certificate is seldom one that browsers know, so its
-//! authority is named. A certificate that is its own authority is named itself.
+//! Files are in PEM format. The client has no default CA, because public CAs seldom sign a daemon's
+//! certificate. For a self-signed certificate, pass the certificate itself as the CA.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,17 @@ use tokio_rustls::client::TlsStream;
 
 use crate::pem::{self, PemError};
 
-/// How to speak TLS with a daemon. Clones share one configuration.
+/// TLS settings of a client. Clones share one configuration.
 #[derive(Clone, Debug)]
 pub struct ClientTls(Arc<ClientConfig>);
 
-/// Why files cannot be used.
+/// Why the client's TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientTlsError {
-    /// One of them, whatever for.
+    /// A TLS file could not be read or parsed.
     #[error(transparent)]
     Pem(#[from] PemError),
-    /// Certificate, key or authorities are unusable.
+    /// The client's certificate, key or CA certificates are invalid.
     #[error("cannot use {}: {source}", path.display())]
     Unusable {
         /// Its path.
@@ -36,10 +36,11 @@ pub enum ClientTlsError {
 }
 
 impl ClientTls {
-    /// Trusts the certificates in `authorities`, and shows a certificate with its key if there is one.
+    /// Trusts the CA certificates in the file `authorities`. Presents the certificate and key in
+    /// `own`, if any.
     ///
     /// # Errors
-    /// Says which file cannot be used.
+    /// If a file cannot be used; the error names the file.
     pub fn load(authorities: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, ClientTlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in pem::certificates(authorities)? {
@@ -65,17 +66,17 @@ impl ClientTls {
         Ok(ClientTls(Arc::new(config)))
     }
 
-    /// The TLS handshake with the daemon at `host`.
+    /// Performs the TLS handshake with the daemon at `host`.
     pub(crate) async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, "no certificate can be for that name")
+            io::Error::new(io::ErrorKind::InvalidInput, "the host is not a valid name in a certificate")
         })?;
         TlsConnector::from(Arc::clone(&self.0)).connect(name, stream).await
     }
 }
 
-/// The TLS error behind an error, if there is one. A client whose certificate is refused learns of
-/// it only with its first request.
+/// Returns the TLS error that caused an error, if any. If the daemon refuses the client's
+/// certificate, the client's first request fails, not the handshake.
 pub(crate) fn cause(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -14,10 +14,10 @@
 //! Frames are sent many times a second, with or without records. A frame that reports a duration of
 //! t follows all records of requests before t, except dropped ones.
 
-/// Bytes of a frame's head, and of a record.
+/// Size of a frame's head, and of a record, bytes.
 const UNIT_BYTES: usize = 24;
 
-/// Most records of one frame.
+/// Largest number of records in one frame.
 pub const FRAME_RECORDS_MAX: usize = 16 << 10;
 
 /// Kind of request.
@@ -27,14 +27,14 @@ pub enum TraceOp {
     Read,
     /// Handed bytes over.
     Write,
-    /// Gave the range up, or made it zeroes.
+    /// Discarded the range, or wrote zeroes to it.
     Discard,
-    /// Made earlier writes durable. Has no range.
+    /// Made earlier writes durable. A flush has no range.
     Flush,
 }
 
 impl TraceOp {
-    /// Its number in the stream.
+    /// Returns the operation's number in the stream.
     pub const fn to_wire(self) -> u8 {
         match self {
             TraceOp::Read => 0,
@@ -44,7 +44,7 @@ impl TraceOp {
         }
     }
 
-    /// The operation of that number.
+    /// Returns the operation with this number.
     pub const fn from_wire(number: u8) -> Option<TraceOp> {
         match number {
             0 => Some(TraceOp::Read),
@@ -56,14 +56,14 @@ impl TraceOp {
     }
 }
 
-/// One request of a guest.
+/// One recorded request of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceRecord {
-    /// When it arrived, nanoseconds from the start of the recording.
+    /// Arrival time of the request, nanoseconds from the start of the recording.
     pub at_ns: u64,
-    /// First byte; 0 for a flush.
+    /// First byte of the request; 0 for a flush.
     pub offset: u64,
-    /// Bytes; 0 for a flush only.
+    /// Length of the request, bytes; 0 for a flush only.
     pub len: u32,
     /// Kind of request.
     pub op: TraceOp,
@@ -72,18 +72,18 @@ pub struct TraceRecord {
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceFrame {
-    /// How long the recording has lasted.
+    /// Duration of the recording so far.
     pub elapsed_ns: u64,
-    /// Requests that are missing because the client was too slow, since the start.
+    /// Requests missing from the recording because the client was too slow, since its start.
     pub dropped: u64,
-    /// The disk was removed, and this is the last frame.
+    /// Whether the disk was removed and this frame is the last.
     pub is_last: bool,
-    /// Requests since the last frame, in order.
+    /// Requests since the previous frame, in order of arrival.
     pub records: Vec<TraceRecord>,
 }
 
 impl TraceFrame {
-    /// Its bytes. It has at most [`FRAME_RECORDS_MAX`] records.
+    /// Encodes the frame, which has at most [`FRAME_RECORDS_MAX`] records.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.records.len() <= FRAME_RECORDS_MAX, "a frame of {} records", self.records.len());
         let mut bytes = Vec::with_capacity(UNIT_BYTES * (1 + self.records.len()));
@@ -101,9 +101,9 @@ impl TraceFrame {
     }
 }
 
-/// The stream is not one.
+/// The received bytes are not a valid trace stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a trace stream with {0}")]
+#[error("the trace stream is malformed: it has {0}")]
 pub struct TraceStreamError(&'static str);
 
 /// Decodes bytes into frames. Call [`handle_input`](Self::handle_input) with received bytes, then
@@ -111,7 +111,7 @@ pub struct TraceStreamError(&'static str);
 #[derive(Debug, Default)]
 pub struct TraceDecoder {
     held: Vec<u8>,
-    /// Bytes of `held` that were decoded.
+    /// Number of bytes of `held` that were decoded.
     used: usize,
 }
 
@@ -122,10 +122,10 @@ impl TraceDecoder {
         self.held.extend_from_slice(bytes);
     }
 
-    /// The next whole frame.
+    /// Returns the next complete frame.
     ///
     /// # Errors
-    /// The received bytes are not a trace stream.
+    /// If the received bytes are not a trace stream.
     pub fn poll_frame(&mut self) -> Result<Option<TraceFrame>, TraceStreamError> {
         let Some((head, rest)) = self.held[self.used..].split_first_chunk::<UNIT_BYTES>() else {
             return Ok(None);
@@ -136,7 +136,7 @@ impl TraceDecoder {
             return Err(TraceStreamError("a frame that is too long"));
         }
         if end > 1 {
-            return Err(TraceStreamError("an unknown mark"));
+            return Err(TraceStreamError("an unknown frame type"));
         }
         let Some(units) = rest.get(..count * UNIT_BYTES) else { return Ok(None) };
         let mut records = Vec::with_capacity(count);
@@ -154,7 +154,7 @@ fn parts(unit: &[u8; UNIT_BYTES]) -> Result<(u64, u64, u32, u8), TraceStreamErro
     let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| unit[at + i]));
     let short = u32::from_le_bytes(std::array::from_fn(|i| unit[16 + i]));
     if unit[21..] != [0; 3] {
-        return Err(TraceStreamError("bytes set that should be zero"));
+        return Err(TraceStreamError("reserved bytes that are not zero"));
     }
     Ok((long(0), long(8), short, unit[20]))
 }

@@ -1,6 +1,6 @@
-//! Front ends: the protocols by which guests reach disks, one module each. A front end translates its
-//! protocol into engine requests and replies. It owns neither sockets nor buffers: the shard loop moves the
-//! bytes.
+//! Front ends: one module for each protocol through which guests use disks. A front end translates
+//! its protocol into engine requests and replies. The shard loop owns the sockets and buffers and
+//! moves the bytes.
 
 pub mod fuse;
 pub mod nbd;

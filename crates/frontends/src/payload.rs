@@ -1,4 +1,4 @@
-//! The interface to a shard's payload buffers, as front ends use it.
+//! The interface of front ends to a shard's payload buffers.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +9,31 @@ use crate::vhost_user::memory::GuestRun;
 
 /// The payload buffers of the shard.
 pub trait Payload {
-    /// Allocates a buffer of `len` bytes with one reference; its content is undefined. Returns `None` while
-    /// there is no room.
+    /// Allocates a buffer of `len` bytes with one reference and undefined content. Returns `None`
+    /// if no buffer is free.
     fn alloc(&mut self, len: usize) -> Option<BufferId>;
-    /// Returns true if `len` bytes are free. An allocation may still fail because they are not contiguous.
+    /// Returns true if `len` bytes of buffer memory are free. An allocation may still fail, because
+    /// the free bytes are not contiguous.
     fn has_room(&mut self, len: usize) -> bool;
     /// Adds a reference.
     fn retain(&mut self, id: BufferId);
     /// Drops a reference.
     fn release(&mut self, id: BufferId);
-    /// Returns part of a buffer.
+    /// Returns a part of a payload buffer for reading.
     fn bytes(&self, slice: BufferSlice) -> &[u8];
-    /// Returns part of a buffer for writing.
+    /// Returns a part of a payload buffer for writing.
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
-    /// Returns a buffer, with one reference, that is the guest's own memory. Returns `None` if that is not
-    /// worthwhile for this read. The buffer is used for that read only.
+    /// Returns a buffer with one reference that is guest memory, for this read only. Returns `None`
+    /// if a daemon buffer is better for this read.
     fn adopt(&mut self, _disk: DiskId, _offset: u64, _run: &GuestRun<'_>) -> Option<BufferId> {
         None
     }
 }
 
-/// Allocates the buffer for a request of these bytes, and returns its size: whole sectors, as the engine
-/// wants it. Bytes beyond the disk's end must read as zeroes. A read overwrites, and a write ignores, the
-/// rest of a sector that the request touches in part. So zeroing the last sector is always correct, and
-/// cheap. Returns `None` while there is no room.
+/// Allocates the buffer for a request of these bytes, and returns its size in whole sectors. Bytes
+/// beyond the disk's end must read as zeroes, so the last sector is zeroed. Zeroing it is safe: a
+/// read overwrites the sector, and a write ignores its unused part. Returns `None` while no buffer
+/// is free.
 #[inline]
 pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
     let bytes = buffer_bytes(offset, len);
@@ -50,7 +51,7 @@ pub(crate) fn buffer_bytes(offset: u64, len: u64) -> u64 {
     sector_ceil(offset + len) - sector_floor(offset)
 }
 
-/// Returns the part of such a buffer that holds the request's bytes.
+/// Returns the part of the allocated buffer that holds the request's bytes.
 #[inline]
 pub(crate) fn slice_for(id: BufferId, offset: u64, len: u64) -> BufferSlice {
     BufferSlice { id, offset: (offset % SECTOR_BYTES) as u32, len: len as u32 }
@@ -59,12 +60,12 @@ pub(crate) fn slice_for(id: BufferId, offset: u64, len: u64) -> BufferSlice {
 /// Buffers that are plain vectors with reference counts, for tests and fuzzers.
 #[derive(Debug, Default)]
 pub struct PlainBuffers {
-    /// Content and reference count by id.
+    /// Content and reference count of each buffer, by id.
     pub buffers: BTreeMap<u32, (Vec<u8>, u32)>,
     next: u32,
     /// Makes allocations fail.
     pub full: bool,
-    /// Makes reads use the guest's own memory; their buffers are empty.
+    /// Whether reads use guest memory. The buffers of such reads are empty.
     pub adopts: bool,
 }
 

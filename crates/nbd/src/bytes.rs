@@ -1,9 +1,9 @@
-//! Helpers for bytes that arrive in pieces: [`Intake`] collects a known number of bytes, [`Reader`] parses
-//! them. Neither trusts a length that the caller did not give. All lengths are in bytes.
+//! Helpers for bytes that arrive in pieces: [`Intake`] collects a known number of bytes, [`Reader`]
+//! parses them. The caller limits all lengths, in bytes.
 
 use crate::wire::STRING_BYTES_MAX;
 
-/// Collects exactly `need` bytes out of pieces of any size. The caller bounds `need`.
+/// Collects exactly `need` bytes from input pieces of any size. The caller limits `need`.
 #[derive(Clone, Debug)]
 pub(crate) struct Intake {
     held: Vec<u8>,
@@ -41,8 +41,8 @@ impl Intake {
         &self.held
     }
 
-    /// Takes the collected bytes out, so that the caller can parse them while its state changes. `restore`
-    /// returns the memory for reuse.
+    /// Takes the collected bytes out of the intake, so that the caller can parse them while its
+    /// state changes. `restore` returns the memory for reuse.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         self.need = 0;
         std::mem::take(&mut self.held)
@@ -118,7 +118,7 @@ pub(crate) fn clip(text: &str, bytes_max: usize) -> &str {
     &text[..end]
 }
 
-/// Makes a peer's text fit for a log: UTF-8, no control characters, limited length.
+/// Converts a peer's text for the log: UTF-8, no control characters, limited length.
 pub(crate) fn readable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(STRING_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

@@ -1,8 +1,8 @@
-//! The client's side: negotiate with [`handshake`], encode requests with [`request`], decode replies with
-//! [`reply`].
+//! Client side of NBD: [`handshake`] negotiates, [`request`] encodes requests, [`reply`] decodes
+//! replies.
 //!
-//! A server is trusted no more than a client: a violation of the protocol is an error that ends the
-//! connection. It never causes a panic, wrong data or unbounded memory.
+//! Input from the server is untrusted. A protocol violation is an error that ends the connection. A
+//! server's input never causes a panic, wrong data or unbounded memory.
 
 pub mod handshake;
 pub mod reply;

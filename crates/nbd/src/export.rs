@@ -1,47 +1,51 @@
-//! Exports: their properties, their features, and how the server looks them up.
+//! Exports: their properties, their features, and how the server finds them by name.
 //!
 //! Negotiation announces an [`ExportInfo`] to the client, and
-//! [`validate`](crate::server::request::validate) checks every request against it, so the two always agree.
-//! Block sizes that the protocol does not allow are refused ([`ExportInfo::check`]). Sizes are bytes.
+//! [`validate`](crate::server::request::validate) checks every request against it.
+//! [`ExportInfo::check`] refuses block sizes that the protocol does not allow. Sizes are in bytes.
 
 use crate::wire::{DEFAULT_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, TransmissionFlags};
 
-/// One export, as announced to a client.
+/// Properties of an export, as announced to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Size of the disk, bytes.
     pub size_bytes: u64,
-    /// Writes are refused with EPERM.
+    /// The server refuses writes with EPERM.
     pub read_only: bool,
     /// FLUSH is understood.
     pub can_flush: bool,
-    /// The FUA flag is honoured.
+    /// The server honours the FUA flag.
     pub can_fua: bool,
     /// TRIM is understood.
     pub can_trim: bool,
     /// WRITE_ZEROES is understood.
     pub can_write_zeroes: bool,
-    /// WRITE_ZEROES with FAST_ZERO either is fast or fails fast; needs `can_write_zeroes`.
+    /// WRITE_ZEROES with FAST_ZERO is fast or fails fast; needs `can_write_zeroes`.
     pub can_fast_zero: bool,
     /// CACHE is understood.
     pub can_cache: bool,
-    /// Several connections see one coherent disk, and a FLUSH on one covers the writes of all.
+    /// Several connections see one coherent disk. A FLUSH on one connection covers completed writes
+    /// of all.
     pub can_multi_conn: bool,
-    /// Seeks cost time; a hint for the client's scheduler.
+    /// The disk has seek times; a hint for the client's scheduler.
     pub rotational: bool,
-    /// Free text; clipped to 4096 bytes on the wire.
+    /// Description of the export; clipped to 4096 bytes on the wire.
     pub description: String,
-    /// Offsets and lengths must be multiples of this; a power of two from 1 to 64 KiB, bytes.
+    /// Requests' offsets and lengths must be multiples of this; a power of two from 1 to 64 KiB,
+    /// bytes.
     pub block_size_min: u32,
-    /// Preferred size; a power of two, at least 512 and `block_size_min`, at most 32 MiB, bytes.
+    /// Preferred request size; a power of two, at least 512 and `block_size_min`, at most 32 MiB,
+    /// bytes.
     pub block_size_preferred: u32,
     /// Longest READ or WRITE; a multiple of `block_size_min`, bytes.
     pub block_size_max: u32,
-    /// Names of metadata contexts besides `base:allocation`, each `NAMESPACE:…`; at most [`CONTEXTS_MAX`].
+    /// Names of metadata contexts in addition to `base:allocation`, each `NAMESPACE:…`; at most
+    /// [`CONTEXTS_MAX`].
     pub contexts: Vec<String>,
 }
 
-/// Maximum number of further metadata contexts of an export.
+/// Maximum number of an export's metadata contexts in addition to `base:allocation`.
 pub const CONTEXTS_MAX: usize = 64;
 
 impl ExportInfo {
@@ -70,14 +74,14 @@ impl ExportInfo {
     /// Checks the block sizes and the size against the protocol ("Block size constraints").
     ///
     /// # Errors
-    /// The rule that is broken. Negotiation refuses such an export with ERR_PLATFORM.
+    /// The broken rule. Negotiation refuses an invalid export with ERR_PLATFORM.
     pub fn check(&self) -> Result<(), ExportInfoError> {
         if self.size_bytes > i64::MAX as u64 {
             return Err(ExportInfoError::Size(self.size_bytes));
         }
         let (min, preferred, max) = (self.block_size_min, self.block_size_preferred, self.block_size_max);
         check_block_sizes(min, preferred, max)?;
-        // Checked for our own exports only: a server that breaks this rule can still be used.
+        // Only hob's own exports must follow this rule: hob can use a server that breaks it.
         if u64::from(max) < u64::from(preferred).min(self.size_bytes) {
             return Err(ExportInfoError::BlockSizes { min, preferred, max });
         }
@@ -105,11 +109,12 @@ impl ExportInfo {
     }
 }
 
-/// Checks the protocol's rules for the three block sizes, of our exports and of other servers' exports.
+/// Checks the protocol's rules for the three block sizes, for hob's exports and for exports of
+/// other servers.
 pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<(), ExportInfoError> {
     let min_fits = min.is_power_of_two() && min <= 64 << 10;
     let preferred_fits = preferred.is_power_of_two() && preferred >= min.max(512) && preferred <= 32 << 20;
-    // All ones means "no limit" and is the only maximum that need not be a multiple.
+    // All ones mean "no limit". Only this maximum need not be a multiple of the minimum.
     let max_fits = min_fits && max >= min && (max.is_multiple_of(min) || max == u32::MAX);
     if min_fits && preferred_fits && max_fits {
         return Ok(());
@@ -117,11 +122,11 @@ pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<()
     Err(ExportInfoError::BlockSizes { min, preferred, max })
 }
 
-/// Why an export cannot be announced.
+/// Why an export cannot be announced to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ExportInfoError {
-    /// The size does not fit a file offset.
-    #[error("a size of {0} bytes does not fit a file offset; sizes end at 2^63 - 1")]
+    /// The export's size does not fit a file offset.
+    #[error("an export of {0} bytes does not fit a file offset; the maximum is 2^63 - 1")]
     Size(u64),
     /// The block sizes break the protocol's rules.
     #[error(
@@ -139,13 +144,14 @@ pub enum ExportInfoError {
     },
 }
 
-/// Looks up exports during negotiation. Implemented by the front end; must return immediately.
+/// Finds exports during negotiation. The front end implements it; its functions must return
+/// immediately.
 pub trait ExportDirectory {
-    /// Returns the export of that name; the empty name asks for the default export, if there is one.
+    /// Returns the export with this name. The empty name means the default export, if there is one.
     fn find(&self, name: &str) -> Option<ExportInfo>;
 
-    /// Returns all exports that a client may see, as name and description. Names over 4096 bytes are not
-    /// listed, since no client could ask for them.
+    /// Returns the name and description of all exports that a client may see. Names over 4096 bytes
+    /// are left out, because no client can request them.
     fn list(&self) -> Vec<(String, String)>;
 }
 

@@ -1,19 +1,20 @@
-//! The request header of the transmission phase, shared by both ends.
+//! The request header of the transmission phase, shared by client and server.
 //!
-//! Decoding accepts any command and any flags, because an error reply needs the cookie. Only a wrong magic
-//! is an error: after it the stream cannot be parsed. Offsets and lengths are bytes.
+//! Decoding accepts any command and any flags, because an error reply needs the cookie. Only a
+//! wrong magic number is an error, because the rest of the stream cannot be parsed. Offsets and
+//! lengths are in bytes.
 
 use crate::bytes::Reader;
 use crate::wire::{REQUEST_BYTES, REQUEST_MAGIC};
 
-/// Command of a request ("Request types").
+/// Command of an NBD request ("Request types").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Read `length` bytes.
     Read,
     /// Write the `length` bytes that follow the header.
     Write,
-    /// Finish commands in flight and close; there is no reply.
+    /// Complete the commands in flight and close the connection; there is no reply.
     Disconnect,
     /// Make completed writes durable.
     Flush,
@@ -23,14 +24,14 @@ pub enum Command {
     Cache,
     /// Make the range read as zeroes.
     WriteZeroes,
-    /// Describe the range's extents.
+    /// Report the extents of the range.
     BlockStatus,
-    /// A number this crate does not know; it is answered with EINVAL.
+    /// A command that this crate does not know; the server replies EINVAL.
     Unknown(u16),
 }
 
 impl Command {
-    /// The number on the wire.
+    /// Returns the command's number on the wire.
     #[inline]
     pub const fn to_wire(self) -> u16 {
         match self {
@@ -46,7 +47,7 @@ impl Command {
         }
     }
 
-    /// The command of a wire number.
+    /// Returns the command with this number on the wire.
     #[inline]
     pub const fn from_wire(number: u16) -> Self {
         match number {
@@ -63,31 +64,31 @@ impl Command {
     }
 }
 
-/// Modifiers of a request ("Command flags").
+/// Flags of an NBD request ("Command flags").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommandFlags(pub u16);
 
 impl CommandFlags {
     /// No flag at all.
     pub const NONE: Self = Self(0);
-    /// Durable before the reply.
+    /// The write must be durable before the reply.
     pub const FUA: Self = Self(1 << 0);
     /// WRITE_ZEROES: keep the range allocated.
     pub const NO_HOLE: Self = Self(1 << 1);
-    /// READ: answer in one chunk.
+    /// READ: send the reply in one chunk.
     pub const DF: Self = Self(1 << 2);
-    /// BLOCK_STATUS: one extent is enough.
+    /// BLOCK_STATUS: one extent in the reply is enough.
     pub const REQ_ONE: Self = Self(1 << 3);
     /// WRITE_ZEROES: be fast or fail with ENOTSUP.
     pub const FAST_ZERO: Self = Self(1 << 4);
 
-    /// True if every bit of `other` is set.
+    /// Returns true if every bit of `other` is set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These flags without those of `other`.
+    /// Returns these flags without the bits of `other`.
     #[inline]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -102,14 +103,14 @@ impl std::ops::BitOr for CommandFlags {
     }
 }
 
-/// One request header. Fields are as sent: nothing has been checked beyond the magic.
+/// One request header. Only the magic number was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The command.
     pub command: Command,
     /// The command's flags.
     pub flags: CommandFlags,
-    /// The client's id of the request, repeated in the reply.
+    /// The client's id of the request; the reply repeats it.
     pub cookie: u64,
     /// First byte concerned.
     pub offset: u64,
@@ -118,7 +119,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The header as sent.
+    /// Encodes the header for the wire.
     #[inline]
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut out = [0; REQUEST_BYTES];
@@ -131,7 +132,7 @@ impl Request {
         out
     }
 
-    /// Reads a header; `None` if the magic is wrong.
+    /// Decodes a header; `None` if the magic number is wrong.
     #[inline]
     pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
         let mut reader = Reader::new(bytes);

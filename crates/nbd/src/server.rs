@@ -1,5 +1,5 @@
-//! The server's side: negotiate with [`handshake`], then decode and check with [`request`], answer with
-//! [`reply`].
+//! Server side of NBD: [`handshake`] negotiates, [`request`] decodes and checks requests, [`reply`]
+//! encodes replies.
 //!
 //! [`handshake`] and [`request`] list the refused messages. The caller executes the requests.
 

@@ -1,10 +1,10 @@
-//! NBD URIs: how users name an export.
+//! NBD URIs, with which users name an export.
 //!
-//! `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, percent-encoded, as in the NBD
-//! project's `doc/uri.md`. The export is the path without its first slash; without a path it is the
-//! server's default export. Refused, each with the form to use instead: TLS and vsock schemes, users and
-//! passwords, fragments, unknown or repeated parameters, names and paths that are too long, not UTF-8 or
-//! contain NUL. Lengths are bytes.
+//! Forms: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, percent-encoded, as in
+//! the NBD project's `doc/uri.md`. The export is the path without its first slash. A URI without a
+//! path means the server's default export. Errors name the form to use instead. Refused are TLS and
+//! vsock schemes, users and passwords, fragments, and unknown or repeated parameters. Names and
+//! paths that are too long, are not UTF-8 or contain NUL are refused too. Lengths are in bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub const DEFAULT_PORT: u16 = 10809;
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const URI_BYTES_MAX: usize = 16 << 10;
 
-/// Where an export is.
+/// Address of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NbdUri {
     /// Address of the server.
@@ -32,44 +32,44 @@ pub struct NbdUri {
 pub enum Address {
     /// Over TCP.
     Tcp {
-        /// A name or an address; an IPv6 address has no brackets.
+        /// Host name or IP address; an IPv6 address has no brackets.
         host: String,
         /// Port.
         port: u16,
     },
-    /// Over a Unix socket.
+    /// A server on a Unix socket.
     Unix {
-        /// Path of the socket; a relative path is relative to the process's directory.
+        /// Path of the socket; a relative path starts at the process's working directory.
         path: PathBuf,
     },
 }
 
-/// Why a URI is refused, and what to write instead.
+/// Why a URI is refused, and the form to use instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// Unknown scheme.
     #[error("{0:?} is not an NBD URI; write nbd://host/export or nbd+unix:///export?socket=/path")]
     Scheme(String),
-    /// The scheme asks for TLS.
+    /// The URI's scheme requests TLS.
     #[error(
-        "{0}:// asks for TLS, which hob does not speak to backings; use nbd:// over a trusted network or a tunnel"
+        "{0}:// requests TLS, which hob does not support for backings; use nbd:// over a trusted network or a tunnel"
     )]
     Tls(String),
-    /// The scheme asks for a VM socket.
-    #[error("{0}:// asks for a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]
+    /// The URI's scheme requests a VM socket.
+    #[error("{0}:// requests a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]
     Vsock(String),
     /// No host.
     #[error(
         "the URI names no host; write nbd://host/export, or nbd+unix:///export?socket=/path for a socket"
     )]
     NoHost,
-    /// A host in a Unix socket URI.
+    /// A Unix socket URI contains a host.
     #[error("nbd+unix:// takes no host; write three slashes: nbd+unix:///export?socket=/path")]
     UnixHost,
     /// No socket.
     #[error("nbd+unix:// needs the socket's path; append ?socket=/path")]
     NoSocket,
-    /// The socket path is unusable.
+    /// The socket's path is too long or empty.
     #[error("a socket's path must have 1 to 107 bytes; use a shorter one, perhaps through a symbolic link")]
     SocketLength,
     /// Invalid host.
@@ -79,16 +79,18 @@ pub enum UriError {
     #[error("{0:?} is not a port; write a number from 1 to 65535, or nothing for 10809")]
     Port(String),
     /// Unknown or repeated parameter.
-    #[error("the parameter {0:?} is not known here; nbd+unix:// takes `socket`, once, and nbd:// takes none")]
+    #[error(
+        "the parameter {0:?} is unknown or repeated; nbd+unix:// takes `socket` once, and nbd:// takes none"
+    )]
     Parameter(String),
     /// A fragment.
-    #[error("a URI of an export has no fragment; write %23 for a # in a name")]
+    #[error("an NBD URI cannot have a fragment; write %23 for a # in a name")]
     Fragment,
     /// Invalid percent-encoding.
     #[error("a % must be followed by two hexadecimal digits; write %25 for the % itself")]
     Percent,
     /// Not UTF-8, or contains NUL.
-    #[error("what the URI decodes to is not UTF-8, or contains NUL")]
+    #[error("the decoded URI is not UTF-8, or contains NUL")]
     NotText,
     /// Too long.
     #[error("the URI or its export name is too long; an export name may have 4096 bytes at most")]
@@ -131,7 +133,7 @@ fn tcp(authority: &str, query: &str) -> Result<Address, UriError> {
     let (host, port) = if let Some(inside) = authority.strip_prefix('[') {
         let (host, after) = inside.split_once(']').ok_or_else(bad_host)?;
         let host = decode(host)?;
-        // The zone after % is not part of the address.
+        // The zone after % is not part of the IPv6 address.
         let (address, zone) = host.split_once('%').unwrap_or((&host, "zone"));
         if address.parse::<std::net::Ipv6Addr>().is_err() || !is_plain(zone) {
             return Err(bad_host());
@@ -165,8 +167,8 @@ fn tcp(authority: &str, query: &str) -> Result<Address, UriError> {
     Ok(Address::Tcp { host, port })
 }
 
-/// Returns true if the name is safe to pass to a resolver: no users (`@`), brackets, colons, spaces or
-/// control characters.
+/// Returns true if the host can be passed to a resolver: no users (`@`), brackets, colons, spaces
+/// or control characters.
 fn is_plain(host: &str) -> bool {
     let odd = |c: char| c.is_ascii() && !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
     !host.is_empty() && !host.contains(odd) && !host.contains(|c: char| c.is_control() || c.is_whitespace())
@@ -190,7 +192,7 @@ fn unix(authority: &str, query: &str) -> Result<Address, UriError> {
     Ok(Address::Unix { path: path.into() })
 }
 
-/// Decodes percent-encoding. A `+` is a plus sign, as in paths.
+/// Decodes percent-encoding. A `+` stays a plus sign, as in paths.
 fn decode(text: &str) -> Result<String, UriError> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -209,7 +211,7 @@ fn decode(text: &str) -> Result<String, UriError> {
     }
 }
 
-/// Percent-encodes all characters but unreserved ones and those of `also`.
+/// Percent-encodes all characters except unreserved ones and those in `also`.
 struct Encoded<'a> {
     text: &'a str,
     also: &'static [u8],
@@ -228,7 +230,7 @@ impl fmt::Display for Encoded<'_> {
     }
 }
 
-/// Writes a URI that parses to the same value, unless a field has a value that no URI can express.
+/// Writes a URI that parses to the same value, if a URI can express the value.
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = Encoded { text: &self.export, also: b"/:@+=," };

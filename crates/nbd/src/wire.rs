@@ -1,27 +1,28 @@
 //! Constants and fixed headers of the NBD protocol.
 //!
-//! Only values: [`server`](crate::server) and [`client`](crate::client) decide when a peer may use them.
-//! Numbers from a peer stay plain integers, since it may send any of them. Integers are big-endian and
-//! lengths are bytes. Section names in the comments refer to the NBD project's `doc/proto.md`.
+//! [`server`](crate::server) and [`client`](crate::client) decide when a peer may use each value.
+//! Numbers from a peer stay plain integers, because a peer may send any value. Integers are
+//! big-endian and lengths are in bytes. Section names in the comments refer to the NBD project's
+//! `doc/proto.md`.
 
 use crate::bytes::Reader;
 
-/// First eight bytes of every server: `NBDMAGIC`.
+/// First eight bytes that every NBD server sends: `NBDMAGIC`.
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
-/// Second eight bytes of a newstyle server, and the start of every option: `IHAVEOPT`.
+/// Second eight bytes that a newstyle server sends, and the start of every option: `IHAVEOPT`.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// Second eight bytes of an oldstyle server, which this crate refuses.
+/// Second eight bytes that an oldstyle server sends. This crate refuses oldstyle servers.
 pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Start of every reply to an option.
+/// Magic number of every reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// Start of every request of the transmission phase.
+/// Magic number of every request in the transmission phase.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 /// Start of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Start of a structured reply chunk.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
-/// Bytes of the server's greeting: two magics and the handshake flags.
+/// Length of the server's greeting: two magic numbers and the handshake flags.
 pub const GREETING_BYTES: usize = 18;
 /// Bytes of an option header.
 pub const OPTION_HEADER_BYTES: usize = 16;
@@ -33,11 +34,12 @@ pub const REQUEST_BYTES: usize = 28;
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 /// Bytes of a structured reply chunk header.
 pub const CHUNK_HEADER_BYTES: usize = 20;
-/// Zeroes that follow the reply to EXPORT_NAME unless both sides agreed to leave them out.
+/// Number of zeroes after the reply to EXPORT_NAME, unless client and server agreed to leave them
+/// out.
 pub const EXPORT_NAME_ZEROES: usize = 124;
-/// Longest string the protocol allows, in bytes.
+/// Longest string that the protocol allows, bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Maximum payload in bytes that every server is expected to accept if it announced no maximum.
+/// Largest payload that every server accepts if it announced no maximum, bytes.
 pub const DEFAULT_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Name of the metadata context that every export has.
@@ -47,15 +49,15 @@ pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// Handshake flags of the server; the client's flags use the same bits.
 pub mod handshake_flags {
-    /// Options are answered, and several may be sent one after the other.
+    /// The server replies to options, and the client may send several.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-    /// The zeroes after EXPORT_NAME may be left out.
+    /// The zeroes after the reply to EXPORT_NAME may be left out.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
 /// Option types a client may send.
 pub mod opt {
-    /// Choose an export and start transmission, with no way to report an error.
+    /// Choose an export and start transmission. The protocol has no error reply to this option.
     pub const EXPORT_NAME: u32 = 1;
     /// End the negotiation.
     pub const ABORT: u32 = 2;
@@ -77,13 +79,14 @@ pub mod opt {
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// Types of option replies. Those with bit 31 set are errors, whose payload is a message for the user.
+/// Types of option replies. Replies with bit 31 set are errors, whose payload is a message for the
+/// user.
 pub mod rep {
-    /// The option is done.
+    /// The server has processed the option.
     pub const ACK: u32 = 1;
-    /// One export of a LIST.
+    /// One export in the reply to LIST.
     pub const SERVER: u32 = 2;
-    /// One information item of an INFO or GO.
+    /// One information item in the reply to INFO or GO.
     pub const INFO: u32 = 3;
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
@@ -95,19 +98,19 @@ pub mod rep {
     pub const ERR_POLICY: u32 = ERROR_BIT | 2;
     /// The option is malformed or comes at the wrong moment.
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
-    /// The server's platform lacks the option.
+    /// The server's platform does not support the option.
     pub const ERR_PLATFORM: u32 = ERROR_BIT | 4;
     /// The option needs TLS first.
     pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
-    /// There is no such export.
+    /// The requested export does not exist.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// The server is about to end.
+    /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
-    /// The export can only be used by a client that asks for block sizes.
+    /// The export needs a client that requests block sizes.
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
     /// The option or its answer is too long.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
-    /// The export can only be used with extended headers.
+    /// The export needs extended headers.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
 }
 
@@ -125,11 +128,11 @@ pub mod info {
 
 /// Types of structured reply chunks.
 pub mod chunk {
-    /// Nothing but the end of the reply.
+    /// A chunk without data, which ends the reply.
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
-    /// Zeroes at an offset.
+    /// Zeroes at an offset of the disk.
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents of a metadata context.
     pub const BLOCK_STATUS: u16 = 5;
@@ -137,41 +140,41 @@ pub mod chunk {
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT | 1;
-    /// The request failed at an offset.
+    /// The request failed at this offset of the disk.
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
-    /// Chunk flag: this was the last chunk of the reply.
+    /// Chunk flag: this chunk is the last of the reply.
     pub const FLAG_DONE: u16 = 1 << 0;
 }
 
-/// What an export can do, as announced when transmission starts ("Transmission flags").
+/// Features of an export, announced when transmission starts ("Transmission flags").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TransmissionFlags(pub u16);
 
 impl TransmissionFlags {
-    /// Must be set for any other bit to mean something.
+    /// Every export sets this flag; without it, the other flags have no meaning.
     pub const HAS_FLAGS: Self = Self(1 << 0);
     /// Writes are refused.
     pub const READ_ONLY: Self = Self(1 << 1);
     /// FLUSH is understood.
     pub const SEND_FLUSH: Self = Self(1 << 2);
-    /// The FUA command flag is understood.
+    /// The server supports the FUA command flag.
     pub const SEND_FUA: Self = Self(1 << 3);
     /// Seeks cost time.
     pub const ROTATIONAL: Self = Self(1 << 4);
     /// TRIM is understood.
     pub const SEND_TRIM: Self = Self(1 << 5);
-    /// WRITE_ZEROES and its NO_HOLE flag are understood.
+    /// The server supports WRITE_ZEROES and its NO_HOLE flag.
     pub const SEND_WRITE_ZEROES: Self = Self(1 << 6);
-    /// The DF command flag is understood; only with structured replies.
+    /// The server supports the DF command flag; only with structured replies.
     pub const SEND_DF: Self = Self(1 << 7);
-    /// A FLUSH on one connection covers completed writes of all of them.
+    /// A FLUSH on one connection covers completed writes of all connections.
     pub const CAN_MULTI_CONN: Self = Self(1 << 8);
     /// CACHE is understood.
     pub const SEND_CACHE: Self = Self(1 << 10);
-    /// The FAST_ZERO command flag is understood.
+    /// The server supports the FAST_ZERO command flag.
     pub const SEND_FAST_ZERO: Self = Self(1 << 11);
 
-    /// True if every bit of `other` is set.
+    /// Returns true if every bit of `other` is set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -193,29 +196,29 @@ pub enum ErrorCode {
     Perm = 1,
     /// The medium failed.
     Io = 5,
-    /// The server is short of memory; the same request may succeed later.
+    /// The server is out of memory. The same request may succeed if it is sent again later.
     NoMem = 12,
     /// The request is malformed, misaligned or out of range.
     Inval = 22,
-    /// The write does not fit the export or its medium.
+    /// The written range does not fit the export or its medium.
     NoSpc = 28,
     /// The reply would be too long to send unfragmented.
     Overflow = 75,
-    /// The request is fine, but cannot be done as asked, such as a fast zero.
+    /// The request is valid but the server cannot execute it as requested, for example a fast zero.
     NotSup = 95,
-    /// The server is about to end.
+    /// The server is shutting down.
     Shutdown = 108,
 }
 
 impl ErrorCode {
-    /// The number on the wire.
+    /// Returns the error's number on the wire.
     #[inline]
     pub const fn to_wire(self) -> u32 {
         self as u32
     }
 
-    /// The error of a wire number. A number the specification does not list counts as [`ErrorCode::Inval`], as the
-    /// specification asks; zero is success and gives `None`.
+    /// Returns the error with this wire number; zero means success and gives `None`. An unknown
+    /// number becomes [`ErrorCode::Inval`], as the specification requires.
     pub const fn from_wire(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -230,7 +233,7 @@ impl ErrorCode {
         })
     }
 
-    /// The name used in the specification, without its prefix.
+    /// Returns the error's name in the specification, without its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Perm => "EPERM",
@@ -251,35 +254,36 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// One run of equal state in a BLOCK_STATUS reply.
+/// A range of the disk with one state, in a BLOCK_STATUS reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes in the run; never zero.
+    /// Length of the range, bytes; never zero.
     pub length: u32,
-    /// For `base:allocation` a set of [`Extent::HOLE`] and [`Extent::ZERO`]; for `qemu:dirty-bitmap:…` [`Extent::DIRTY`] or nothing.
+    /// State of the range. For `base:allocation`: [`Extent::HOLE`] and [`Extent::ZERO`]. For
+    /// `qemu:dirty-bitmap:…`: [`Extent::DIRTY`] or 0.
     pub state: u32,
 }
 
 impl Extent {
-    /// State bit: nothing is allocated there.
+    /// State bit: the range is not allocated.
     pub const HOLE: u32 = 1 << 0;
-    /// State bit: it reads as zeroes.
+    /// State bit: the range reads as zeroes.
     pub const ZERO: u32 = 1 << 1;
-    /// State bit of dirty bitmaps: it was changed.
+    /// State bit of dirty bitmaps: the range was changed.
     pub const DIRTY: u32 = 1 << 0;
 }
 
 /// Header of an option; `length` bytes of payload follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// One of [`opt`], or anything.
+    /// One of [`opt`], or an unknown number.
     pub option: u32,
     /// Payload bytes.
     pub length: u32,
 }
 
 impl OptionHeader {
-    /// The header as sent.
+    /// Encodes the header for the wire.
     pub fn encode(self) -> [u8; OPTION_HEADER_BYTES] {
         let mut out = [0; OPTION_HEADER_BYTES];
         out[0..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -288,7 +292,7 @@ impl OptionHeader {
         out
     }
 
-    /// Reads a header; `None` if the magic is wrong or the slice too short.
+    /// Decodes a header; `None` if the magic number is wrong or the slice too short.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         (reader.u64()? == OPTION_MAGIC).then_some(())?;
@@ -299,16 +303,16 @@ impl OptionHeader {
 /// Header of an option reply; `length` bytes of payload follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// The option that is answered.
+    /// The option that the server replies to.
     pub option: u32,
-    /// One of [`rep`], or anything.
+    /// One of [`rep`], or an unknown number.
     pub reply: u32,
     /// Payload bytes.
     pub length: u32,
 }
 
 impl OptionReplyHeader {
-    /// The header as sent.
+    /// Encodes the header for the wire.
     pub fn encode(self) -> [u8; OPTION_REPLY_HEADER_BYTES] {
         let mut out = [0; OPTION_REPLY_HEADER_BYTES];
         out[0..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
@@ -318,7 +322,7 @@ impl OptionReplyHeader {
         out
     }
 
-    /// Reads a header; `None` if the magic is wrong or the slice too short.
+    /// Decodes a header; `None` if the magic number is wrong or the slice too short.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         (reader.u64()? == OPTION_REPLY_MAGIC).then_some(())?;
@@ -331,16 +335,16 @@ impl OptionReplyHeader {
 pub struct ChunkHeader {
     /// [`chunk::FLAG_DONE`] or nothing.
     pub flags: u16,
-    /// One of [`chunk`], or anything.
+    /// One of [`chunk`], or an unknown number.
     pub kind: u16,
-    /// The request that is answered.
+    /// Cookie of the request that the server replies to.
     pub cookie: u64,
     /// Payload bytes.
     pub length: u32,
 }
 
 impl ChunkHeader {
-    /// The header as sent, magic included.
+    /// Encodes the header for the wire, including the magic number.
     #[inline]
     pub fn encode(self) -> [u8; CHUNK_HEADER_BYTES] {
         let mut out = [0; CHUNK_HEADER_BYTES];
@@ -352,7 +356,7 @@ impl ChunkHeader {
         out
     }
 
-    /// Reads a header; `None` if the magic is wrong or the slice too short.
+    /// Decodes a header; `None` if the magic number is wrong or the slice too short.
     #[inline]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);

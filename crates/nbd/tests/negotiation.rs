@@ -236,30 +236,26 @@ fn hostile_servers() {
         ),
         ("64 KiB and a byte", after(&long), Protocol("an option reply is longer than 64 KiB")),
         ("endless answers", after(&many), Protocol("it sent more than 64 replies to one option")),
-        (
-            "wrong type",
-            after(&reply(7, 2, &[])),
-            Protocol("an option was answered with a reply of the wrong type"),
-        ),
-        ("no size", after(&reply(7, 1, &[])), Protocol("it started the export without telling its size")),
-        ("short size", info(&[0, 0, 1]), Protocol("a message is shorter than its kind demands")),
-        ("no item number", info(&[]), Protocol("a message is shorter than its kind demands")),
+        ("wrong type", after(&reply(7, 2, &[])), Protocol("its reply to an option has the wrong type")),
+        ("no size", after(&reply(7, 1, &[])), Protocol("it started the export without sending its size")),
+        ("short size", info(&[0, 0, 1]), Protocol("a message is too short for its type")),
+        ("no item number", info(&[]), Protocol("a message is too short for its type")),
         ("huge size", info(&export(1 << 63, 1)), Protocol("the export's size does not fit a file offset")),
         ("no flags", info(&export(512, 0)), Protocol("it did not send the export's transmission flags")),
         (
             "block size 3",
             info(&[0, 3, 0, 0, 0, 3, 0, 0, 0x10, 0, 0, 1, 0, 0]),
-            Protocol("its block sizes are against the rules"),
+            Protocol("its block sizes break the protocol's rules"),
         ),
         (
             "block size 0",
             info(&[0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-            Protocol("its block sizes are against the rules"),
+            Protocol("its block sizes break the protocol's rules"),
         ),
         (
             "another context",
             meta(b"\0\0\0\x01base:else"),
-            Protocol("it chose a metadata context that was not asked for"),
+            Protocol("it chose a metadata context that was not requested"),
         ),
         ("TLS at once", [NEWSTYLE, &reply(8, ERROR | 5, &[])].concat(), TlsRequired),
         ("TLS for GO", go_error(5, &[]), TlsRequired),
@@ -288,7 +284,7 @@ fn lists() {
     let server = |payload: &[u8]| [NEWSTYLE, &reply(3, 2, payload), &reply(3, 1, &[])].concat();
     let failed = |error| Some(HandshakeOutcome::Failed(error));
     let utf8 = HandshakeError::Protocol("it listed a name that is not UTF-8");
-    let short = HandshakeError::Protocol("a message is shorter than its kind demands");
+    let short = HandshakeError::Protocol("a message is too short for its type");
     let endless: Vec<u8> = (0..70_000).flat_map(|_| reply(3, 2, &[0; 4])).collect();
     let too_much = HandshakeError::Protocol("its list of exports takes more than 4 MiB");
     let entry = ListedExport { name: "a".into(), description: "b c".into() };

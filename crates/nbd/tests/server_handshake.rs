@@ -249,7 +249,7 @@ fn hostile_input() {
         (
             "unknown EXPORT_NAME",
             [&FLAGS[..], &option(1, b"gone")].concat(),
-            name_error("gone", "there is no export of that name"),
+            name_error("gone", "there is no export with this name"),
         ),
         (
             "EXPORT_NAME not UTF-8",

@@ -1,7 +1,7 @@
-//! The memory tier of one disk: the engine has payload copied into it and out of it.
+//! The memory tier of one disk: the engine copies payload into it and out of it.
 //!
-//! All its pages are allocated at the start, so that no copy waits for a page fault. The kernel's I/O never
-//! uses it: it is only accessed by [`Area::copy`], so a slice is sufficient.
+//! All pages of the area are allocated at the start, so that no copy waits for a page fault. The
+//! kernel performs no I/O on the area; only [`Area::copy`] accesses it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,7 +11,7 @@ use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
 use crate::buffers::{Arena, PAGE_BYTES};
 use crate::memory::Memory;
 
-/// The memory of one disk; see the module documentation.
+/// Memory of one disk's memory tier.
 #[derive(Debug)]
 pub struct Area {
     memory: Memory,
@@ -35,13 +35,14 @@ impl Area {
         Ok(area)
     }
 
-    /// Returns its size in bytes.
+    /// Returns the area's size in bytes.
     #[allow(clippy::len_without_is_empty)] // No area is empty for long.
     pub fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// Copies between this area and a buffer. The caller checks which disk's area the copy names.
+    /// Copies between this area and a buffer. The caller has checked that the copy belongs to this
+    /// disk.
     pub fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
         let len = copy.len as usize;
         match (copy.from, copy.to) {
@@ -58,12 +59,12 @@ impl Area {
     }
 
     fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: only this value has the mapping, and changes need `&mut self`.
+        // SAFETY: this value owns the mapping, and changes need `&mut self`.
         unsafe { self.memory.bytes(offset, len) }
     }
 
     fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
-        // SAFETY: as in `bytes`; and `&mut self` makes it exclusive.
+        // SAFETY: this value owns the mapping, and `&mut self` makes the access exclusive.
         unsafe { self.memory.bytes_mut(offset, len) }
     }
 }

@@ -1,11 +1,12 @@
 //! Dirty bitmaps on stable storage: one small file each, in the format of docs/FORMAT.md.
 //!
-//! A file is written completely under a temporary name, synced, and renamed: so it is complete or absent.
-//! Before a bitmap starts to record, its file is *removed* ([`remove`]). So an existing file has all
-//! changes up to the time when its disk was last closed, and if there is no file, the changes are
-//! incomplete.
+//! A file is written completely under a temporary name, synced, and renamed, so it is complete or
+//! absent. Before a bitmap starts to record, its file is *removed* ([`remove`]). An existing file
+//! therefore has all changes up to the time when its disk was last closed. Without a file, the
+//! changes are unknown.
 //!
-//! Refused: files that [`write()`] did not write. Offsets and lengths are bytes, integers little-endian.
+//! Files that [`write()`] did not write are refused. Offsets and lengths are in bytes, integers are
+//! little-endian.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -28,7 +29,7 @@ const MARK_BYTES: usize = 0x48;
 const MARK_TIME: usize = 0x50;
 const HEADER_BYTES: usize = 0x80;
 
-/// Maximum size of a file in bytes.
+/// Maximum size of a bitmap's file in bytes.
 const FILE_BYTES_MAX: u64 = HEADER_BYTES as u64 + GRANULES_MAX / 8;
 
 /// A stored bitmap.
@@ -38,7 +39,7 @@ pub struct Kept {
     pub granules: Granules,
     /// Identity of the disk's backing.
     pub identity: [u8; 32],
-    /// The backing's last change; `None` if it cannot be determined.
+    /// Time of the backing's last change; `None` if unknown.
     pub changed: Option<ChangeMark>,
 }
 
@@ -49,17 +50,18 @@ pub enum BitmapError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The file is damaged.
-    #[error("it is damaged: {0}")]
+    #[error("the bitmap is damaged: {0}")]
     Damaged(&'static str),
     /// The file's version is unknown.
-    #[error("it has version {0}, and this hob knows version {VERSION}")]
+    #[error("the bitmap has version {0}, and this version of hob reads version {VERSION}")]
     Version(u32),
 }
 
-/// Replaces the stored bitmap atomically. It is on stable storage when this returns.
+/// Replaces the stored bitmap atomically. The new bitmap is on stable storage when this function
+/// returns.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     // Names of bitmaps never begin with a dot.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -72,7 +74,7 @@ pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     sync_directory_of(path)
 }
 
-/// Reads the stored bitmap; `None` if there is no file.
+/// Reads the stored bitmap; `None` if it has no file.
 ///
 /// # Errors
 /// [`BitmapError`].
@@ -86,10 +88,10 @@ pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
     decode(&bytes).map(Some)
 }
 
-/// Removes the file, durably when this returns. A missing file is no error.
+/// Removes the bitmap's file durably. A missing file is not an error.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn remove(path: &Path) -> io::Result<()> {
     failing::before_change(path)?;
     none_is_well(std::fs::remove_file(path))?;
@@ -134,7 +136,7 @@ fn encode(kept: &Kept) -> Vec<u8> {
 fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     let damaged = |what| Err(BitmapError::Damaged(what));
     if bytes.len() < HEADER_BYTES || bytes[..8] != *MAGIC {
-        return damaged("it does not begin as a bitmap does");
+        return damaged("the file is not a bitmap of hob");
     }
     let version = u32_at(bytes, 8);
     if version != VERSION {
@@ -147,7 +149,7 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     let words = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
     let granules = Granules::from_words(u64_at(bytes, DISK_BYTES), u64_at(bytes, GRANULE_BYTES), words);
     let (Some(granules), true) = (granules, rest.is_empty()) else {
-        return damaged("its sizes do not fit together");
+        return damaged("its sizes are inconsistent");
     };
     let changed = (u32_at(bytes, HAS_MARK) & 1 == 1).then(|| ChangeMark {
         size_bytes: u64_at(bytes, MARK_BYTES),
@@ -158,7 +160,8 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     Ok(Kept { granules, identity, changed })
 }
 
-/// Returns the checksum of the file, with its own four bytes taken as zeroes.
+/// Returns the checksum of the file. The checksum covers all bytes, with its own four bytes as
+/// zeroes.
 fn crc(bytes: &[u8]) -> u32 {
     let before = crc32c::crc32c(&bytes[..CRC]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC + 4..])

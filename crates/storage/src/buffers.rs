@@ -1,23 +1,23 @@
 //! The arena: payload buffers of one shard, allocated from one mapping.
 //!
 //! # Purpose
-//! All payload that passes through a shard lies here: page-aligned for O_DIRECT, registered with io_uring
-//! once, and shared by the front end, the engine and the kernel without a copy. The exception is payload in
-//! a guest's own memory ([`Arena::adopt`]).
+//! All payload that passes through a shard is in the arena. The arena's buffers are page-aligned
+//! for O_DIRECT and registered with io_uring once. Front end, engine and kernel share them without
+//! a copy. The exception is payload in guest memory ([`Arena::adopt`]).
 //!
 //! # Rules
-//! * A buffer lives while it has references: [`Arena::alloc`] gives it one reference,
-//!   [`Arena::retain`] adds one, [`Arena::release`] drops one. Operations in the ring hold one each.
-//! * New buffers have undefined content. Zero the tails that a guest could see.
-//! * Bytes that the kernel is about to fill cannot be borrowed: that panics, because it is a bug
-//!   of the caller, whatever the guest requested. Bytes that the kernel only reads may be borrowed.
+//! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
+//!   one, [`Arena::release`] drops one. Operations in the ring hold one each.
+//! * New buffers have undefined content. The caller zeroes tails that a guest could see.
+//! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
+//!   caller. Bytes that the kernel only reads may be borrowed.
 //!
 //! # Units
-//! Pages of 4 KiB inside, bytes outside. A buddy system manages free pages, so that freed neighbours are
-//! joined again. Buffers take exactly the pages they need, not a power of two. If no block is large enough,
-//! a run of free pages is searched across blocks: a 32 MiB request with its rounding fits a 64 MiB arena
-//! whenever such a run exists. A few recently freed buffers of each small size are kept for reuse: their
-//! memory is still in the CPU's cache.
+//! The arena manages pages of 4 KiB; its interface uses bytes. A buddy system manages free pages,
+//! so that freed neighbours are joined. A buffer takes exactly the pages that it needs. If no block
+//! is large enough, a run of free pages is searched across blocks. A request of 32 MiB fits an
+//! arena of 64 MiB whenever such a run exists. Some recently freed buffers of each small size are
+//! kept for reuse, because their memory is still in the CPU's cache.
 #![allow(unsafe_code)]
 
 mod buddy;
@@ -46,37 +46,37 @@ pub const ARENA_BYTES_MAX: usize = 1 << 30;
 /// Default size of an arena in bytes.
 pub const ARENA_BYTES_DEFAULT: usize = 64 << 20;
 
-/// Maximum size of freed buffers that are kept for reuse, pages.
+/// Maximum size of freed buffers that the arena keeps for reuse, pages.
 const RECENT_PAGES_MAX: usize = 33;
 
-/// Maximum number of kept buffers per size.
+/// Maximum number of buffers per size that the arena keeps for reuse.
 const RECENT_EACH_MAX: usize = 64;
 
-/// One buffer. Its slot is reused, together with the memory of `filling`.
+/// A buffer of the arena. The buffer's slot is reused, together with the memory of `filling`.
 #[derive(Debug, Default)]
 struct Buffer {
     /// First page.
     page: u32,
     /// Requested bytes.
     len: u32,
-    /// Number of references; 0 means that the slot is free.
+    /// Number of references to the buffer; 0 means that the slot is free.
     refs: u32,
-    /// The disk whose share it counts against.
+    /// The disk whose share of the arena contains the buffer.
     holder: Option<DiskId>,
-    /// Parts that the kernel is filling: first byte, one past the last.
+    /// Parts of the buffer that the kernel is filling: first byte, end.
     filling: Vec<(u32, u32)>,
-    /// Memory outside the arena, if the buffer has any.
+    /// The buffer's memory outside the arena, if any.
     shared: Shared,
 }
 
-/// Payload buffers; see the module documentation.
+/// The payload buffers of one shard.
 #[derive(Debug)]
 pub struct Arena {
     memory: Arc<Memory>,
     buddy: Buddy,
     buffers: Vec<Buffer>,
     free_ids: Vec<u32>,
-    /// First pages of recently freed runs, by the run's length in pages.
+    /// First pages of recently freed buffers, by length in pages.
     recent: Vec<Vec<u32>>,
     used_pages: usize,
     /// Pages by disk.
@@ -87,7 +87,7 @@ impl Arena {
     /// Allocates an arena of `bytes`, rounded up to pages.
     ///
     /// # Errors
-    /// The system's if there is not enough memory; `InvalidInput` above [`ARENA_BYTES_MAX`].
+    /// The system's error if memory is lacking; `InvalidInput` above [`ARENA_BYTES_MAX`].
     pub(crate) fn new(bytes: usize) -> std::io::Result<Arena> {
         if bytes == 0 || bytes > ARENA_BYTES_MAX {
             return Err(std::io::Error::new(
@@ -108,7 +108,8 @@ impl Arena {
         })
     }
 
-    /// Allocates a buffer of `len` bytes, with one reference. Returns `None` while there is no room.
+    /// Allocates a buffer of `len` bytes, with one reference. Returns `None` while the arena is
+    /// full.
     pub fn alloc(&mut self, len: usize) -> Option<BufferId> {
         if len == 0 || len > self.memory.len() {
             return None;
@@ -123,29 +124,29 @@ impl Arena {
         self.shares.join(disk, datastore);
     }
 
-    /// Removes a disk from those that share the arena. It may still have buffers.
+    /// Removes a disk from those that share the arena. The disk may still have buffers.
     pub fn leave(&mut self, disk: DiskId) {
         self.shares.leave(disk);
     }
 
-    /// Returns true if a disk's share has room for a buffer of `len` bytes. There may still be no run of
-    /// free pages for it.
+    /// Returns true if a disk's share has room for a buffer of `len` bytes. The allocation can
+    /// still fail if the free pages are not contiguous.
     pub fn may_alloc(&self, disk: DiskId, len: usize) -> bool {
         self.shares.may_take(disk, len.div_ceil(PAGE_BYTES) as u64)
     }
 
-    /// Returns the bytes that a disk's share has room for now.
+    /// Returns the free bytes in a disk's share of the arena.
     pub fn room(&self, disk: DiskId) -> usize {
         self.shares.allowance(disk, u64::from(u32::MAX)) as usize * PAGE_BYTES
     }
 
-    /// Returns the bytes of the pages that a disk holds.
+    /// Returns the size of the pages that a disk's buffers occupy, bytes.
     pub fn held(&self, disk: DiskId) -> usize {
         self.shares.held(disk) as usize * PAGE_BYTES
     }
 
-    /// Allocates a buffer of `len` bytes from a disk's share, with one reference. Returns `None` while
-    /// there is no room.
+    /// Allocates a buffer of `len` bytes from a disk's share, with one reference. Returns `None`
+    /// while the share or the arena is full.
     pub fn alloc_for(&mut self, disk: DiskId, len: usize) -> Option<BufferId> {
         if len == 0 || len > self.memory.len() || !self.may_alloc(disk, len) {
             return None;
@@ -198,7 +199,7 @@ impl Arena {
         }
     }
 
-    /// Frees a buffer with only one reference. Use `release` for buffers that may be shared.
+    /// Frees a buffer that has only one reference. Use `release` for buffers that may have more.
     pub fn free(&mut self, id: BufferId) {
         assert_eq!(self.buffer(id).refs, 1, "buffer {id} is still shared");
         self.release(id);
@@ -210,7 +211,7 @@ impl Arena {
         buffer.refs += 1;
     }
 
-    /// Drops a reference; the last one frees the buffer.
+    /// Drops a reference to a buffer. Dropping the last one frees the buffer.
     pub fn release(&mut self, id: BufferId) {
         let buffer = self.buffer_mut(id);
         buffer.refs -= 1;
@@ -242,17 +243,17 @@ impl Arena {
         self.buffer(id).len as usize
     }
 
-    /// Returns the whole buffer.
+    /// Returns the contents of a whole buffer.
     pub fn bytes(&self, id: BufferId) -> &[u8] {
         self.slice(self.whole(id))
     }
 
-    /// Returns the whole buffer for writing.
+    /// Returns a whole buffer for writing.
     pub fn bytes_mut(&mut self, id: BufferId) -> &mut [u8] {
         self.slice_mut(self.whole(id))
     }
 
-    /// Returns part of a buffer.
+    /// Returns a part of a buffer for reading.
     pub fn slice(&self, slice: BufferSlice) -> &[u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
@@ -261,7 +262,7 @@ impl Arena {
         unsafe { self.memory.bytes(offset, slice.len as usize) }
     }
 
-    /// Returns part of a buffer for writing.
+    /// Returns a part of a buffer for writing.
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
@@ -282,7 +283,7 @@ impl Arena {
         target.copy_from_slice(source);
     }
 
-    /// Returns the slice of the whole buffer.
+    /// Returns the slice that covers the whole buffer.
     pub fn whole(&self, id: BufferId) -> BufferSlice {
         BufferSlice { id, offset: 0, len: self.buffer(id).len }
     }
@@ -292,12 +293,12 @@ impl Arena {
         self.memory.len()
     }
 
-    /// Returns the bytes in buffers, rounding included.
+    /// Returns the total size of all buffers, rounded up to pages, bytes.
     pub fn used(&self) -> usize {
         self.used_pages * PAGE_BYTES
     }
 
-    /// Records that an operation uses `slice`.
+    /// Records that an operation in the ring uses `slice`.
     pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) {
         let buffer = self.buffer_mut(slice.id);
         buffer.assert_holds(slice);
@@ -307,7 +308,7 @@ impl Arena {
         }
     }
 
-    /// Records that the operation has ended.
+    /// Records that an operation in the ring no longer uses `slice`.
     pub(crate) fn unpin(&mut self, slice: BufferSlice, traffic: Traffic) {
         if traffic == Traffic::KernelWrites {
             let filling = &mut self.buffer_mut(slice.id).filling;
@@ -318,17 +319,17 @@ impl Arena {
         self.release(slice.id);
     }
 
-    /// Returns the address of a slice that is pinned.
+    /// Returns the address of a slice that an operation uses.
     pub(crate) fn pinned_address(&self, slice: BufferSlice) -> *mut u8 {
         self.memory.address(self.locate(slice), slice.len as usize)
     }
 
-    /// Returns the mapping, for owners that must keep it alive while the kernel uses it.
+    /// Returns the arena's mapping, for owners that keep it valid while the kernel uses it.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Returns the first address and the size of the whole arena, for registering it.
+    /// Returns the address and the size of the whole arena, for registering it with the kernel.
     pub(crate) fn region(&self) -> (*mut u8, usize) {
         (self.memory.address(0, self.memory.len()), self.memory.len())
     }
@@ -363,8 +364,8 @@ impl Arena {
 /// Direction of an operation's access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// The kernel writes: reading a file, receiving.
+    /// The kernel writes to memory: it reads a file or receives.
     KernelWrites,
-    /// The kernel reads: writing a file, sending.
+    /// The kernel reads from memory: it writes a file or sends.
     KernelReads,
 }

@@ -1,38 +1,38 @@
 //! Checksums: one CRC-32C (Castagnoli) per sector of 4 KiB.
 //!
-//! They are computed on every hit, so their speed is part of each I/O's price. The general function of
-//! the `crc32c` crate is the reference and the fallback; where the CPU has SSE 4.2 and PCLMULQDQ, a
-//! function for exactly one sector keeps the CRC unit busy with three independent thirds of it (the
-//! instruction takes three cycles and can start every cycle) and joins them by two
-//! carry-less multiplications. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial
-//! Using CRC32 Instruction" (Intel, 2011).
+//! Every hit computes them, so their speed matters. The general function of the `crc32c` crate is
+//! the reference and the fallback. On CPUs with SSE 4.2 and PCLMULQDQ, a faster function handles
+//! exactly one sector. The faster function computes three thirds of the sector in parallel, because
+//! the CRC instruction takes three cycles and can start every cycle. Two carry-less multiplications
+//! join the results. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+//! Instruction" (Intel, 2011).
 #![allow(unsafe_code)]
 
 use hob_engine::units::SECTOR_BYTES;
 
 const SECTOR_WORDS: usize = SECTOR_BYTES as usize / 8;
 
-/// Replaces the contents of `sums` with the checksums of the sectors of `bytes`, whose length is a
-/// multiple of the sector size. Allocates only until `sums` is as long as it ever gets.
+/// Replaces the contents of `sums` with the checksums of the sectors in `bytes`. The length of
+/// `bytes` is a multiple of the sector size. Allocates only if `sums` must grow.
 pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
     let (sectors, rest) = bytes.as_chunks::<{ SECTOR_BYTES as usize }>();
     assert!(rest.is_empty(), "whole sectors only");
     sums.clear();
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
-        // SAFETY: the CPU has what the function uses. (It is `unsafe` only for that; the crate's
-        // function costs about twice the time.)
+        // SAFETY: the CPU has the instructions that the function uses; that is its only
+        // requirement. The crate's function would take about twice the time.
         sums.extend(sectors.iter().map(|sector| unsafe { three_way::sector_sum(words(sector)) }));
         return;
     }
     sums.extend(sectors.iter().map(|sector| crc32c::crc32c(sector)));
 }
 
-/// The checksum of a sector that other threads or processes may change meanwhile. Each byte is read
-/// once.
+/// Returns the checksum of a sector that other threads or processes may change meanwhile. The
+/// function reads each byte once.
 ///
 /// # Safety
-/// The sector's memory is mapped.
+/// The sector's memory must be mapped.
 pub(crate) unsafe fn shared_sector_sum(sector: *const [u64; SECTOR_WORDS]) -> u32 {
     assert!(sector.is_aligned(), "sectors are aligned");
     // SAFETY: inside the sector, which is aligned and mapped by the caller's promise.
@@ -60,15 +60,15 @@ mod three_way {
 
     use super::{SECTOR_BYTES, SECTOR_WORDS};
 
-    /// Words of 8 bytes in each third; two words are left over.
+    /// Words of 8 bytes in each third of a sector. Two words are left over.
     const THIRD_WORDS: usize = 170;
 
-    /// Bytes behind the first third, and behind the second.
+    /// Bytes that follow the first third of a sector, and the second.
     const BEHIND_FIRST: usize = SECTOR_BYTES as usize - THIRD_WORDS * 8;
     const BEHIND_SECOND: usize = BEHIND_FIRST - THIRD_WORDS * 8;
 
-    /// The factor that moves a checksum past `bytes` zero bytes: x^(8·bytes − 33) modulo the
-    /// polynomial, bits reflected. The reduction in `shift` makes up for the 33.
+    /// Returns the factor that moves a checksum past `bytes` zero bytes: x^(8·bytes − 33) modulo
+    /// the polynomial, with reflected bits. The reduction in `shift` compensates for the 33.
     const fn shift_factor(bytes: usize) -> i64 {
         let (mut power, mut left) = (0x8000_0000u32, 8 * bytes - 33);
         while left > 0 {
@@ -84,7 +84,7 @@ mod three_way {
         _mm_crc32_u64(0, _mm_cvtsi128_si64(product) as u64)
     }
 
-    /// The checksum of a sector whose words, little-endian, `word` returns.
+    /// Returns the checksum of a sector. `word` returns the sector's little-endian words.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) fn sector_sum(word: impl Fn(usize) -> u64) -> u32 {
         let (mut a, mut b, mut c) = (u64::from(u32::MAX), 0, 0);

@@ -1,10 +1,11 @@
-//! Opening files with O_DIRECT where their filesystem has it.
+//! Opens files with O_DIRECT if their filesystem supports it.
 
 use std::fs::File;
 use std::io;
 
-/// Opens a file with O_DIRECT; `None` where its filesystem does not support that, and [`is_unsupported`] says so. Any other failure is one:
-/// a disk or flash device whose daemon has no descriptor left, say, must not go through the page cache from then on.
+/// Opens a file with O_DIRECT. Returns `None` only if the filesystem does not support O_DIRECT.
+/// Every other failure is an error, so that a temporary lack of descriptors does not lead to
+/// buffered I/O.
 pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<Option<File>> {
     match open(libc::O_DIRECT) {
         Ok(file) => Ok(Some(file)),
@@ -13,8 +14,8 @@ pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<
     }
 }
 
-/// Returns true if a filesystem reports that it has no O_DIRECT: EINVAL according to open(2);
-/// network filesystems also return EOPNOTSUPP.
+/// Returns true if an error means that the filesystem has no O_DIRECT. The error is EINVAL
+/// according to open(2); network filesystems also return EOPNOTSUPP.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }

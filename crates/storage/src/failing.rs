@@ -1,26 +1,27 @@
-//! Changes of pool tables, superblocks and the like that fail on purpose: error injection.
+//! Injects errors into changes of pool tables, superblocks and similar files, for tests.
 //!
-//! # For what
-//! Every operation on a pool writes and syncs a few times; tests fail the first of these, the second, the third … until
-//! none is left, and look at what is there afterwards. Real devices do not fail on demand.
+//! # Purpose
+//! Every operation on a pool writes and syncs a few times. Tests fail the first of these changes,
+//! then the second, and so on, and check the result. Real devices do not fail on demand.
 //!
-//! # How
-//! [`fail`] names a directory and which change of a file under it is to fail: a write leaves the first 512 bytes of what it was
-//! to write, a sync does nothing, and both say EIO. Whoever changes such files in place asks [`before_change`] each time.
+//! # Operation
+//! [`fail`] names a directory and which change of a file in it fails. A failing write leaves its
+//! first 512 bytes, a failing sync does nothing, and both return EIO. Code that changes such files
+//! in place calls [`before_change`] each time.
 //!
-//! # What it refuses
-//! To touch the caches' own I/O: that is the ring's, and the simulation fails it. It is a test's tool; without [`fail`] nothing fails.
+//! # Limits
+//! The caches' own I/O is not affected; the simulation fails that. Without [`fail`] nothing fails.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How long it goes on.
+/// Whether one change fails, or all later ones too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
     /// One change fails.
     Once,
-    /// So do all after it.
+    /// All changes after the failing one fail too.
     FromThenOn,
 }
 
@@ -28,11 +29,11 @@ pub enum Failing {
 struct Plan {
     directory: PathBuf,
     how: Failing,
-    /// Changes until the first that fails; 0 when it has.
+    /// Number of changes until the first that fails; 0 afterwards.
     left: Mutex<u32>,
 }
 
-/// A failure to come. Dropping it ends it.
+/// A planned failure. Dropping this value cancels it.
 #[derive(Debug)]
 pub struct Failure(Arc<Plan>);
 
@@ -42,7 +43,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Fails the `nth` change, counted from 1, of files under a directory.
+/// Fails the `nth` change, counted from 1, of files in a directory.
 ///
 /// # Panics
 /// If `nth` is 0.
@@ -66,10 +67,10 @@ impl Drop for Failure {
     }
 }
 
-/// A file is about to be changed.
+/// Must be called before each change of a file.
 ///
 /// # Errors
-/// This change is to fail.
+/// If a test planned that this change fails.
 pub fn before_change(file: &Path) -> io::Result<()> {
     let plans = lock(&PLANS);
     for plan in plans.iter().filter(|plan| file.starts_with(&plan.directory)) {

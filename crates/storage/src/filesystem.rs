@@ -1,11 +1,11 @@
-//! What a file's filesystem can do: data in memory, and operations that never block their caller.
+//! Properties of a file's filesystem: data in memory, and operations that never block their caller.
 
 use std::fs::File;
 
 /// `f_type` of tmpfs and of ramfs.
 const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58F6];
 
-/// `f_type` of filesystems on this host's own devices: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
+/// `f_type` of filesystems on local devices: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
 const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
 
 fn type_of(file: &File) -> Option<u32> {
@@ -17,8 +17,9 @@ pub(crate) fn is_memory(file: &File) -> bool {
     type_of(file).is_some_and(|filesystem| MEMORY_FILESYSTEMS.contains(&filesystem))
 }
 
-/// Returns true if an operation on the file may block the thread that starts it, also in io_uring. FUSE does: it waits for its
-/// server even where the kernel asks it not to. Filesystems that are not known count as blocking.
+/// Returns true if an operation on the file may block the thread that starts it, even with
+/// io_uring. FUSE waits for its server even if the kernel asks it not to block. Unknown filesystems
+/// count as blocking.
 pub(crate) fn may_block(file: &File) -> bool {
     !type_of(file).is_some_and(|filesystem| LOCAL_FILESYSTEMS.contains(&filesystem))
 }

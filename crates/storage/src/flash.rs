@@ -1,17 +1,19 @@
-//! The flash devices of one shard: the engine's flash I/O, with checksums.
+//! The flash devices of one shard: executes the engine's flash I/O, and computes checksums.
 //!
-//! One operation of the ring per I/O and one slot of a table; the sums of a completed transfer go
-//! into one vector that is used again. A flash device forgets nothing and zeroes nothing: discards
-//! are acknowledged, because a thick pool keeps its room, and zeroing is not supported.
+//! Each flash I/O uses one operation of the ring and one slot of a table. The checksums of a
+//! completed transfer are in a vector that is reused. Discards are acknowledged without effect,
+//! because a thick pool keeps its space. Zeroing is not supported.
 //!
-//! Journal pages come from the engine's own memory. They are copied into room that the ring keeps for
-//! them, so that they are aligned and registered and never wait for guests' buffers; when more of them are in flight
-//! than that room holds, the later ones wait for the earlier.
+//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the ring
+//! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
+//! the buffer is full, later journal writes wait for earlier ones.
 //!
-//! # Devices on other hosts
-//! I/O to them goes over a connection (`backing/nbd`), which is made anew when it breaks. What cannot be finished is neither finished nor
-//! failed: it is held, and when something has waited for [`Flash::set_remote_wait`], or failed there, [`Flash::poll_silent`] says so once. Only
-//! [`Flash::give_up`] fails it, when its owner has seen to it that nobody believes what is there (docs/decisions/0022).
+//! # Remote flash
+//! I/O to another host's flash uses a connection (`backing/nbd`), which is opened again after a
+//! failure. I/O that cannot be completed is kept: it neither completes nor fails. If it fails
+//! there, or waits longer than [`Flash::set_remote_wait`], [`Flash::poll_silent`] reports the
+//! device once. Only [`Flash::give_up`] fails the I/O, after its caller has ensured that the
+//! device's data is no longer used (docs/decisions/0022).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,18 +30,18 @@ use crate::token::{Token, TokenSpace};
 /// Longest [`IoOp::WriteJournal`], bytes.
 pub const JOURNAL_IO_BYTES_MAX: u32 = 64 << 10;
 
-/// How long an I/O to a device on another host may take before that is said.
+/// Default time after which a waiting I/O to remote flash is reported.
 pub const REMOTE_WAIT_DEFAULT: Duration = Duration::from_secs(5);
 
-/// The shard's end of the pool.
+/// The flash devices of one shard.
 #[derive(Debug)]
 pub struct Flash {
     tokens: TokenSpace,
     /// By device id.
-    devices: Vec<Option<Way>>,
-    /// Devices on other hosts, those that are being left among them.
+    devices: Vec<Option<DeviceLocation>>,
+    /// Remote devices, including those that are being detached.
     remotes: Vec<Remote>,
-    /// An I/O to them that has waited for that long is said, nanoseconds.
+    /// Time after which a waiting I/O to remote flash is reported, nanoseconds.
     remote_wait_ns: u64,
     now: Instant,
     /// Likewise.
@@ -50,23 +52,24 @@ pub struct Flash {
     journal: JournalRoom,
 }
 
-/// How a device is reached.
+/// Location of a device: this host or another.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum DeviceLocation {
     Here(Fd),
     Remote,
 }
 
-/// A device on another host.
+/// A flash device on another host.
 struct Remote {
     device: DeviceId,
     driver: NbdBacking,
-    /// It was said that something has waited for too long.
+    /// Whether it was reported that the device does not answer.
     told: bool,
     given_up: bool,
-    /// I/Os that it failed before it was given up: held, as if it were silent.
+    /// I/Os that failed on the device before it was abandoned. Failed I/Os are kept as if the
+    /// remote device did not answer.
     failed: Vec<u32>,
-    /// It is not attached any more.
+    /// Whether the device was detached.
     left: bool,
 }
 
@@ -76,10 +79,11 @@ impl std::fmt::Debug for Remote {
     }
 }
 
-/// What one device has done since it was attached. Discards and zeroing, which reach no device, do not count.
+/// Counters of one device since it was attached. Discards and zeroing do not count, because they
+/// reach no device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounts {
-    /// Reads, writes and flushes that ended.
+    /// Number of completed reads, writes and flushes.
     pub ios: u64,
     /// Of these, failed.
     pub errors: u64,
@@ -87,7 +91,7 @@ pub struct DeviceCounts {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Reads, writes and flushes that have not ended.
+    /// Number of reads, writes and flushes in flight.
     pub in_flight: u64,
 }
 
@@ -95,34 +99,35 @@ pub struct DeviceCounts {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     io: Io,
-    /// The part of the journals' room that its pages are in.
+    /// Part of the journal buffer that contains the I/O's pages.
     part: Option<u32>,
 }
 
-/// Where journal pages are while they are written: parts of [`JOURNAL_IO_BYTES_MAX`] each.
+/// Buffer for journal pages that are being written, in parts of [`JOURNAL_IO_BYTES_MAX`].
 #[derive(Debug, Default)]
 struct JournalRoom {
     buffer: Option<BufferId>,
     free: Vec<u32>,
-    /// I/Os that found no part free, by slot.
+    /// Journal I/Os that wait for a free part, by slot.
     waiting: VecDeque<(u32, Vec<u8>)>,
-    /// Memory of I/Os that have waited.
+    /// Empty memory of I/Os that have waited, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
-/// A flash I/O that ended.
+/// A completed flash I/O.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FlashDone<'a> {
     /// Which.
     pub io: IoId,
     /// How.
     pub result: Result<(), IoError>,
-    /// Checksums of the sectors that were read or written; empty after other operations and errors.
+    /// Checksums of the sectors that were read or written. Empty for other operations and errors.
     pub sums: &'a [u32],
 }
 
 impl Flash {
-    /// No devices yet. Completions will carry tokens of kind [`Token::FLASH`] and this owner.
+    /// Creates a shard's flash without devices. The tokens of its completions have kind
+    /// [`Token::FLASH`] and this owner.
     pub fn new(owner: u16) -> Flash {
         Flash {
             tokens: TokenSpace::new(Token::FLASH, owner),
@@ -138,7 +143,7 @@ impl Flash {
         }
     }
 
-    /// Makes a device usable.
+    /// Attaches a device, so that I/O can use it.
     pub fn attach(&mut self, ring: &mut Ring, device: DeviceId, file: FlashFile) {
         let index = usize::from(device.0);
         if self.devices.len() <= index {
@@ -147,7 +152,7 @@ impl Flash {
         }
         assert!(self.devices[index].is_none(), "device {device} is attached already");
         self.devices[index] = Some(match file {
-            FlashFile::Here(local) => Way::Here(ring.attach(local.file, local.class)),
+            FlashFile::Here(local) => DeviceLocation::Here(ring.attach(local.file, local.class)),
             FlashFile::Remote(remote) => {
                 let mut driver = remote.driver;
                 driver.attach(ring, self.now, TokenSpace::new(Token::FLASH_REMOTE, device.0));
@@ -159,13 +164,13 @@ impl Flash {
                     failed: Vec::new(),
                     left: false,
                 });
-                Way::Remote
+                DeviceLocation::Remote
             }
         });
         self.counts[index] = DeviceCounts::default();
     }
 
-    /// What the devices that are attached have done.
+    /// Returns the counters of the attached devices.
     pub fn counts(&self) -> impl Iterator<Item = (DeviceId, DeviceCounts)> {
         let attached = self.devices.iter().zip(&self.counts).enumerate();
         attached
@@ -173,11 +178,11 @@ impl Flash {
             .map(|(index, (_, counts))| (DeviceId(index as u16), *counts))
     }
 
-    /// Gives a device up; I/O in flight still completes.
+    /// Detaches a device. I/O in flight still completes.
     pub fn detach(&mut self, ring: &mut Ring, device: DeviceId) {
         match self.devices.get_mut(usize::from(device.0)).and_then(Option::take) {
-            Some(Way::Here(fd)) => ring.detach(fd),
-            Some(Way::Remote) => {
+            Some(DeviceLocation::Here(fd)) => ring.detach(fd),
+            Some(DeviceLocation::Remote) => {
                 self.give_up(ring, device);
                 self.remotes.iter_mut().filter(|it| it.device == device).for_each(|it| it.left = true);
             }
@@ -185,8 +190,9 @@ impl Flash {
         }
     }
 
-    /// Starts an I/O whose target is a flash device. On one that is not attached it fails. `journal` are the bytes of
-    /// a [`IoOp::WriteJournal`], which are copied; others have none.
+    /// Submits an I/O to a flash device. The I/O fails if the device is not attached. `journal`
+    /// contains the bytes of an [`IoOp::WriteJournal`], which are copied; it is empty for other
+    /// operations.
     pub fn submit(&mut self, ring: &mut Ring, io: &Io, journal: &[u8]) {
         assert_eq!(journal.len() as u64, if io.op == IoOp::WriteJournal { io.len } else { 0 }, "{io:?}");
         let number = self.free.pop().unwrap_or_else(|| {
@@ -195,23 +201,30 @@ impl Flash {
         });
         self.slots[number as usize] = Slot { io: *io, part: None };
         let token = self.tokens.token(number);
-        let Some(way) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(location) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
         if reaches_device(io.op) {
             self.counts[device_of(io)].in_flight += 1;
         }
         match (io.op, io.slice) {
-            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(way, Way::Remote) => {
+            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(location, DeviceLocation::Remote) => {
                 self.submit_remote(ring, number, io);
             }
-            _ => self.submit_here(ring, number, io, way, journal),
+            _ => self.submit_here(ring, number, io, location, journal),
         }
     }
 
-    fn submit_here(&mut self, ring: &mut Ring, number: u32, io: &Io, way: Way, journal: &[u8]) {
+    fn submit_here(
+        &mut self,
+        ring: &mut Ring,
+        number: u32,
+        io: &Io,
+        location: DeviceLocation,
+        journal: &[u8],
+    ) {
         let token = self.tokens.token(number);
-        let fd = || match way {
-            Way::Here(fd) => fd,
-            Way::Remote => unreachable!("it goes another way"),
+        let fd = || match location {
+            DeviceLocation::Here(fd) => fd,
+            DeviceLocation::Remote => unreachable!("remote I/O uses the connection"),
         };
         match (io.op, io.slice) {
             (IoOp::Read, Some(slice)) => ring.read(token, fd(), io.offset, slice),
@@ -231,7 +244,7 @@ impl Flash {
         remote.driver.submit(ring, self.now, &Io { id: IoId(number), ..*io });
     }
 
-    fn device(&self, io: &Io) -> Option<Way> {
+    fn device(&self, io: &Io) -> Option<DeviceLocation> {
         self.devices.get(device_of(io)).copied().flatten()
     }
 
@@ -267,27 +280,27 @@ impl Flash {
         }
     }
 
-    /// Copies pages into a part of the room and writes them from there.
+    /// Copies journal pages to a part of the journal buffer, and writes them from there.
     fn write_journal(&mut self, ring: &mut Ring, number: u32, part: u32, pages: &[u8]) {
         let slot = &mut self.slots[number as usize];
         slot.part = Some(part);
         let io = slot.io;
         let token = self.tokens.token(number);
-        let Some(way) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(location) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
         assert!(pages.len() as u64 <= u64::from(JOURNAL_IO_BYTES_MAX), "{io:?} is too long");
         let id = self.journal.buffer.expect("there is room, since a part of it is free");
         let slice = BufferSlice { id, offset: part * JOURNAL_IO_BYTES_MAX, len: pages.len() as u32 };
         ring.arena_mut().slice_mut(slice).copy_from_slice(pages);
-        match way {
-            Way::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
-            Way::Remote => {
+        match location {
+            DeviceLocation::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
+            DeviceLocation::Remote => {
                 let op = IoOp::Write(Durability::Volatile);
                 self.submit_remote(ring, number, &Io { op, slice: Some(slice), ..io });
             }
         }
     }
 
-    /// Takes a completion whose token is of kind [`Token::FLASH`].
+    /// Handles a completion whose token has kind [`Token::FLASH`].
     pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> FlashDone<'_> {
         let result = match completion.result {
             0.. => Ok(()),
@@ -321,7 +334,7 @@ impl Flash {
 }
 
 impl Remote {
-    /// An I/O that ended. One that failed is held until nobody believes the device any more.
+    /// Returns a completed I/O. A failed I/O is kept until the device is abandoned.
     fn poll_done(&mut self) -> Option<(u32, Result<(), IoError>)> {
         if self.given_up
             && let Some(number) = self.failed.pop()
@@ -336,25 +349,26 @@ impl Remote {
         }
     }
 
-    /// Since when it owes an answer.
+    /// Returns the time since which the device owes a reply.
     fn silent_since(&self) -> Option<Instant> {
         if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
     }
 }
 
-/// Devices on other hosts.
+/// I/O to flash devices on other hosts.
 impl Flash {
-    /// The time: to be said before what happens at it.
+    /// Sets the present time. Call it before other calls at this time.
     pub fn set_now(&mut self, now: Instant) {
         self.now = now;
     }
 
-    /// An I/O that has waited for that long is said.
+    /// Sets the time after which a waiting I/O to remote flash is reported.
     pub fn set_remote_wait(&mut self, wait: Duration) {
         self.remote_wait_ns = wait.as_nanos() as u64;
     }
 
-    /// Takes a completion whose token is of kind [`Token::FLASH_REMOTE`]. Then [`Flash::poll_remote`] may have something.
+    /// Handles a completion whose token has kind [`Token::FLASH_REMOTE`]. Call
+    /// [`Flash::poll_remote`] afterwards.
     pub fn handle_remote_completion(&mut self, ring: &mut Ring, completion: Completion) {
         let device = DeviceId(completion.token.owner());
         // A device's id is never given to another one.
@@ -363,20 +377,20 @@ impl Flash {
         }
     }
 
-    /// Forgets drivers that have ended.
+    /// Removes the drivers of detached devices that have ended.
     fn tidy(&mut self) {
         let is_over = |it: &Remote| it.left && it.driver.is_closed() && it.failed.is_empty();
         self.remotes.retain(|it| !is_over(it));
     }
 
-    /// An I/O to a device on another host that ended.
+    /// Returns a completed I/O of a remote device.
     pub fn poll_remote(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
         let (number, result) = self.remotes.iter_mut().find_map(Remote::poll_done)?;
         Some(self.end(ring, number, result))
     }
 
-    /// A device on another host of which something has waited for too long. Each is told once. To be asked after
-    /// [`Flash::poll_remote`] has nothing more.
+    /// Returns a remote device with an I/O that has waited too long. Each such device is reported
+    /// once. Call it when [`Flash::poll_remote`] returns `None`.
     pub fn poll_silent(&mut self) -> Option<DeviceId> {
         self.tidy();
         let (now, wait) = (self.now, self.remote_wait_ns);
@@ -389,8 +403,8 @@ impl Flash {
         Some(remote.device)
     }
 
-    /// Fails everything that a device on another host has not finished, and whatever it is asked later. Nobody may believe what is
-    /// there any more.
+    /// Abandons a remote device: fails all unfinished I/Os and all later ones. The caller has
+    /// ensured that the device's data is no longer used.
     pub fn give_up(&mut self, ring: &mut Ring, device: DeviceId) {
         if let Some(remote) = self.remotes.iter_mut().find(|it| it.device == device && !it.left) {
             remote.told = true;
@@ -400,7 +414,7 @@ impl Flash {
         }
     }
 
-    /// When [`Flash::handle_timeout`] is to be called next.
+    /// Returns the time of the next [`Flash::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         let wait = self.remote_wait_ns;
         let silent = |it: &Remote| it.silent_since().filter(|_| !it.told).map(|since| since + wait);
@@ -408,7 +422,7 @@ impl Flash {
         remotes.flat_map(|it| it.driver.poll_timeout().into_iter().chain(silent(it))).min()
     }
 
-    /// Does what is due; [`Flash::poll_remote`] and [`Flash::poll_silent`] may have something then.
+    /// Handles timeouts. Call [`Flash::poll_remote`] and [`Flash::poll_silent`] afterwards.
     pub fn handle_timeout(&mut self, ring: &mut Ring) {
         let now = self.now;
         for remote in &mut self.remotes {
@@ -419,7 +433,7 @@ impl Flash {
     }
 }
 
-/// Its index in the tables of devices.
+/// Returns the index of the I/O's device in the tables.
 fn device_of(io: &Io) -> usize {
     let Target::Flash(device) = io.target else { unreachable!("not for flash: {io:?}") };
     usize::from(device.0)

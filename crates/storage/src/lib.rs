@@ -1,8 +1,8 @@
-//! What the engine's I/O really does: buffers, the ring, flash devices and backings.
+//! Executes the engine's I/O: buffers, the ring, flash devices and backings.
 //!
-//! Everything here is driven by one thread, the shard's. It owns a [`ring::Ring`], which owns the
-//! payload buffers; backings and flash devices put operations into the ring and are given the
-//! completions that carry their [`token::Token`]. Only [`pool::Pool`] belongs to a control thread.
+//! The shard's thread calls everything in this crate. The thread owns a [`ring::Ring`], which owns
+//! the payload buffers. Backings and flash devices put operations into the ring, and get the
+//! completions with their [`token::Token`]. Only [`pool::Pool`] belongs to a control thread.
 
 pub mod area;
 pub mod backing;

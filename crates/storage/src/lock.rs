@@ -1,10 +1,11 @@
-//! Locks against other writers of a file: a second hob, and QEMU.
+//! Locks a file against other writers: a second hob, and QEMU.
 //!
 //! # Two locks
-//! `flock` excludes another hob, of any version. QEMU and its tools take open-file-description locks on single bytes
-//! (`block/file-posix.c`): byte 100 + N says that somebody uses permission N, byte 200 + N that somebody does not share
-//! it. hob takes the same ones, so that QEMU refuses a file that hob serves, and the other way round. All of them are
-//! read locks: a conflict is found by looking for the locks of others after taking one's own.
+//! `flock` excludes another hob, of any version. QEMU and its tools use open-file-description locks
+//! on single bytes (`block/file-posix.c`). A lock on byte 100 + N means that a process uses
+//! permission N, and on byte 200 + N that it does not share N. hob takes the same locks, so that
+//! QEMU refuses a file that hob serves, and vice versa. All of them are read locks. A process
+//! detects a conflict by looking for locks of others after taking its own.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,17 +16,17 @@ use hob_engine::command::Access;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// The files of a process that was killed stay locked until the kernel has taken its io_uring apart,
-/// some time after the process is gone. Whoever restarts it must not fail for that.
+/// Longest wait for a lock. After a process was killed, its files stay locked until the kernel has
+/// removed its io_uring. A restarted daemon must not fail because of that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// First byte of the permissions in use, `RAW_LOCK_PERM_BASE`.
+/// First lock byte of the permissions in use, QEMU's `RAW_LOCK_PERM_BASE`.
 const USED: i64 = 100;
 
-/// First byte of the permissions that are not shared, `RAW_LOCK_SHARED_BASE`.
+/// First lock byte of the permissions that are not shared, QEMU's `RAW_LOCK_SHARED_BASE`.
 const UNSHARED: i64 = 200;
 
 /// QEMU's `BLK_PERM_CONSISTENT_READ`: bit number.
@@ -38,10 +39,10 @@ const RESIZE: i64 = 3;
 /// Why a file is not locked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
-    /// Another hob has it.
+    /// Another hob has the file open.
     #[error("another process holds its lock")]
     InUse,
-    /// QEMU has it; which of its permissions is in the way.
+    /// QEMU has the file open; the text names the conflicting permission.
     #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
     Qemu(&'static str),
     /// The system's.
@@ -59,10 +60,10 @@ impl From<LockError> for io::Error {
     }
 }
 
-/// Takes an exclusive lock against other hobs, waiting a moment for a predecessor that is just ending.
+/// Takes an exclusive lock against other hobs. Waits briefly for a process that is just ending.
 ///
 /// # Errors
-/// `WOULDBLOCK` when another process keeps it.
+/// `WOULDBLOCK` if another process keeps the lock.
 pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -73,8 +74,8 @@ pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Locks the file of a disk against other hobs and against QEMU, waiting a moment for a predecessor that is just ending. Several may read
-/// it; one that writes it is alone.
+/// Locks a disk's file against other hobs and QEMU. Waits briefly for a process that is just
+/// ending. Several processes may read the file; a writer excludes all others.
 pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -87,7 +88,7 @@ pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockErro
     }
 }
 
-/// Lets go of what [`lock_image`] took.
+/// Releases the locks that [`lock_image`] took.
 pub(crate) fn unlock_image(file: impl AsFd) -> Result<(), Errno> {
     let qemu = unlock_bytes(file.as_fd());
     flock(&file, FlockOperation::Unlock).and(qemu)
@@ -115,7 +116,7 @@ fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64]) -> Result<(), LockError> {
         match set_byte(file, byte, 1, libc::F_RDLCK) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK) => {
                 tracing::warn!(
-                    "a filesystem has no byte-range locks: QEMU does not see that hob serves a file of it"
+                    "the filesystem has no byte-range locks, so QEMU cannot detect that hob serves one of its files"
                 );
                 return Ok(());
             }

@@ -1,19 +1,19 @@
 //! An anonymous memory mapping: the bytes of an [`Arena`](crate::buffers::Arena) or an
 //! [`Area`](crate::area::Area).
 //!
-//! Why `unsafe`: the kernel reads and writes these pages through raw addresses while Rust code holds other
-//! parts of them, so a `Vec<u8>` is not possible. Every access is bounds-checked here; the arena ensures
-//! that no two of them overlap.
+//! Why `unsafe`: the kernel accesses these pages through raw addresses while Rust code borrows
+//! other parts of them, so a `Vec<u8>` is not possible. Every access is bounds-checked in this
+//! file; the arena ensures that no two accesses overlap.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Alignment that lets the kernel back the mapping with huge pages, bytes.
+/// Alignment of the mapping that allows huge pages, bytes.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Readable and writable pages, zeroed at first.
+/// A mapping of readable and writable pages, zeroed at first.
 #[derive(Debug)]
 pub(crate) struct Memory {
     map: NonNull<u8>,
@@ -50,32 +50,33 @@ impl Memory {
         Ok(Memory { map, map_len, base, len })
     }
 
-    /// Returns its size in bytes.
+    /// Returns the mapping's size in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns the address of byte `offset`, after checking that `len` bytes are inside. The caller is
-    /// responsible for its use.
+    /// Returns the address of byte `offset`, after checking that `len` bytes are inside the
+    /// mapping. The caller is responsible for the address's use.
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset, "outside the mapping");
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Returns a range of bytes.
+    /// Returns a range of the mapping.
     ///
     /// # Safety
-    /// While the result lives, nothing, including the kernel, may write to it.
+    /// While the result exists, nothing may write to the range, including the kernel.
     pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         // SAFETY: initialised (zero pages), in bounds; no writer by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.address(offset, len), len) }
     }
 
-    /// Returns a range of bytes for writing.
+    /// Returns a range of the mapping for writing.
     ///
     /// # Safety
-    /// While the result lives, nothing else may read or write it, except that the kernel may read.
+    /// While the result exists, nothing else may read or write the range, except that the kernel
+    /// may read it.
     #[allow(clippy::mut_from_ref)] // What makes it exclusive is the caller's promise, not a borrow of the mapping.
     pub(crate) unsafe fn bytes_mut(&self, offset: usize, len: usize) -> &mut [u8] {
         // SAFETY: as in `bytes`; exclusive by the caller's promise.

@@ -1,13 +1,14 @@
-//! Swap areas: a part of a pool device that the kernel swaps to.
+//! Swap areas: parts of pool devices that the kernel swaps to.
 //!
-//! hob prepares the area, creates a loop device over it and activates swap there. Swap I/O then bypasses
-//! hob, and continues whether a daemon runs or not. docs/decisions/0014 gives the reasons; `pool` defines
-//! an area's segments.
+//! hob prepares the area, creates a loop device over it and activates swap on the loop device. Swap
+//! I/O then bypasses hob, and continues even if no daemon runs. docs/decisions/0014 gives the
+//! reasons; `pool` defines an area's segments.
 //!
-//! Refused: device stacks that are not known to be safe ([`check_ground`]), files with holes or shared
-//! extents, devices without direct I/O.
+//! hob refuses device stacks that are not known to be safe ([`check_ground`]), files with holes or
+//! shared extents, and devices without direct I/O.
 //!
-//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. They take a path and keep no reference to it.
+//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. `swapon` and `swapoff` take a path
+//! and keep no reference to it.
 #![allow(unsafe_code)]
 
 mod ground;
@@ -26,16 +27,18 @@ use std::path::{Path, PathBuf};
 use crate::pool::{AlignedBuffer, Uuid};
 use mapping::Lack;
 
-/// Minimum size of an area in bytes: the kernel needs ten pages, and only larger areas are useful.
+/// Minimum size of a swap area in bytes. The kernel needs ten pages, and only larger areas are
+/// useful.
 pub const BYTES_MIN: u64 = 1 << 20;
 
-/// Maximum size of an area in bytes: pages are counted in 32 bits, and may be 4 KiB.
+/// Maximum size of a swap area in bytes. The kernel counts pages in 32 bits, and pages may be 4
+/// KiB.
 pub const BYTES_MAX: u64 = 1 << 43;
 
-/// Highest priority that can be set.
+/// Highest swap priority that can be set.
 pub const PRIORITY_MAX: u16 = 32_767;
 
-/// Size of the writes that prepare an area, bytes.
+/// Size of the writes that prepare a swap area, bytes.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// `SWAP_FLAG_PREFER`: the low 15 bits are a priority.
@@ -60,7 +63,8 @@ impl FileId {
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
     }
 
-    /// A block device may have several nodes with different inodes.
+    /// Returns true if both are the same file or block device. A block device may have several
+    /// nodes with different inodes.
     fn is_same(self, other: FileId) -> bool {
         match (self.block_device, other.block_device) {
             (0, 0) => (self.device, self.inode) == (other.device, other.inode),
@@ -90,9 +94,9 @@ impl Range {
 pub struct Active {
     /// The loop device that the kernel swaps to.
     pub path: PathBuf,
-    /// Bytes swapped out to it.
+    /// Amount of data swapped out to the device, bytes.
     pub used: u64,
-    /// Priority: devices with higher ones are filled first.
+    /// Swap priority; the kernel fills devices of higher priority first.
     pub priority: i32,
 }
 
@@ -107,32 +111,32 @@ pub struct Memory {
     pub swap_free: u64,
 }
 
-/// Bit 21 of a capability mask.
+/// Bit 21 of a capability mask, CAP_SYS_ADMIN.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// Why an area cannot be used as swap, or cannot be deactivated.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    /// The device stack is unsafe; the text continues "The device …".
+    /// The kernel cannot safely swap to the device stack; the text continues "The device …".
     #[error("{0}")]
     Unsafe(String),
-    /// Another loop device, not hob's, uses it.
-    #[error("it lies under {path}, which hob did not make; detach that first (losetup -d {path})", path = .0.display())]
+    /// A loop device that hob did not create uses the area.
+    #[error("{path}, a loop device that hob did not create, uses the area; detach it first (losetup -d {path})", path = .0.display())]
     Occupied(PathBuf),
-    /// The process lacks the privilege.
+    /// The process lacks CAP_SYS_ADMIN.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
     NotAllowed,
     /// No loop devices.
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
-    /// The kernel has no room for the swapped-out pages.
+    /// The host has too little memory for the swapped-out pages.
     #[error("there is not enough memory for the swapped-out data")]
     NoMemory,
-    /// The process that worked on it was killed.
-    #[error("the process that turns swap off was ended, perhaps because memory ran out")]
+    /// The process that worked on the area was killed.
+    #[error("the process that turns swap off was killed, perhaps because memory ran out")]
     Killed,
     /// It was cancelled.
-    #[error("it was stopped")]
+    #[error("the preparation of the swap area was stopped")]
     Stopped,
     /// A system call failed.
     #[error("cannot {action}: {source}")]
@@ -144,10 +148,10 @@ pub enum SwapError {
     },
 }
 
-/// Checks that the kernel may swap to the device stack below `file`.
+/// Checks that the kernel can safely swap to the device stack below `file`.
 ///
 /// # Errors
-/// [`SwapError::Unsafe`], or the system's.
+/// [`SwapError::Unsafe`], or a system error.
 pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
     ground::check(file.as_fd())
 }
@@ -161,10 +165,10 @@ pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
     Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
 }
 
-/// Returns the active swap on an area, if there is any.
+/// Returns the active swap device of an area, if there is one.
 ///
 /// # Errors
-/// `Occupied` if another loop device uses it, or the system's.
+/// `Occupied` if another loop device uses the area, or a system error.
 pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
     let look = |source| SwapError::System { action: "look at the loop devices of this host", source };
     let mut over = loops::in_use().map_err(look)?;
@@ -200,10 +204,10 @@ fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     })
 }
 
-/// Returns true if the area has been prepared.
+/// Returns true if the swap area was prepared completely.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, SwapError> {
     let mut buffer = AlignedBuffer::new(rustix::param::page_size());
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
@@ -212,11 +216,11 @@ pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, Sw
     Ok(header::is_of(buffer.bytes(), range.bytes, uuid))
 }
 
-/// Prepares an area for swap; its content is lost. For a file, every byte is written, so that there is no
-/// hole. `goes_on` gets the number of bytes done, and returns whether to go on.
+/// Prepares an area for swap; its content is lost. In a file, every byte is written, so that the
+/// file has no holes. `goes_on` gets the number of bytes done, and returns whether to continue.
 ///
 /// # Errors
-/// `Stopped`, or the system's.
+/// `Stopped`, or a system error.
 pub fn prepare(
     file: impl AsFd,
     range: Range,
@@ -249,7 +253,7 @@ pub fn prepare(
 /// Activates swap on a prepared area that is not active. Returns the loop device.
 ///
 /// # Errors
-/// [`SwapError`]; then nothing has changed.
+/// [`SwapError`]; in that case nothing has changed.
 pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     let metadata =
@@ -281,12 +285,12 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
     }
 }
 
-/// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap. It takes
-/// long, and a signal that ends the process stops it. **Do not call it in a daemon**: if memory runs out
-/// meanwhile, the kernel kills this process first.
+/// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
+/// Deactivation can take long; a signal that ends the process stops it. **Do not call it in a
+/// daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
-/// The system's, which [`SwapError::of_kernel`] interprets; then the device is still active.
+/// A system error, which [`SwapError::of_kernel`] interprets. The device is then still active.
 pub fn turn_off(path: &Path) -> io::Result<()> {
     let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.
@@ -297,7 +301,7 @@ pub fn turn_off(path: &Path) -> io::Result<()> {
 }
 
 impl SwapError {
-    /// Interprets an error number of the kernel.
+    /// Converts an error number of the kernel.
     pub fn of_kernel(action: &'static str, errno: i32) -> SwapError {
         match errno {
             libc::EPERM => SwapError::NotAllowed,
@@ -311,7 +315,7 @@ impl SwapError {
 /// Checks that this process may create loop devices and activate swap.
 ///
 /// # Errors
-/// `NotAllowed`, `NoLoopDevices`, or the system's.
+/// `NotAllowed`, `NoLoopDevices`, or a system error.
 pub fn check_able() -> Result<(), SwapError> {
     loops::control()?;
     let status = std::fs::read_to_string("/proc/self/status")
@@ -347,8 +351,8 @@ fn parse_memory(text: &str) -> Memory {
     Memory { total: of("MemTotal"), available: of("MemAvailable"), swap_free: of("SwapFree") }
 }
 
-/// Opens the same file again: without the locks and the exclusive claim of the pool's descriptor, which
-/// would last as long as the kernel swaps.
+/// Opens the same file again, without the locks and the exclusive claim of the pool's descriptor.
+/// The locks would otherwise last as long as the kernel swaps.
 fn reopened(file: BorrowedFd<'_>, flags: i32) -> Result<File, SwapError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = File::options().read(true).write(true).custom_flags(flags).open(path);

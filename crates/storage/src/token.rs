@@ -23,7 +23,7 @@ impl Token {
     pub const PEER_LAST: u16 = 10;
     /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts; the owner is the device.
     pub const FLASH_REMOTE: u16 = 11;
-    /// First kind for the ring's user; storage uses smaller ones.
+    /// First token kind for the ring's user. Storage uses lower kinds.
     pub const CALLER: u16 = 16;
 
     /// Creates a token.
@@ -41,7 +41,7 @@ impl Token {
         (self.0 >> 32) as u16
     }
 
-    /// Returns the owner's index.
+    /// Returns the index in the token, which its owner chose.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
@@ -55,7 +55,7 @@ pub struct TokenSpace {
 }
 
 impl TokenSpace {
-    /// Returns all tokens of `owner`, which is one of `kind`.
+    /// Returns the token space of `owner`, an owner of kind `kind`.
     pub const fn new(kind: u16, owner: u16) -> TokenSpace {
         TokenSpace { kind, owner }
     }
@@ -70,7 +70,7 @@ impl TokenSpace {
         Token::new(self.kind, self.owner, index)
     }
 
-    /// Returns true if the token is one of them.
+    /// Returns true if the token belongs to this token space.
     pub const fn contains(self, token: Token) -> bool {
         token.kind() == self.kind && token.owner() == self.owner
     }

@@ -131,7 +131,9 @@ fn specifications_that_make_no_sense_are_told() {
     let spec = make(dir.path(), 1 << 20);
     let again = objects::create(&spec, 1 << 20, OBJECT, &options()).unwrap_err().to_string();
     assert!(again.contains("already"), "{again}");
-    assert!(objects::unlock(&spec, &options()).unwrap_err().to_string().contains("no host has it open"));
+    assert!(
+        objects::unlock(&spec, &options()).unwrap_err().to_string().contains("no host has the disk open")
+    );
 }
 
 /// Against a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment. A disk is made below that prefix.

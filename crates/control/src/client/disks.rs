@@ -1,4 +1,4 @@
-//! Questions and instructions about a disk: its life, its exports and bitmaps, its cache, its figures.
+//! Client methods for one disk: settings, exports, dirty bitmaps, cache and statistics.
 
 use hyper::Method;
 
@@ -25,8 +25,7 @@ impl Client {
         self.send(Method::POST, "/v1/disks", Some(add)).await
     }
 
-    /// Removes a disk: after a drain, or at once with its dirty data lost. Its backing keeps its
-    /// data.
+    /// Removes a disk, after a drain or by discarding its dirty data. The backing keeps its data.
     pub async fn disk_remove(
         &self,
         disk: &str,
@@ -41,12 +40,12 @@ impl Client {
         self.delete(&format!("{}{}{force}", disk_path(disk), dirty.query())).await
     }
 
-    /// Says what a change would do, without making it.
+    /// Returns the effects of a change of a disk without making the change.
     pub async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ClientError> {
         self.send(Method::POST, &format!("{}/preview", disk_path(disk)), Some(change)).await
     }
 
-    /// Lets a disk be larger.
+    /// Grows a disk.
     pub async fn disk_resize(&self, disk: &str, resize: &DiskResize) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/resize", disk_path(disk)), Some(resize)).await
     }
@@ -56,7 +55,7 @@ impl Client {
         self.send(Method::PATCH, &disk_path(disk), Some(patch)).await
     }
 
-    /// Reports what happened to a disk's machine.
+    /// Reports an event of the VM that uses a disk.
     pub async fn disk_event(
         &self,
         disk: &str,
@@ -67,7 +66,7 @@ impl Client {
         self.send(Method::POST, &format!("{}/events", disk_path(disk)), Some(&report)).await
     }
 
-    /// Gives a disk another export.
+    /// Adds an export to a disk.
     pub async fn export_add(&self, disk: &str, export: &Export) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/exports", disk_path(disk)), Some(export)).await
     }
@@ -82,7 +81,7 @@ impl Client {
         self.get(&format!("{}/bitmaps", disk_path(disk))).await
     }
 
-    /// Gives a disk another bitmap.
+    /// Adds a dirty bitmap to a disk.
     pub async fn bitmap_add(&self, disk: &str, add: &BitmapAdd) -> Result<Bitmaps, ClientError> {
         self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
     }
@@ -97,7 +96,8 @@ impl Client {
         self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
     }
 
-    /// Freezes what one has noted under another name, and lets it go on empty.
+    /// Moves the changes that a bitmap recorded to a new frozen bitmap, and continues with an empty
+    /// bitmap.
     pub async fn bitmap_rotate(
         &self,
         disk: &str,
@@ -107,7 +107,7 @@ impl Client {
         self.send(Method::POST, &format!("{}/rotate", bitmap_path(disk, bitmap)), Some(rotate)).await
     }
 
-    /// Puts what one has noted into another, and takes it away.
+    /// Adds the changes of one dirty bitmap to another one, and removes the first.
     pub async fn bitmap_merge(
         &self,
         disk: &str,
@@ -127,7 +127,7 @@ impl Client {
         self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
     }
 
-    /// Removes a cache: after a drain, or at once with its dirty data lost.
+    /// Removes a disk's cache, after a drain or by discarding its dirty data.
     pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
     }
@@ -137,18 +137,18 @@ impl Client {
         self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
     }
 
-    /// Ends a drain before it is done.
+    /// Stops a drain before the cache is clean.
     pub async fn drain_stop(&self, disk: &str) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/drain", disk_path(disk))).await
     }
 
-    /// Discards dirty data: acknowledged writes are lost.
+    /// Discards a cache's dirty data: acknowledged writes are lost.
     pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
         let path = format!("{}/cache/discard-dirty{}", disk_path(disk), OnDirty::Discard.query());
         self.send(Method::POST, &path, None::<&()>).await
     }
 
-    /// Has the daemon write dirty data to a file on its host.
+    /// Makes the daemon write a cache's dirty data to a file on the daemon's host.
     pub async fn export_dirty(&self, disk: &str, export: &ExportDirty) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/cache/export-dirty", disk_path(disk)), Some(export)).await
     }
@@ -173,17 +173,17 @@ impl Client {
         self.delete(&format!("{}/histograms", disk_path(disk))).await
     }
 
-    /// The hit ratios that caches of other sizes would have for a disk.
+    /// Returns the hit ratios that a disk would have with caches of other sizes.
     pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
         self.get(&format!("{}/curve", disk_path(disk))).await
     }
 
-    /// Discards the curve and starts to learn it again.
+    /// Resets a disk's miss-ratio curve. The daemon starts to learn the curve again.
     pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
         self.delete(&format!("{}/curve", disk_path(disk))).await
     }
 
-    /// Why a disk's I/O is or is not served from flash.
+    /// Explains why a disk's I/O is, or is not, served from flash.
     pub async fn explain(&self, disk: &str) -> Result<Explanation, ClientError> {
         self.get(&format!("{}/explain", disk_path(disk))).await
     }

@@ -1,4 +1,4 @@
-//! Questions and instructions about a daemon and its flash: health, pools, what hosts lend each other, swap.
+//! Client methods for the daemon, its health, pools, remote flash and swap areas.
 
 use hyper::Method;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Client {
-    /// Differences between hob.toml and the running daemon.
+    /// Returns the differences between hob.toml and the running daemon.
     pub async fn config_diff(&self) -> Result<ConfigDiff, ClientError> {
         self.get("/v1/config/diff").await
     }
@@ -20,7 +20,7 @@ impl Client {
         self.send(Method::POST, "/v1/config/apply", Some(&apply)).await
     }
 
-    /// Version of the daemon and of its API.
+    /// Returns the version of the daemon and of its API.
     pub async fn version(&self) -> Result<Version, ClientError> {
         self.get("/v1/version").await
     }
@@ -30,7 +30,7 @@ impl Client {
         self.get("/v1/health").await
     }
 
-    /// Counters of each disk.
+    /// Returns the counters of each disk.
     pub async fn load(&self) -> Result<Vec<DiskLoad>, ClientError> {
         self.get("/v1/load").await
     }
@@ -50,17 +50,17 @@ impl Client {
         self.send(Method::POST, "/v1/pools", Some(create)).await
     }
 
-    /// Forgets a pool without caches.
+    /// Removes a pool that has no caches.
     pub async fn pool_remove(&self, pool: &str) -> Result<PoolChanged, ClientError> {
         self.delete(&pool_path(pool)).await
     }
 
-    /// Gives a pool another device.
+    /// Adds a flash device to a pool.
     pub async fn device_add(&self, pool: &str, add: &DeviceAdd) -> Result<PoolChanged, ClientError> {
         self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
     }
 
-    /// Lets a device give new segments, or no more of them.
+    /// Allows or forbids new segments on a pool's device.
     pub async fn device_set(
         &self,
         pool: &str,
@@ -70,12 +70,13 @@ impl Client {
         self.send(Method::PATCH, &device_path(pool, path), Some(patch)).await
     }
 
-    /// Says what a change of a pool would do to caches, without making it.
+    /// Returns the effects of a change of a pool without making the change.
     pub async fn pool_preview(&self, pool: &str, change: &PlannedPoolChange) -> Result<Preview, ClientError> {
         self.send(Method::POST, &format!("{}/preview", pool_path(pool)), Some(change)).await
     }
 
-    /// Takes a device from a pool. Refused if dirty data may be lost by that, unless `dirty` says so.
+    /// Removes a device from a pool. The daemon refuses if dirty data may be lost, unless `dirty`
+    /// allows that.
     pub async fn device_remove(
         &self,
         pool: &str,
@@ -97,7 +98,8 @@ impl Client {
         self.delete(&path).await
     }
 
-    /// Flash that the daemon's host exports to other hosts, and uses of theirs.
+    /// Returns the flash that the daemon's host exports to other hosts, and the remote flash that
+    /// it uses.
     pub async fn peers(&self) -> Result<Peers, ClientError> {
         self.get("/v1/peers").await
     }
@@ -108,7 +110,7 @@ impl Client {
         self.send(Method::POST, &path, None::<&()>).await
     }
 
-    /// Swap areas of the host.
+    /// Returns the swap areas of the daemon's host.
     pub async fn swaps(&self) -> Result<Vec<Swap>, ClientError> {
         self.get("/v1/swap").await
     }
@@ -118,7 +120,7 @@ impl Client {
         self.get(&swap_path(name)).await
     }
 
-    /// Makes a swap area.
+    /// Creates a swap area in a pool.
     pub async fn swap_create(&self, create: &SwapCreate) -> Result<SwapChanged, ClientError> {
         self.send(Method::POST, "/v1/swap", Some(create)).await
     }
@@ -128,7 +130,7 @@ impl Client {
         self.send(Method::PATCH, &swap_path(name), Some(patch)).await
     }
 
-    /// Gives a swap area back to its pool.
+    /// Removes a swap area and returns its flash to the pool.
     pub async fn swap_remove(&self, name: &str) -> Result<SwapChanged, ClientError> {
         self.send(Method::DELETE, &swap_path(name), None::<&()>).await
     }

@@ -1,4 +1,4 @@
-//! Shares, limits and reservations of disks, and the datastores that they share.
+//! Client methods for shares, limits and reservations of disks, and for datastores.
 
 use hyper::Method;
 
@@ -6,12 +6,12 @@ use super::{Client, ClientError, disk_path, percent_encode};
 use crate::{Datastore, DatastorePatch, DiskQos, QosPatch, StoragePolicy};
 
 impl Client {
-    /// Entitlements of all disks.
+    /// Returns the entitlements of all disks.
     pub async fn qos_list(&self) -> Result<Vec<DiskQos>, ClientError> {
         self.get("/v1/qos").await
     }
 
-    /// The entitlement of a disk.
+    /// Returns the entitlement of a disk.
     pub async fn qos(&self, disk: &str) -> Result<DiskQos, ClientError> {
         self.get(&format!("{}/qos", disk_path(disk))).await
     }
@@ -26,7 +26,7 @@ impl Client {
         self.get("/v1/storage-policies").await
     }
 
-    /// Makes a storage policy, or changes it for all its disks.
+    /// Creates a storage policy, or changes it for all disks that have it.
     pub async fn storage_policy_set(
         &self,
         name: &str,
@@ -45,7 +45,7 @@ impl Client {
         self.get("/v1/datastores").await
     }
 
-    /// Changes how a datastore is throttled, and its capacity.
+    /// Changes the throttling and the capacity of a datastore.
     pub async fn datastore_set(&self, name: &str, patch: &DatastorePatch) -> Result<Datastore, ClientError> {
         self.send(Method::PATCH, &format!("/v1/datastores/{}", percent_encode(name)), Some(patch)).await
     }

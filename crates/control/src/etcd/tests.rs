@@ -136,8 +136,8 @@ fn a_renewal_counts_if_the_majority_confirms_its_term() {
         ([(200, kept), (200, &good)].as_slice(), Ok(10)),
         (&[(200, kept), (200, &other)], Err("does not know the lease")),
         (&[(200, kept), (200, r#"{"header":{"raft_term":"2"}}"#)], Err("does not know the lease")),
-        (&[(200, kept), (200, &later)], Err("leader any more")),
-        (&[(200, r#"{"result":{"ID":"7","TTL":"10"}}"#), (200, &good)], Err("leader any more")),
+        (&[(200, kept), (200, &later)], Err("no longer etcd's leader")),
+        (&[(200, r#"{"result":{"ID":"7","TTL":"10"}}"#), (200, &good)], Err("no longer etcd's leader")),
         (&[(200, r#"{"result":{"header":{"raft_term":"2"},"ID":"7"}}"#)], Err("does not know the lease")),
     ] {
         let (endpoint, serving) = server(answers);

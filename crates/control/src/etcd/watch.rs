@@ -1,7 +1,8 @@
-//! Watches etcd: one request whose response continues with a line for each batch of changes.
+//! Watches etcd for changes. The response to one request continues with a line for each batch of
+//! changes.
 //!
-//! A member without a leader ends the watch, and so does a dead connection (TCP keepalive). Changes
-//! in between are missed: the caller reads everything again.
+//! The watch ends if the etcd member has no leader or the connection fails (TCP keepalive). The
+//! caller then reads all keys again, because the watch missed changes.
 
 use std::time::Duration;
 
@@ -12,21 +13,21 @@ use serde_json::{Value, json};
 use super::{Etcd, EtcdError, after, decode, encode, number};
 use crate::client::Driver;
 
-/// Longest line that is read, bytes. Etcd's own limit for one batch is lower.
+/// Longest line of a watch that the client reads, bytes. Etcd's own limit for one batch is lower.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
-/// A key was put or deleted.
+/// A change of one key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEvent {
     /// Key.
     pub key: String,
-    /// Its value; `None`: it was deleted.
+    /// New value of the key; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
     /// When that happened.
     pub revision: u64,
 }
 
-/// A watch under way. Dropping it ends it.
+/// A running watch of etcd keys. Dropping this value ends the watch.
 #[derive(Debug)]
 pub struct EtcdWatch<'a> {
     etcd: &'a Etcd,
@@ -38,11 +39,12 @@ pub struct EtcdWatch<'a> {
 }
 
 impl Etcd {
-    /// Watches changes from a moment before this returns: puts and deletes of keys that begin with
-    /// one of `puts_and_deletes`, and deletes of keys that begin with one of `deletes`.
+    /// Starts a watch; it reports every change made after this function returns. The watch reports
+    /// puts and deletes of keys that begin with one of `puts_and_deletes`, and deletes of keys that
+    /// begin with one of `deletes`.
     ///
     /// # Errors
-    /// [`EtcdError`]: this member does not answer, or not in time.
+    /// [`EtcdError`] if this member does not answer in time.
     pub async fn watch(
         &self,
         puts_and_deletes: &[&str],
@@ -68,7 +70,7 @@ impl Etcd {
         deletes: &[&str],
     ) -> Result<EtcdWatch<'_>, EtcdError> {
         let create = |prefix: &str, filters: &[&str]| {
-            let end = after(prefix).ok_or_else(|| self.nonsense(by, "there are no keys beyond"))?;
+            let end = after(prefix).ok_or_else(|| self.nonsense(by, "no key can follow this prefix"))?;
             let range =
                 json!({ "key": encode(prefix.as_bytes()), "range_end": encode(&end), "filters": filters });
             Ok(format!("{}\n", json!({ "create_request": range })))
@@ -86,7 +88,7 @@ impl Etcd {
         let mut watch = EtcdWatch { etcd: self, by, body, bytes: Vec::new(), _driver: driver };
         for _ in &questions {
             if watch.line().await?["created"] != Value::Bool(true) {
-                return Err(self.nonsense(by, "it does not watch"));
+                return Err(self.nonsense(by, "it did not start the watch"));
             }
         }
         Ok(watch)
@@ -94,10 +96,10 @@ impl Etcd {
 }
 
 impl EtcdWatch<'_> {
-    /// The next events, in the order of etcd's revisions for each prefix.
+    /// Returns the next events, for each prefix in the order of etcd's revisions.
     ///
     /// # Errors
-    /// [`EtcdError`]: the watch has ended.
+    /// [`EtcdError`] if the watch has ended.
     pub async fn next(&mut self) -> Result<Vec<EtcdEvent>, EtcdError> {
         let result = self.line().await;
         if result.is_err() {
@@ -108,7 +110,7 @@ impl EtcdWatch<'_> {
         Ok(events.iter().filter_map(event).collect())
     }
 
-    /// The result that is in the next line.
+    /// Reads the next line and returns its `result` member.
     async fn line(&mut self) -> Result<Value, EtcdError> {
         let wrong = |why: String| self.etcd.nonsense(self.by, why);
         let mut looked = 0;
@@ -118,22 +120,22 @@ impl EtcdWatch<'_> {
             }
             looked = self.bytes.len();
             if looked > LINE_BYTES_MAX {
-                return Err(wrong("it tells of more than can be".to_owned()));
+                return Err(wrong("a batch of changes is too long".to_owned()));
             }
             match self.body.frame().await {
                 Some(Ok(frame)) => self.bytes.extend_from_slice(&frame.into_data().unwrap_or_default()),
                 Some(Err(error)) => return Err(wrong(error.to_string())),
-                None => return Err(wrong("it does not tell any more what changes".to_owned())),
+                None => return Err(wrong("it ended the watch".to_owned())),
             }
         };
         let line: Vec<u8> = self.bytes.drain(..=end).collect();
         let mut value: Value = serde_json::from_slice(&line)
-            .map_err(|_| wrong("its answer is no JSON; is it etcd?".to_owned()))?;
+            .map_err(|_| wrong("its response is not JSON; check that the endpoint is etcd".to_owned()))?;
         let result = value["result"].take();
         let is_over = result["canceled"] == Value::Bool(true);
         if !result.is_object() || is_over {
             let said = value["error"]["message"].as_str().or_else(|| result["cancel_reason"].as_str());
-            let why = said.unwrap_or("it does not tell any more what changes");
+            let why = said.unwrap_or("it ended the watch");
             return Err(wrong(why.chars().take(200).collect()));
         }
         Ok(result)
@@ -167,7 +169,8 @@ mod tests {
     const SOON: Duration = Duration::from_secs(5);
     const CREATED: &str = r#"{"result":{"header":{"revision":"4"},"created":true}}"#;
 
-    /// Watches a server that says this, in pieces of any length, and closes.
+    /// Watches a test server that sends `said` in pieces of any length, and then closes the
+    /// connection.
     fn told(said: &str, pieces: usize) -> Vec<Result<Vec<EtcdEvent>, String>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -226,7 +229,7 @@ mod tests {
             assert_eq!(told[0], Ok(vec![event("t/a", Some(b"x"), 5)]));
             assert_eq!(told[1], Ok(vec![event("h/a", None, 6)]));
             assert_eq!(told[2], Ok(Vec::new()));
-            assert!(told[3].as_ref().unwrap_err().contains("does not tell any more"), "{told:?}");
+            assert!(told[3].as_ref().unwrap_err().contains("it ended the watch"), "{told:?}");
         }
     }
 
@@ -234,8 +237,8 @@ mod tests {
     fn what_ends_a_watch_is_said() {
         for (text, why) in [
             (r#"{"error":{"message":"etcdserver: no leader"}}"#.to_owned(), "no leader"),
-            ("not JSON".to_owned(), "no JSON"),
-            (format!("{CREATED}\n{{\"result\":{{}}}}"), "it does not watch"),
+            ("not JSON".to_owned(), "not JSON"),
+            (format!("{CREATED}\n{{\"result\":{{}}}}"), "it did not start the watch"),
             (
                 format!(
                     "{CREATED}\n{CREATED}\n{{\"result\":{{\"canceled\":true,\"cancel_reason\":\"compacted\"}}}}"

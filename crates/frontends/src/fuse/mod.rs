@@ -1,26 +1,28 @@
 //! A disk as a file: one FUSE connection whose file system is a single regular file.
 //!
 //! # Call order
-//! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer is free,
-//! it passes the same message again later. [`Session::poll_request`] returns requests for the engine, and
-//! [`Session::handle_reply`] takes the engine's replies. [`Session::poll_answer`] returns answers to write
-//! to /dev/fuse; the caller calls [`Session::handle_written`] after each.
+//! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer
+//! is free, the caller passes the same message again later. [`Session::poll_request`] returns
+//! requests for the engine, and [`Session::handle_reply`] takes the engine's replies.
+//! [`Session::poll_answer`] returns answers to write to /dev/fuse; the caller calls
+//! [`Session::handle_written`] after each.
 //!
 //! # Refused operations
-//! The file has the disk's size. Operations that would change its size fail with EPERM, and writes beyond
-//! the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is notified to drop its cached
-//! size. The page cache holds no data of the file: it is opened with direct I/O, so that changes made
-//! through other front ends are visible. A write is answered when the engine has acknowledged it. Owner and
-//! permission bits can be changed; they are lost when the file is unmounted.
+//! The file has the disk's size. Operations that would change the file's size fail with EPERM, and
+//! writes beyond the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is
+//! notified to drop its cached size. The file is opened with direct I/O, so that the page cache
+//! holds no data of it. So changes through other front ends are visible. A write is answered when
+//! the engine has acknowledged it. Owner and permission bits can be changed, but are lost when the
+//! file is unmounted.
 //!
 //! # Limits
-//! At most [`COMMANDS_MAX`] requests are with the engine; [`Session::is_full`] tells the caller to stop
-//! reading messages. The kernel is trusted no more than any other client: a malformed message is answered
-//! with EINVAL, an unknown one with ENOSYS.
+//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. [`Session::is_full`] tells the
+//! caller to stop reading messages. The kernel is not trusted: a malformed message is answered with
+//! EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
-//! As with NBD: the shard loop drops the engine's reference. A read's second reference is dropped when its
-//! answer is written.
+//! The shard loop drops the engine's reference to a buffer. The session drops its own reference to
+//! the buffer of a read when the answer is written.
 
 mod wire;
 
@@ -37,17 +39,17 @@ use crate::payload::{Payload, alloc_for, slice_for};
 pub use wire::{Answer, Attributes, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
 
-/// Maximum number of requests with the engine.
+/// Maximum number of FUSE requests that wait for the engine's reply.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// Set in the session numbers of FUSE connections, so that their request ids differ from those of other
-/// front ends.
+/// Bit that is set in the session numbers of FUSE connections, so that their request ids differ
+/// from those of other front ends.
 pub const NUMBER_BIT: u32 = 1 << 30;
 
 /// Result of [`Session::handle_message`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// The message is answered, or its request is queued for the engine.
+    /// The message was answered, or its request waits for the engine.
     Done,
     /// No buffer is free; pass the message again later.
     NoBuffer,
@@ -61,17 +63,17 @@ struct InFlight {
     /// Offset of the piece that the engine is working on.
     offset: u64,
     len: u64,
-    /// First byte of all pieces, and one past the last.
+    /// First byte of all pieces of the request.
     begin: u64,
     end: u64,
-    /// The engine's reference, until the request is polled.
+    /// The engine's reference to the buffer, until the request is polled.
     buffer: Option<BufferId>,
-    /// A read's own reference.
+    /// The session's reference to the buffer of a read.
     reply_buffer: Option<BufferId>,
     buffer_bytes: usize,
 }
 
-/// A whole command, as the trace records it: once, however many pieces it has.
+/// A whole FUSE command. A trace records it once, even if it has several pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// The operation.
@@ -96,7 +98,7 @@ pub struct Session {
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
-    /// The connection has ended: answers are dropped.
+    /// Whether the connection has ended. Answers are then dropped.
     dead: bool,
 }
 
@@ -137,7 +139,7 @@ impl Session {
         self.disk
     }
 
-    /// Returns the file's current attributes.
+    /// Returns the current attributes of the file.
     pub fn file(&self) -> &Attributes {
         &self.file
     }
@@ -148,7 +150,7 @@ impl Session {
         self.answer(Answer::attributes_changed());
     }
 
-    /// Returns true if changes are refused.
+    /// Returns true if the session refuses changes.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -168,15 +170,19 @@ impl Session {
         self.in_flight() == 0 && self.requests.is_empty() && self.answers.is_empty()
     }
 
-    /// Returns true if the caller should read no message now.
+    /// Returns true if the caller should not read further messages now.
     pub fn is_full(&self) -> bool {
         self.dead || self.in_flight() >= COMMANDS_MAX || !self.requests.is_empty()
     }
 
-    /// Handles one message from the kernel.
+    /// Handles one message from the kernel. Without a free buffer, the caller passes it again
+    /// later.
     pub fn handle_message(&mut self, message: &[u8], payload: &mut impl Payload) -> Taken {
         let Some(header) = wire::decode_header(message) else {
-            tracing::warn!(bytes = message.len(), "a FUSE message without a header: it cannot be answered");
+            tracing::warn!(
+                bytes = message.len(),
+                "a FUSE message has no valid header, so hob cannot answer it"
+            );
             return Taken::Done;
         };
         let unique = header.unique;
@@ -350,7 +356,7 @@ impl Session {
         self.issue(slot);
     }
 
-    /// Queues the engine request for a command's current piece.
+    /// Queues the engine request for the next piece of a FUSE command.
     fn issue(&mut self, slot: u32) {
         let id = RequestId(u64::from(self.number) << 32 | u64::from(slot));
         let command = self.slots[slot as usize].as_mut().expect("a command in flight");
@@ -404,7 +410,7 @@ impl Session {
             (Ok(()), Op::Read) => {
                 let slice = command.payload_slice(command.reply_buffer.expect("a read has one"));
                 self.answers.push_back((Answer::data(command.unique, slice.len), Some(slice)));
-                // Its buffer is held until the answer is written.
+                // The buffer stays allocated until the answer is written.
                 return;
             }
             (Ok(()), Op::Write(_)) => self.answer(Answer::written(command.unique, command.len as u32)),
@@ -425,13 +431,13 @@ impl Session {
         }
     }
 
-    /// Returns the next answer, and the payload that follows it in the same write.
+    /// Returns the next answer, and the payload to write after it.
     #[inline]
     pub fn poll_answer(&mut self) -> Option<(Answer, Option<BufferSlice>)> {
         self.answers.pop_front()
     }
 
-    /// Releases a polled answer's payload. Called when the answer was written, or will never be.
+    /// Releases the payload of an answer that was written, or that will never be written.
     #[inline]
     pub fn handle_written(&mut self, sent: Option<BufferSlice>, payload: &mut impl Payload) {
         if let Some(slice) = sent {
@@ -440,8 +446,8 @@ impl Session {
         }
     }
 
-    /// Ends the session, after the kernel closed the connection or because it must be closed. The engine's
-    /// replies to requests in flight must still be passed to this object.
+    /// Ends the session. Pass the engine's replies to requests in flight to this object even
+    /// afterwards.
     pub fn end(&mut self, payload: &mut impl Payload) {
         self.dead = true;
         for (_, slice) in std::mem::take(&mut self.answers) {
@@ -475,7 +481,7 @@ impl InFlight {
         slice_for(id, self.offset, self.len)
     }
 
-    /// Moves to the next piece. Returns false if there is none.
+    /// Moves to the next piece of the command. Returns false if there is none.
     fn advance(&mut self) -> bool {
         let next = self.offset + self.len;
         if next >= self.end {

@@ -1,26 +1,27 @@
-//! The part of the FUSE protocol that one file needs: decodes and checks requests, and encodes answers.
+//! The part of the FUSE protocol that serves one file: decodes and checks requests, and encodes
+//! answers.
 //!
-//! Numbers are in the host's byte order; the layouts are those of Linux's `fuse.h`, protocol 7.23 and
-//! later. A message is one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's arguments, and
-//! the payload of a write. Every length, offset and number is checked before it is used; a bad one becomes
-//! an errno.
+//! Numbers are in the host's byte order. The layouts are those of Linux's `fuse.h`, protocol 7.23
+//! and later. A message is one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's
+//! arguments, and the payload of a write. Every length, offset and number is checked before use; an
+//! invalid one becomes an errno.
 
-/// Size of a request's header in bytes.
+/// Size of a FUSE request's header in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
 
-/// Size of a write's header and arguments in bytes; the payload follows them.
+/// Size of a FUSE write's header and arguments in bytes; the payload follows them.
 pub(super) const WRITE_HEAD_BYTES: usize = HEADER_BYTES + 40;
 
 /// Maximum length of a read or write in bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// Buffer size in bytes for one message.
+/// Buffer size for one FUSE message in bytes.
 pub const MESSAGE_BYTES_MAX: usize = WRITE_HEAD_BYTES + TRANSFER_BYTES_MAX as usize;
 
 /// Inode number of the file, which is also the root of its file system.
 const ROOT: u64 = 1;
 
-/// Major version, oldest minor version that is supported, and minor version that is announced.
+/// Major version of the FUSE protocol, oldest supported minor version, and announced minor version.
 const MAJOR: u32 = 7;
 const MINOR_MIN: u32 = 23;
 const MINOR: u32 = 38;
@@ -29,7 +30,7 @@ const MINOR: u32 = 38;
 /// background.
 const BACKGROUND_MAX: u16 = 512;
 
-/// Features that are requested if the kernel offers them.
+/// Features of FUSE that hob requests if the kernel offers them.
 mod flag {
     pub(super) const ASYNC_READ: u64 = 1;
     pub(super) const BIG_WRITES: u64 = 1 << 5;
@@ -42,10 +43,12 @@ mod flag {
         ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES | INIT_EXT | DIRECT_IO_ALLOW_MMAP;
 }
 
-/// Open flags: bypass the page cache, send no flush on close, allow parallel direct writes.
+/// Flags for the opened file: bypass the page cache, send no flush on close, allow parallel direct
+/// writes.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 
-/// Validity of cached attributes in seconds. Only the kernel's own requests change them.
+/// Time that the kernel may cache file attributes, seconds. Only the kernel's own requests change
+/// them.
 const ATTRIBUTES_SECONDS: u64 = 60;
 
 mod opcode {
@@ -87,17 +90,17 @@ const O_DSYNC: u32 = 0o10000;
 pub(super) struct Errno(pub(super) i32);
 
 impl Errno {
-    /// EPERM: the user may not do this, or the file does not allow it.
+    /// EPERM: the user may not perform the operation, or the file does not allow it.
     pub(super) const PERM: Errno = Errno(1);
     /// EIO: the disk cannot be read or written.
     pub(super) const IO: Errno = Errno(5);
     /// EINVAL: the request is malformed.
     pub(super) const INVAL: Errno = Errno(22);
-    /// ENOSPC: beyond the end of the file.
+    /// ENOSPC: a write beyond the end of the file.
     pub(super) const NOSPC: Errno = Errno(28);
     /// EROFS: the file is read-only.
     pub(super) const ROFS: Errno = Errno(30);
-    /// ENOSYS: not implemented. The kernel does without the operation and does not ask again.
+    /// ENOSYS: hob does not implement the operation. The kernel does not request it again.
     pub(super) const NOSYS: Errno = Errno(38);
     /// EOPNOTSUPP: not supported for this file.
     pub(super) const OPNOTSUPP: Errno = Errno(95);
@@ -114,9 +117,9 @@ pub(super) struct Header {
 /// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// Negotiate version and features.
+    /// Negotiate the FUSE version and features.
     Init {
-        /// The kernel's minor version.
+        /// Minor version of the kernel's FUSE protocol.
         minor: u32,
         /// Features that the kernel offers.
         flags: u64,
@@ -136,13 +139,13 @@ pub(super) enum Call {
         /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
     },
-    /// Write; the payload follows the first `WRITE_HEAD_BYTES` of the message.
+    /// Write to the file; the payload follows the first `WRITE_HEAD_BYTES` of the message.
     Write {
         /// First byte.
         offset: u64,
         /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
-        /// The data must be durable before the answer.
+        /// Whether the data must be durable before the answer.
         durable: bool,
     },
     /// Get the file system's size.
@@ -155,14 +158,15 @@ pub(super) enum Call {
         offset: u64,
         /// Length in bytes.
         len: u64,
-        /// The range may be deallocated.
+        /// Whether the backing may deallocate the range.
         may_unmap: bool,
-        /// The part beyond the end is ignored; without it, the file would have to grow.
+        /// Whether the part of the range beyond the file's end is ignored. If not, the file would
+        /// have to grow.
         keeps_size: bool,
     },
-    /// Nothing to do; answered with success.
+    /// The operation needs no action, and is answered with success.
     Acknowledge,
-    /// Nothing to do; not answered.
+    /// The operation needs no action and no answer.
     Ignore,
 }
 
@@ -179,7 +183,7 @@ pub(super) struct Change {
     pub(super) gid: Option<u32>,
 }
 
-/// Attributes as reported to the kernel.
+/// Attributes of the file as reported to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Size in bytes.
@@ -194,7 +198,7 @@ pub struct Attributes {
     pub seconds: u64,
 }
 
-/// Reads integers from a message's arguments. A missing field is an error.
+/// Reads integers from a FUSE message's arguments. A missing field is an error.
 struct Arguments<'a>(&'a [u8]);
 
 impl Arguments<'_> {
@@ -219,10 +223,10 @@ pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
     (len as usize == message.len()).then_some(header)
 }
 
-/// Decodes the message after its header.
+/// Decodes the arguments of a FUSE message, after its header.
 ///
 /// # Errors
-/// The errno to answer with.
+/// The errno for the answer.
 #[inline]
 pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
     let node = Arguments(message).u64(16)?;
@@ -235,7 +239,7 @@ pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
         _ => {}
     }
     if node != ROOT && !matches!(header.opcode, opcode::INIT | opcode::DESTROY) {
-        // There is only one file.
+        // The file system has only one file.
         return Err(Errno::INVAL);
     }
     match header.opcode {
@@ -303,8 +307,7 @@ fn decode_init(a: &Arguments<'_>) -> Result<Call, Errno> {
     Ok(Call::Init { minor, flags: low | high << 32, readahead })
 }
 
-/// An answer that is being built: its header and the fields that follow. The payload of a read is sent
-/// after it.
+/// An answer to the kernel: its header and fields. The payload of a read is sent after it.
 #[derive(Clone, Copy)]
 pub struct Answer {
     bytes: [u8; Answer::BYTES_MAX],
@@ -349,7 +352,7 @@ impl Answer {
         self.put(0, &(u32::from(self.len) + payload).to_ne_bytes());
     }
 
-    /// Returns the bytes to send before the payload.
+    /// Returns the answer's bytes to send before the payload.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -365,7 +368,7 @@ impl Answer {
         Answer::new(unique, -errno.0)
     }
 
-    /// Success; `len` bytes of payload follow.
+    /// Creates a successful answer that `len` bytes of payload follow.
     #[inline]
     pub(super) fn data(unique: u64, len: u32) -> Answer {
         let mut answer = Answer::new(unique, 0);
@@ -373,7 +376,7 @@ impl Answer {
         answer
     }
 
-    /// Success; `len` bytes were written.
+    /// Creates the answer to a write of `len` bytes.
     #[inline]
     pub(super) fn written(unique: u64, len: u32) -> Answer {
         let mut answer = Answer::new(unique, 0);
@@ -381,7 +384,7 @@ impl Answer {
         answer.body(8)
     }
 
-    /// The file is open.
+    /// Creates the answer to an open.
     pub(super) fn opened(unique: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u32(8, OPEN_FLAGS);
@@ -408,17 +411,18 @@ impl Answer {
         answer.body(104)
     }
 
-    /// A notice that makes the kernel drop the file's cached attributes. Cached contents stay.
+    /// Creates a notification that makes the kernel drop the file's cached attributes. Cached
+    /// contents stay.
     pub(super) fn attributes_changed() -> Answer {
         const INVALIDATE_INODE: i32 = 2;
         let mut notice = Answer::new(0, INVALIDATE_INODE);
         notice.put_u64(0, ROOT);
-        // A negative offset invalidates no contents.
+        // The negative offset means that no cached contents are dropped.
         notice.put_u64(8, u64::MAX);
         notice.body(24)
     }
 
-    /// The file system's size; no space is free.
+    /// Creates an answer with the file system's size; no space is free.
     pub(super) fn statfs(unique: u64, size: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u64(0, size.div_ceil(4096));
@@ -429,7 +433,7 @@ impl Answer {
         answer.body(80)
     }
 
-    /// The answer to INIT: version, features and limits.
+    /// Creates the answer to INIT: version, features and limits.
     pub(super) fn init(unique: u64, minor: u32, flags: u64, readahead: u32) -> Answer {
         let agreed = flags & flag::WANTED;
         let mut answer = Answer::new(unique, 0);

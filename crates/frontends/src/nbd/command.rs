@@ -7,21 +7,22 @@ use hob_nbd::{Command, CommandFlags};
 
 use crate::payload::{Payload, alloc_for, slice_for};
 
-/// Maximum length of one piece of a prefetch in bytes. Its data goes to a buffer that is not read.
+/// Maximum length of one piece of an NBD prefetch, bytes. The prefetched data is read into a buffer
+/// whose contents are not used.
 const PREFETCH_BYTES_MAX: u64 = 1 << 20;
 
 /// One command.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: hob_nbd::Request,
-    /// Offset of the piece that is, or will be, with the engine.
+    /// Offset of the command's piece that the engine has, or gets next.
     offset: u64,
     len: u64,
     /// Size of the command's buffer in bytes.
     pub(super) buffer_bytes: usize,
     /// The engine's reference.
     pub(super) buffer: Option<BufferId>,
-    /// The connection's own reference, to send from.
+    /// The connection's reference to the buffer, for sending the reply.
     pub(super) reply_buffer: Option<BufferId>,
 }
 
@@ -60,7 +61,8 @@ impl InFlight {
         slice_for(id, self.offset, self.len)
     }
 
-    /// Returns the request for the current piece. The engine takes over one reference to the buffer.
+    /// Returns the engine request for the command's current piece. The engine gets one reference to
+    /// the buffer.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let flags = self.header.flags;
         let durability =
@@ -86,7 +88,7 @@ impl InFlight {
         }
     }
 
-    /// Moves to the next piece. Returns false if there is none.
+    /// Moves to the command's next piece. Returns false if there is none.
     pub(super) fn advance(&mut self) -> bool {
         self.offset += self.len;
         self.len = self.piece_len();

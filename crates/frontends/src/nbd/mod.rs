@@ -1,21 +1,23 @@
 //! One NBD connection in its transmission phase.
 //!
 //! # Call order
-//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes them to
-//! [`Connection::handle_received`] or [`Connection::handle_payload`]. [`Connection::poll_request`] and
-//! [`Connection::poll_status`] return requests for the engine and queries for the backing. Their answers go
-//! to [`Connection::handle_reply`] and [`Connection::handle_status`]. [`Connection::poll_send`] returns one
-//! list of bytes to send; the next follows after [`Connection::handle_sent`].
+//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes received
+//! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
+//! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
+//! status queries for the backing. The results go to [`Connection::handle_reply`] and
+//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send; the
+//! next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight. It stops receiving at that number, while
-//! there is no buffer for the next command, and while its client leaves answers unread. A malformed command
-//! is answered with the protocol's error. If the stream can no longer be parsed, this connection alone
-//! ends.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives nothing
+//! while it has that many, while no buffer is free for the next command, and while its client does
+//! not read replies. A malformed command gets an error reply. If the stream can no longer be
+//! parsed, only this connection ends.
 //!
 //! # Buffers
-//! A payload buffer has one reference for the engine, which the shard loop drops when the engine says so.
-//! The buffer of a read has a second one, which the connection drops when the data is sent.
+//! The engine has one reference to a payload buffer; the shard loop drops it when the engine says
+//! so. The connection has a second reference to the buffer of a read, and drops it when the data
+//! was sent.
 
 mod command;
 mod reply;
@@ -38,54 +40,56 @@ use command::{InFlight, Table};
 /// Maximum number of commands in flight per connection.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// Maximum number of reply pieces that wait for the socket. A client that does not read its answers is not
-/// read from either.
+/// Maximum number of reply pieces that wait for the socket. Above it, the connection receives
+/// nothing, so a client must read its replies.
 const OUTBOX_PIECES_MAX: usize = 4096;
 
-/// Maximum bytes of waiting replies apart from payload, however few pieces they are. Commands in flight at
-/// that moment add their replies: little, except for answers to status queries.
+/// Maximum bytes of waiting replies without payload. Replies to commands already in flight may
+/// exceed it.
 const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum number of status queries in progress. Each answer may have hundreds of kilobytes.
+/// Maximum number of status queries in progress. The reply to a status query can have hundreds of
+/// kilobytes.
 const QUERIES_MAX: usize = 4;
 
-/// Maximum payload of one receive in bytes. Short receives show that a slow client is not silent.
+/// Maximum payload of one receive in bytes. Short receives show that a slow client is still active.
 const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
 
-/// What to receive next.
+/// Result of `poll_receive`: data that the caller should receive next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Bytes, as many as arrive.
+    /// Receive any number of bytes.
     Bytes,
-    /// Exactly this payload; more may follow it.
+    /// Receive exactly this payload; more payload may follow it.
     Payload(BufferSlice),
-    /// Nothing until a command in flight is answered.
+    /// Receive nothing until a command in flight is answered.
     Pause,
-    /// Nothing until there is room for a buffer.
+    /// Receive nothing until a buffer can be allocated.
     AwaitBuffer,
-    /// Nothing any more: the connection ends.
+    /// Receive nothing more, because the connection is ending.
     Nothing,
 }
 
-/// A query about a range: its allocation, and the extents of further metadata contexts.
+/// A query for a range's allocation, and for the range's extents in other metadata contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
-    /// Id of the query, repeated in its answer.
+    /// Id of the status query; its answer has the same id.
     pub id: RequestId,
     /// First byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// True if the backing must be asked. If false, the client has chosen other contexts only.
+    /// Whether the backing must report its allocation. If false, the client chose only other
+    /// metadata contexts.
     pub allocation: bool,
 }
 
-/// The answer to a [`StatusQuery`]: extents from its offset on, at least one per context.
+/// The answer to a [`StatusQuery`]: extents from the query's offset on, at least one per context.
 #[derive(Clone, Copy, Debug)]
 pub struct Status<'a> {
-    /// The allocation; ignored if it was not asked for.
+    /// Extents of the backing's allocation; ignored if the query did not request them.
     pub allocation: &'a [Extent],
-    /// The extents of each of [`Connection::contexts`], in their order.
+    /// Extents of each context in [`Connection::contexts`], in the same order.
     pub maps: &'a [Vec<Extent>],
 }
 
@@ -95,53 +99,53 @@ pub struct Connection {
     disk: DiskId,
     /// Upper half of the request ids of this connection.
     number: u32,
-    /// What reads of this connection promote into the cache.
+    /// Which part of its reads this connection promotes into the cache.
     promote: Promote,
     commands: Table,
     input: Input,
     requests: VecDeque<Request>,
     queries: VecDeque<StatusQuery>,
-    /// Number of queries that were polled and are not answered.
+    /// Number of status queries that were polled and are not answered.
     queries_asked: usize,
     /// Replies that wait for the socket, and the buffers that hold their payload.
     outbox: Gather,
     outbox_buffers: Vec<BufferId>,
     sending_buffers: Vec<BufferId>,
     sending: bool,
-    /// Bytes of the commands' buffers, until their answers are sent.
+    /// Bytes of the commands' buffers that are allocated until their replies are sent.
     held_bytes: usize,
-    /// Bytes of those buffers that are in `outbox_buffers` and `sending_buffers`.
+    /// Bytes of the buffers in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
     sending_bytes: usize,
-    /// A list that was sent; its memory is used for the next one.
+    /// An empty list that was sent; the next list reuses its memory.
     spare: Gather,
-    /// Quiesced: no further command begins.
+    /// Whether the connection is quiesced: no new command starts.
     resting: bool,
     /// Why the connection ended early, for the log.
     fault: Option<String>,
 }
 
-/// What the next received bytes are.
+/// Meaning of the next received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Input {
     Header,
-    /// A valid header was decoded, but no buffer is free for its command.
+    /// A valid header was decoded, but its command waits for a free buffer.
     Stuck(hob_nbd::Request),
     /// Payload of a write, with the number of missing bytes.
     Payload {
         command: u32,
         missing: BufferSlice,
     },
-    /// Payload of a refused write: bytes to discard. The refusal is sent after the last of them. Clients
-    /// such as libnbd treat an answer that arrives while they send as a protocol error.
+    /// Payload of a refused write, with the number of bytes to discard. The refusal is sent after
+    /// the last of them, because clients such as libnbd accept no reply while they send.
     Skip {
         left: u32,
         refused: hob_nbd::Request,
         code: ErrorCode,
     },
-    /// The client sent DISC: answer the commands in flight.
+    /// The client sent DISC. The connection ends after the commands in flight are answered.
     Finished,
-    /// The socket is closed or the stream cannot be parsed: no answer can be delivered.
+    /// The socket is closed, or the stream cannot be parsed. No reply can be sent.
     Dead,
 }
 
@@ -196,14 +200,14 @@ impl Connection {
         &self.negotiated
     }
 
-    /// Quiesces the connection, or resumes it. A quiesced connection begins no command and finishes those
-    /// in flight.
+    /// Quiesces the connection, or resumes it. A quiesced connection starts no command, and
+    /// completes those in flight.
     pub fn set_resting(&mut self, resting: bool) {
         self.resting = resting;
     }
 
-    /// Returns true if the connection is quiesced. Another object can then take over the socket and the
-    /// received bytes that were not consumed.
+    /// Returns true if the connection is quiesced. Another object can then take over its socket and
+    /// its unconsumed bytes.
     pub fn is_at_rest(&self) -> bool {
         self.resting
             && self.input == Input::Header
@@ -217,7 +221,7 @@ impl Connection {
         matches!(self.input, Input::Payload { .. } | Input::Skip { .. })
     }
 
-    /// Returns where to put the next received bytes.
+    /// Returns where the caller should receive the next bytes.
     pub fn poll_receive(&self) -> Receive {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
@@ -229,9 +233,9 @@ impl Connection {
         }
     }
 
-    /// Handles received bytes and returns how many were consumed. The caller passes the others again,
-    /// followed by newly received bytes. Bytes stay unconsumed if they are less than a header, or if
-    /// `poll_receive` said to wait.
+    /// Handles received bytes and returns how many were consumed. The caller passes unconsumed
+    /// bytes again, before newly received ones. Bytes stay unconsumed if they are shorter than a
+    /// header, or if `poll_receive` returned a wait.
     pub fn handle_received(&mut self, bytes: &[u8], payload: &mut impl Payload) -> usize {
         let mut at = 0;
         loop {
@@ -271,18 +275,18 @@ impl Connection {
         }
     }
 
-    /// Handles the payload that `poll_receive` asked for. Fewer bytes than asked for mean that the client
-    /// closed the connection.
+    /// Handles the payload that `poll_receive` requested. Fewer bytes mean that the client closed
+    /// the connection.
     pub fn handle_payload(&mut self, received: usize, payload: &mut impl Payload) {
         match self.input {
             Input::Payload { missing, .. } if received == next_of(missing).len as usize => {
                 self.payload_arrived(received as u32);
             }
-            _ => self.abort("the client left in the middle of a write", payload),
+            _ => self.abort("the client disconnected during a write", payload),
         }
     }
 
-    /// Retries a failed buffer allocation. Returns true if the connection can go on.
+    /// Retries a failed buffer allocation. Returns true if the connection can continue.
     pub fn retry_alloc(&mut self, payload: &mut impl Payload) -> bool {
         if let Input::Stuck(request) = self.input {
             self.input = Input::Header;
@@ -309,7 +313,7 @@ impl Connection {
         self.requests.push_front(request);
     }
 
-    /// Returns the next query for the backing; `None` while there is no room for its answer.
+    /// Returns the next status query for the backing; `None` while there is no room for its answer.
     pub fn poll_status(&mut self) -> Option<StatusQuery> {
         if self.queries_asked >= QUERIES_MAX || self.is_outbox_full() {
             return None;
@@ -335,18 +339,18 @@ impl Connection {
         }
     }
 
-    /// Returns the metadata contexts that the client chose besides `base:allocation`.
+    /// Returns the metadata contexts that the client chose in addition to `base:allocation`.
     pub fn contexts(&self) -> &[String] {
         &self.negotiated.contexts
     }
 
-    /// Returns offset and length of a [`StatusQuery`] that is not answered yet.
+    /// Returns offset and length of a [`StatusQuery`] that is in progress.
     pub fn status_range(&self, id: RequestId) -> (u64, u64) {
         let header = &self.commands.get(id.0 as u32).header;
         (header.offset, u64::from(header.length))
     }
 
-    /// Handles the answer to a query, or its error.
+    /// Handles the answer to a status query, or its error.
     pub fn handle_status(&mut self, id: RequestId, status: Result<Status<'_>, IoError>) {
         let command = self.commands.remove(id.0 as u32);
         self.queries_asked -= 1;
@@ -367,7 +371,7 @@ impl Connection {
         Some(std::mem::replace(&mut self.outbox, std::mem::take(&mut self.spare)))
     }
 
-    /// Handles the end of a send: the list was sent, or the socket failed.
+    /// Handles the end of a send. `sent` is an error if the socket failed.
     pub fn handle_sent(&mut self, mut gather: Gather, sent: Result<(), ()>, payload: &mut impl Payload) {
         gather.clear();
         self.spare = gather;
@@ -375,12 +379,12 @@ impl Connection {
         self.sending_buffers.drain(..).for_each(|id| payload.release(id));
         self.held_bytes -= std::mem::take(&mut self.sending_bytes);
         if sent.is_err() {
-            self.abort("the client does not read its answers", payload);
+            self.abort("the client does not read its replies", payload);
         }
     }
 
-    /// Ends the connection with a reason for the log. The engine's replies to requests in flight must still
-    /// be passed to this object.
+    /// Ends the connection with a reason for the log. Pass the engine's replies to requests in
+    /// flight to this object even afterwards.
     pub fn abort(&mut self, why: &str, payload: &mut impl Payload) {
         if self.input == Input::Dead {
             return;
@@ -389,18 +393,19 @@ impl Connection {
         self.die(payload);
     }
 
-    /// Handles the end of the stream: the client closed the connection.
+    /// Handles the end of the byte stream: the client closed the connection.
     pub fn hang_up(&mut self, payload: &mut impl Payload) {
         let is_clean = matches!(self.input, Input::Finished | Input::Header) && self.commands.len() == 0;
         if !is_clean {
-            self.abort("the client left with commands in flight", payload);
+            self.abort("the client disconnected with commands in flight", payload);
         }
         self.die(payload);
     }
 
     fn die(&mut self, payload: &mut impl Payload) {
         if let Input::Payload { command, .. } = self.input {
-            // The command never reached the engine, so the engine's reference is dropped here.
+            // The engine has not seen the command, so the engine's buffer reference is dropped
+            // here.
             let command = self.commands.remove(command);
             payload.release(command.buffer.expect("a write has a buffer"));
             self.held_bytes -= command.buffer_bytes;
@@ -409,7 +414,7 @@ impl Connection {
         self.outbox.clear();
         self.outbox_buffers.drain(..).for_each(|id| payload.release(id));
         self.held_bytes -= std::mem::take(&mut self.outbox_bytes);
-        // Requests that the engine has not seen yet.
+        // These requests have not reached the engine.
         for request in std::mem::take(&mut self.requests) {
             let command = self.commands.remove(request.id.0 as u32);
             self.held_bytes -= command.buffer_bytes;
@@ -420,8 +425,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if the socket should be closed. After DISC, that is when everything is answered and
-    /// sent.
+    /// Returns true if the socket should be closed. After DISC, all replies must have been sent.
     pub fn wants_close(&self) -> bool {
         match self.input {
             Input::Dead => true,
@@ -430,8 +434,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if the object may be dropped, once the socket is closed and no operation on it is in
-    /// flight.
+    /// Returns true if the connection object may be dropped, once the socket is closed and has no
+    /// operation in flight.
     pub fn is_over(&self) -> bool {
         self.wants_close() && self.commands.len() == 0 && !self.sending
     }
@@ -466,7 +470,7 @@ impl Connection {
         }
     }
 
-    /// Begins a valid command: allocates its buffer and slot, and queues its request.
+    /// Starts a valid command: allocates its buffer and slot, and queues its engine request.
     fn start(&mut self, request: hob_nbd::Request, payload: &mut impl Payload) {
         let mut command = InFlight::new(&request);
         if command.needs_buffer() && !command.alloc(payload) {
@@ -503,13 +507,13 @@ impl Connection {
         }
     }
 
-    /// Queues the engine request for a command's current piece.
+    /// Queues the engine request for the next piece of a command.
     fn issue(&mut self, slot: u32, payload: &mut impl Payload) {
         let id = self.request_id(slot);
         let disk = self.disk;
         let command = self.commands.get_mut(slot);
         if command.needs_buffer() && command.buffer.is_none() {
-            // The next piece of a prefetch. A prefetch is a hint and may end early if there is no room.
+            // A prefetch is a hint and may end early if no buffer is free.
             self.held_bytes -= command.buffer_bytes;
             if !command.alloc(payload) {
                 let command = self.commands.remove(slot);

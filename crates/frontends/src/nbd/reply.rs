@@ -1,4 +1,4 @@
-//! Encodes the answers to finished commands into the outbox.
+//! Encodes the NBD replies to completed commands into the outbox.
 
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::SECTOR_BYTES;
@@ -9,7 +9,7 @@ use hob_nbd::{Command, CommandFlags, ErrorCode, Extent};
 use super::command::InFlight;
 use super::{Connection, Payload, Status, error_code};
 
-/// Encodes the answer to a command that the engine finished.
+/// Encodes the reply to a command that the engine completed.
 pub(super) fn push(
     connection: &mut Connection,
     command: &InFlight,
@@ -46,7 +46,7 @@ pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request
     });
 }
 
-/// Encodes the answer to BLOCK_STATUS.
+/// Encodes the reply to BLOCK_STATUS.
 pub(super) fn push_status(
     connection: &mut Connection,
     command: &InFlight,
@@ -98,14 +98,14 @@ fn push_data(connection: &mut Connection, command: &InFlight, payload: &impl Pay
     }
 }
 
-/// A part of a read's data that is sent as one chunk.
+/// A part of a read's data that becomes one reply chunk.
 struct Run {
     slice: BufferSlice,
     is_hole: bool,
 }
 
-/// Splits data into runs of zero sectors and of other ones. A client that writes what it reads keeps its
-/// disk sparse that way, and zeroes are not transferred.
+/// Splits a read's data into runs of zero sectors and other sectors. Zero runs are sent as holes,
+/// so that copies stay sparse and zeroes are not transferred.
 struct Runs<'a> {
     rest: BufferSlice,
     bytes: &'a [u8],
@@ -117,7 +117,7 @@ impl<'a> Runs<'a> {
         Runs { rest, bytes, whole }
     }
 
-    /// Returns the part of the rest up to the disk's next sector boundary, and whether it is a hole.
+    /// Returns the bytes up to the disk's next sector boundary, and whether they are zero.
     fn sector_at(&self, at: u32) -> (u32, bool) {
         let inside = u64::from(self.rest.offset + at) % SECTOR_BYTES;
         let len = ((SECTOR_BYTES - inside) as u32).min(self.rest.len - at);
@@ -153,6 +153,6 @@ impl Iterator for Runs<'_> {
 }
 
 fn is_zero(sector: &[u8]) -> bool {
-    // Data that is not zero nearly always differs in the first bytes.
+    // Non-zero data nearly always differs in its first bytes, so they are compared first.
     sector[..16] == [0; 16] && sector.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |a, b| a | b) == 0)
 }

@@ -150,7 +150,7 @@ fn much_payload_is_received_in_pieces() {
     rig.command(Command::Write, NONE, 0, 2 << 20);
     rig.connection.handle_payload(1 << 20, &mut rig.memory);
     rig.connection.handle_payload(7, &mut rig.memory);
-    assert_eq!(rig.connection.fault(), Some("the client left in the middle of a write"));
+    assert_eq!(rig.connection.fault(), Some("the client disconnected during a write"));
     rig.answer(&request, Ok(()));
     assert!(rig.connection.is_over() && rig.memory.buffers.is_empty());
 }

@@ -8,28 +8,29 @@ use std::ops::BitOr;
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{Durability, IoError, Op, Zeroing};
 
-/// Size of a virtio sector in bytes.
+/// Size of a virtio sector in bytes, independent of the announced block size.
 const SECTOR: u64 = 512;
 
 /// Maximum number of queues per device.
 pub const QUEUES_MAX: u16 = 64;
 
-/// Announced maximum of data segments per request: a queue of 128 without header and status.
+/// Announced maximum of data segments per request: 128 descriptors of a queue minus header and
+/// status.
 const SEGMENTS_MAX: u32 = 126;
 
-/// Maximum length of a discard or zeroing request in bytes. The engine gets it in pieces.
+/// Maximum length of a discard or write-zeroes request, bytes. The engine gets it in pieces.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
 /// Size of a request's header in bytes.
 pub(super) const HEADER_BYTES: usize = 16;
 
-/// Size of a range to discard or zero in bytes.
+/// Size of the range in a discard or write-zeroes request, bytes.
 pub(super) const RANGE_BYTES: usize = 16;
 
 /// Size of a device's id string in bytes.
 pub(super) const ID_BYTES: usize = 20;
 
-/// Bytes of the configuration space that are defined; the bytes after them read as zeroes.
+/// Bytes of virtio's configuration space that are defined. The bytes after them read as zeroes.
 const CONFIG_BYTES: usize = 60;
 
 /// Maximum size of the configuration space that a client may read, in bytes.
@@ -40,24 +41,25 @@ const CONFIG_SPACE_BYTES: usize = 256;
 pub struct Features(pub u64);
 
 impl Features {
-    /// The configuration space has the maximum number of segments.
+    /// Feature: the configuration space contains the maximum number of segments.
     const SEG_MAX: Features = Features(1 << 2);
     /// The device is read-only.
     const RO: Features = Features(1 << 5);
     const BLK_SIZE: Features = Features(1 << 6);
-    /// The driver sends flushes. Without it, each write is durable when it is answered.
+    /// Feature: the driver sends flushes. Without this feature, each write is durable when it is
+    /// answered.
     pub const FLUSH: Features = Features(1 << 9);
     const TOPOLOGY: Features = Features(1 << 10);
     const MQ: Features = Features(1 << 12);
     /// Discards are supported.
     pub const DISCARD: Features = Features(1 << 13);
     const WRITE_ZEROES: Features = Features(1 << 14);
-    /// Changes of the guest's memory are logged. A vhost feature, not a virtio one.
+    /// Feature of vhost, not of virtio: changes of guest memory are logged.
     pub const LOG_ALL: Features = Features(1 << 26);
     const INDIRECT_DESC: Features = Features(1 << 28);
-    /// Both sides use an index to say when they want a notification.
+    /// Feature: driver and device set an index at which they want a notification.
     pub const EVENT_IDX: Features = Features(1 << 29);
-    /// A vhost-user feature, not a virtio one.
+    /// Feature of vhost-user, not of virtio: the protocol has optional features.
     pub const PROTOCOL: Features = Features(1 << 30);
     const VERSION_1: Features = Features(1 << 32);
 
@@ -74,16 +76,17 @@ impl BitOr for Features {
     }
 }
 
-/// Properties of a disk that the guest sees.
+/// Properties of a disk, as announced to the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
     /// Size in bytes.
     pub size_bytes: u64,
     /// Changes are refused.
     pub read_only: bool,
-    /// Requests are multiples of this many bytes; a power of two, at least 512.
+    /// Offsets and lengths of requests are multiples of this many bytes; a power of two, at least
+    /// 512.
     pub block_bytes: u32,
-    /// The backing supports discards.
+    /// Whether the backing supports discards.
     pub can_discard: bool,
     /// Id string for the guest; only its first 20 bytes are used.
     pub name: String,
@@ -109,7 +112,7 @@ impl Info {
         }
     }
 
-    /// Returns part of the configuration space; `None` if outside of it.
+    /// Returns a part of the configuration space; `None` outside of it.
     pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let mut space = [0; CONFIG_SPACE_BYTES];
         space[..CONFIG_BYTES].copy_from_slice(&self.config_space());
@@ -124,7 +127,8 @@ impl Info {
         put(0, &(self.size_bytes / SECTOR).to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &self.block_bytes.to_le_bytes());
-        // Topology: blocks of 4 KiB, aligned with the disk; smaller requests are not worthwhile.
+        // The topology has blocks of 4 KiB, aligned with the disk, because smaller requests are
+        // slow.
         let per_page = 4096u32.div_ceil(self.block_bytes);
         put(24, &[per_page.trailing_zeros() as u8, 0]);
         put(26, &(per_page as u16).to_le_bytes());
@@ -151,7 +155,7 @@ impl Info {
     }
 }
 
-/// Status byte of an answer.
+/// Status byte in the answer to a virtio request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
@@ -174,7 +178,7 @@ impl From<IoError> for Status {
     }
 }
 
-/// A driver's request after its header and lengths were checked.
+/// A driver's request whose header and lengths are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// A request for the engine.
@@ -183,8 +187,9 @@ pub(super) enum Wanted {
     Id,
 }
 
-/// Decodes a driver's request. `data` are the bytes after the header that the device may read, and those
-/// before the status that it may write. `range` is the start of the former, if it is long enough.
+/// Decodes a driver's request. `readable` is the number of bytes after the header that the device
+/// may read, and `writable` the number before the status that it may write. `range` is the start of
+/// the readable bytes, if they are long enough.
 pub(super) fn understand(
     header: [u8; HEADER_BYTES],
     data: (u64, u64),
@@ -200,7 +205,7 @@ pub(super) fn understand(
         0 => (Op::Read, sector.checked_mul(SECTOR), writable),
         1 => (Op::Write(durability), sector.checked_mul(SECTOR), readable),
         4 => return Ok(Wanted::Engine { op: Op::Flush, offset: 0, len: 0 }),
-        // The specification fixes the length. A longer answer is neither written nor logged.
+        // The specification fixes the id's length. A longer answer is neither written nor logged.
         8 if (readable, writable) == (0, ID_BYTES as u64) => return Ok(Wanted::Id),
         8 => return Err(Status::IoError),
         11 | 13 => {

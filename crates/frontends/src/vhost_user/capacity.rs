@@ -1,12 +1,13 @@
-//! The disk size that vhost-user clients see. When the disk grows, the connected client is notified.
+//! The disk size that vhost-user clients see. When the disk grows, the connected client is
+//! notified.
 //!
-//! The vhost-user protocol has a message for it (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`), on a channel that
-//! the client provides with `VHOST_USER_SET_BACKEND_REQ_FD`. The library that implements the protocol keeps
-//! that channel private and has no such message. So this module duplicates the descriptor when it arrives,
-//! and writes the twelve bytes itself.
+//! The protocol has a message for the notification (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). The
+//! client provides a channel for it with `VHOST_USER_SET_BACKEND_REQ_FD`. The vhost-user library
+//! keeps that channel private and does not support the message. So this module duplicates the
+//! descriptor when it arrives, and writes the message itself.
 //!
-//! A client that provided no channel, or does not read it, is not notified: its guest sees the new size
-//! when it next initializes the device.
+//! A client without a channel, or one that does not read it, is not notified. The guest of such a
+//! client sees the new size when it initializes the device again.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -18,19 +19,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
-/// Protocol message that carries a descriptor of the channel.
+/// Protocol message that contains the notification channel's descriptor.
 const SET_BACKEND_REQ_FD: u32 = 21;
 
-/// Protocol message to the client: read the configuration again.
+/// Protocol message that tells the client to read the configuration again.
 const CONFIG_CHANGE_MSG: u32 = 2;
 
-/// Message flags: the protocol's version, no reply requested.
+/// Flags of a vhost-user message: protocol version 1, no reply requested.
 const VERSION: u32 = 1;
 
-/// Size of a message without a body in bytes.
+/// Size of a vhost-user message without a body in bytes.
 const HEADER_BYTES: usize = 12;
 
-/// The disk's size and the channel for notifications; see the module documentation.
+/// The disk's size and the notification channel to the vhost-user client.
 #[derive(Debug)]
 pub struct Capacity {
     bytes: AtomicU64,
@@ -49,7 +50,7 @@ impl Capacity {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the disk's size in bytes. Returns true if a vhost-user client was told.
+    /// Sets the disk's size in bytes. Returns true if a vhost-user client was notified.
     pub fn grow(&self, bytes: u64) -> bool {
         self.bytes.store(bytes, Ordering::SeqCst);
         let channel = self.channel();
@@ -62,7 +63,8 @@ impl Capacity {
         sent == Ok(HEADER_BYTES)
     }
 
-    /// Sets the channel of the client that connected, or clears it when the client disconnects.
+    /// Sets the notification channel of the connected client, or clears it when the client
+    /// disconnects.
     pub(super) fn set_channel(&self, channel: Option<OwnedFd>) {
         *self.channel() = channel;
     }
@@ -72,8 +74,8 @@ impl Capacity {
     }
 }
 
-/// Waits for the next message without consuming it. If it carries the channel, returns a duplicate of the
-/// descriptor.
+/// Waits for the next vhost-user message without consuming it. If the message contains the
+/// notification channel, returns a duplicate of the descriptor.
 pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
     let mut header = [0; HEADER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
@@ -85,7 +87,7 @@ pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
             received => break received.ok()?,
         }
     };
-    // Descriptors of other messages are closed again.
+    // Descriptors that other messages contain are closed again.
     let mut all = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,

@@ -1,11 +1,12 @@
 //! Descriptor chains: a driver's requests in guest memory.
 //!
-//! A chain is walked once and copied; later changes by the guest have no effect. A walk takes at most as
-//! many steps as the queue, or the indirect table, has entries.
+//! The device reads a chain once and copies it, so that later changes by the guest have no effect.
+//! The device reads at most as many descriptors as the queue, or the indirect table, has entries.
 //!
 //! # Refused chains
-//! See [`Fault`]. If a chain can be followed to its end, a fault in one part is only recorded: the status
-//! byte reports it to the driver. All lengths are in bytes.
+//! [`Fault`] lists the reasons. If the device can follow a chain to its end, it only records a
+//! fault in one part. The status byte then reports the fault to the driver. All lengths are in
+//! bytes.
 
 use super::memory::{GuestMap, Part};
 use super::queue::DESCRIPTOR_BYTES;
@@ -14,35 +15,36 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Maximum number of descriptors in an indirect table.
+/// Maximum number of descriptors in an indirect descriptor table.
 const INDIRECT_MAX: u32 = 1024;
 
-/// Maximum length of a chain in bytes: the longest request, with its header and status.
+/// Maximum length of a descriptor chain, bytes: the longest request with its header and status.
 const BYTES_MAX: u64 = hob_engine::REQUEST_BYTES_MAX + 4096;
 
-/// What is wrong with a chain.
+/// Why a descriptor chain is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It has more descriptors than its table.
-    #[error("runs in a loop")]
+    /// The chain has more descriptors than its table, so it contains a loop.
+    #[error("contains a loop")]
     Loop,
-    /// A descriptor names one that does not exist.
-    #[error("goes on outside its table")]
+    /// A descriptor's next index is outside its table.
+    #[error("continues outside its descriptor table")]
     Next,
-    /// Part of its memory is outside the guest's memory.
-    #[error("names memory that is not the guest's")]
+    /// A descriptor of the chain points outside guest memory.
+    #[error("points outside guest memory")]
     Memory,
-    /// A descriptor that the device writes comes before one that it reads.
-    #[error("has something to be read behind something to be written")]
+    /// A writable descriptor precedes a readable one, which virtio forbids.
+    #[error("has a readable descriptor after a writable one")]
     Order,
-    /// The indirect table is inside another, in the middle of a chain, or of an impossible length.
-    #[error("has an indirect table where or as none can be")]
+    /// An indirect table is inside another one, is not the chain's last descriptor, or has an
+    /// invalid length.
+    #[error("has an invalid indirect descriptor table")]
     Table,
-    /// It is longer than any request.
-    #[error("has more bytes than any request")]
+    /// The chain is longer than any valid request.
+    #[error("is longer than any valid request")]
     Long,
-    /// No byte is writable by the device.
-    #[error("has no place for its status")]
+    /// The chain has no writable byte for the status.
+    #[error("has no writable byte for its status")]
     NoStatus,
 }
 
@@ -53,15 +55,15 @@ pub(super) struct Segment {
     pub(super) len: u32,
 }
 
-/// A chain after its walk.
+/// A descriptor chain that was read from guest memory.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// Segments that the device reads, in order. The writable segments follow them.
+    /// Segments that the device reads, in order.
     pub(super) readable: Vec<Segment>,
     pub(super) writable: Vec<Segment>,
-    /// The reason why the chain can be answered but not executed.
+    /// Why the device answers the chain with an error instead of executing it.
     pub(super) fault: Option<Fault>,
-    /// Number of descriptors read.
+    /// Number of descriptors in the chain that were read.
     pub(super) steps: u32,
     bytes: u64,
 }
@@ -89,8 +91,8 @@ impl Descriptor {
 }
 
 impl Chain {
-    /// Walks the chain at `head` of a table of `size` descriptors, and replaces the content of `self` with
-    /// it.
+    /// Reads the descriptor chain that starts at `head` of a table of `size` descriptors. The
+    /// result replaces the contents of `self`.
     pub(super) fn walk(&mut self, map: &GuestMap, table: &Part, size: u16, head: u16) -> Result<(), Fault> {
         self.readable.clear();
         self.writable.clear();
@@ -170,7 +172,7 @@ impl Chain {
         self.readable.push(segment);
     }
 
-    /// Removes the last writable byte, which receives the status, and returns its address.
+    /// Removes the last writable byte, which receives the status, and returns its guest address.
     pub(super) fn take_status(&mut self, map: &GuestMap) -> Result<u64, Fault> {
         let last = self.writable.last_mut().ok_or(Fault::NoStatus)?;
         last.len -= 1;
@@ -181,7 +183,8 @@ impl Chain {
         if map.contains(address, 1) { Ok(address) } else { Err(Fault::Memory) }
     }
 
-    /// Removes the first readable bytes and copies them to `header`. Returns false if there are fewer.
+    /// Removes the first readable bytes of the chain and copies them to `header`. Returns false if
+    /// the chain has fewer.
     pub(super) fn take_header(&mut self, map: &GuestMap, header: &mut [u8]) -> bool {
         let mut at = 0;
         let mut used = 0;
@@ -206,12 +209,13 @@ impl Chain {
     }
 }
 
-/// Returns the total length of some segments in bytes.
+/// Returns the total length of the segments, bytes.
 pub(super) fn total(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Copies the first bytes out of some segments. Returns false if that is not possible.
+/// Copies the first bytes of the segments to `bytes`. Returns false if they are too short or
+/// outside guest memory.
 pub(super) fn gather(map: &GuestMap, segments: &[Segment], mut bytes: &mut [u8]) -> bool {
     for segment in segments {
         let count = bytes.len().min(segment.len as usize);
@@ -224,7 +228,8 @@ pub(super) fn gather(map: &GuestMap, segments: &[Segment], mut bytes: &mut [u8])
     bytes.is_empty()
 }
 
-/// Copies bytes into the start of some segments. Returns false if that is not possible.
+/// Copies `bytes` to the start of the segments. Returns false if they are too short or outside
+/// guest memory.
 pub(super) fn scatter(map: &GuestMap, segments: &[Segment], mut bytes: &[u8]) -> bool {
     for segment in segments {
         let (here, rest) = bytes.split_at(bytes.len().min(segment.len as usize));

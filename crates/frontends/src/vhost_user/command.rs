@@ -8,7 +8,7 @@ use super::chain::Segment;
 use super::memory::GuestRun;
 use crate::payload::{Payload, alloc_for, slice_for};
 
-/// A chain that was taken from its queue and decoded.
+/// A request from a descriptor chain that was taken from its queue and decoded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Command {
     pub(super) queue: u16,
@@ -18,19 +18,19 @@ pub(super) struct Command {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Start of the piece that is, or will be, with the engine: bytes after `offset`.
+    /// Start of the request's piece that the engine has or gets next: bytes after `offset`.
     at: u64,
     pub(super) buffer_bytes: usize,
     /// The engine's reference.
     buffer: Option<BufferId>,
-    /// The device's own reference, for the copy after the reply.
+    /// The device's reference to the buffer, for copying a read to the guest after the reply.
     pub(super) reply_buffer: Option<BufferId>,
-    /// Owner of the buffer's memory.
+    /// Whether the buffer is daemon memory or guest memory.
     pub(super) memory: PayloadMemory,
 }
 
 impl Command {
-    /// Creates a command without a request to the engine.
+    /// Creates a command that has no engine request yet.
     pub(super) fn new(queue: u16, head: u16, status: u64) -> Command {
         Command {
             queue,
@@ -47,12 +47,12 @@ impl Command {
         }
     }
 
-    /// Sets the command's request to the engine.
+    /// Sets the command's operation and range.
     pub(super) fn wanting(self, op: Op, offset: u64, len: u64) -> Command {
         Command { op, offset, len, ..self }
     }
 
-    /// Uses the guest's own memory as the buffer, if that is worthwhile. Returns false if not.
+    /// Uses guest memory as the command's buffer if that is faster. Returns false otherwise.
     pub(super) fn adopt(&mut self, disk: DiskId, run: &GuestRun<'_>, payload: &mut impl Payload) -> bool {
         let is_whole = (self.offset | self.len).is_multiple_of(SECTOR_BYTES) && run.len() == self.len;
         if self.op != Op::Read || !is_whole || self.len > REQUEST_BYTES_MAX {
@@ -85,7 +85,8 @@ impl Command {
         slice_for(id, self.offset, self.len)
     }
 
-    /// Returns the request for the current piece. The engine takes over one reference to the buffer.
+    /// Returns the engine request for the command's current piece. The engine gets one reference to
+    /// the buffer.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let (offset, len) = (self.offset + self.at, self.piece_len());
         Request {
@@ -100,7 +101,7 @@ impl Command {
         }
     }
 
-    /// Moves to the next piece. Returns false if there is none.
+    /// Moves to the command's next piece. Returns false if there is none.
     pub(super) fn advance(&mut self) -> bool {
         self.at += self.piece_len();
         self.at < self.len
@@ -111,7 +112,7 @@ impl Command {
     }
 }
 
-/// The commands of a device, by slot, with the guest memory that they fill.
+/// The commands of a device, by slot, with the guest memory for the data that they read.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<Option<(Command, Vec<Segment>)>>,
@@ -124,7 +125,7 @@ impl Table {
         self.slots.len() - self.free.len()
     }
 
-    /// Stores a command. Returns its slot, and an empty list whose memory can be reused.
+    /// Stores a command. Returns its slot, and an empty list for reuse.
     pub(super) fn insert(&mut self, command: Command, segments: Vec<Segment>) -> (u32, Vec<Segment>) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -153,7 +154,7 @@ impl Table {
         removed
     }
 
-    /// Keeps a list's memory for reuse.
+    /// Stores an empty list, so that its memory can be reused.
     pub(super) fn give_back(&mut self, mut segments: Vec<Segment>) {
         segments.clear();
         self.spare.push(segments);

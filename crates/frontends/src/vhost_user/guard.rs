@@ -1,22 +1,24 @@
-//! Handles guest memory whose file is truncated while the daemon accesses it.
+//! Protects the daemon when the file of guest memory is truncated while the daemon accesses it.
 //!
-//! A memfd can be sealed against truncation. A file on hugetlbfs or a plain file on tmpfs cannot: the
-//! process that runs the guest may shorten it, or huge pages may run out. The next access would raise
-//! SIGBUS and end a daemon that serves other guests too. The signal handler here replaces the whole mapping
-//! with empty memory, and the access continues. It then reads zeroes, which break the queue, and its writes
-//! are lost. Faults outside such mappings go to the previous handler.
+//! A memfd can be sealed against truncation; a hugetlbfs file or a plain tmpfs file cannot. The
+//! guest's process may shorten such a file, or huge pages may run out. The next access would then
+//! raise SIGBUS and end a daemon that serves other guests too. The signal handler in this module
+//! replaces the whole mapping with empty memory, and the access continues. Reads then return
+//! zeroes, so the queue becomes invalid, and writes are lost. Faults outside guest memory are
+//! passed to the previous handler.
 //!
-//! The handler uses only a table of atomics and two system calls, which are safe in a signal handler.
+//! The handler uses only a table of atomics and two system calls, which are safe in a signal
+//! handler.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum number of protected mappings: memory regions of all vhost-user clients.
+/// Maximum number of protected mappings of guest memory, over all vhost-user clients.
 const GUARDED_MAX: usize = 4096;
 
-/// A mapping: its first address, 0 for a free entry, and its length in bytes.
+/// Address range of a protected mapping: first address (0 for a free entry), and length in bytes.
 struct Range {
     start: AtomicUsize,
     len: AtomicUsize,
@@ -25,15 +27,17 @@ struct Range {
 static RANGES: [Range; GUARDED_MAX] =
     [const { Range { start: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; GUARDED_MAX];
 
-/// The previous handler of the signal.
+/// The SIGBUS handler that was set before hob's.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A mapping's entry in the table. Dropping it ends the protection; it is dropped before the mapping is.
+/// Protects one mapping of guest memory. Dropping this value ends the protection; drop it before
+/// the mapping.
 #[derive(Debug)]
 pub(super) struct Guard(usize);
 
 impl Guard {
-    /// Protects a mapping. Returns `None` if too many are protected, or the handler cannot be set.
+    /// Protects a mapping. Returns `None` if too many mappings are protected, or the signal handler
+    /// cannot be set.
     pub(super) fn new(start: *mut u8, len: usize) -> Option<Guard> {
         install()?;
         let free = |range: &Range| {
@@ -61,10 +65,10 @@ fn install() -> Option<()> {
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
             return false;
         }
-        // SAFETY: initialized by the call above, which succeeded.
+        // SAFETY: the successful call above initialized `before`.
         BEFORE.get_or_init(|| unsafe { before.assume_init() });
-        // SAFETY: zeroes are a valid sigaction, and the fields that matter are set here. The handler does
-        // nothing that is forbidden in a handler (see above).
+        // SAFETY: a zeroed sigaction is valid, and all needed fields are set here. The handler does
+        // only what a signal handler may do (see above).
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handle as *const () as usize;
@@ -89,17 +93,18 @@ extern "C" fn handle(_signal: libc::c_int, info: *mut libc::siginfo_t, _context:
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: the range is a mapping of ours that lives for as long as its guard, and whose bytes are looked at through volatile
-        // accesses only. Other memory in its place is what a guest's memory is anyway: bytes that change.
+        // SAFETY: the range is one of hob's mappings, valid as long as its guard, and accessed only
+        // with volatile operations. Guest memory may change at any time, so new contents are
+        // allowed.
         let put = unsafe { libc::mmap(start as *mut libc::c_void, len, protection, flags, -1, 0) };
         if put != libc::MAP_FAILED {
             return;
         }
     }
-    // Not ours: it comes again, to whoever handled it before.
+    // The fault is outside guest memory. The access faults again, in the previous handler.
     let before = BEFORE.get().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: a sigaction that the system has given us. Without one nothing is changed, and the signal comes again for ever; but
-    // the handler is set only after that is there.
+    // SAFETY: `before` is a sigaction that the system returned. This handler is set only after
+    // `BEFORE`, so it is not null and the fault is not repeated for ever.
     unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
 }
 
@@ -114,7 +119,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_cut_off_reads_as_zeroes_and_ends_nothing() {
-        // Without the wish for seals it cannot be sealed.
+        // Without the flag ALLOW_SEALING, the memfd cannot be sealed.
         let file = File::from(rustix::fs::memfd_create("unsealed", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(8 << 20).unwrap();
         let region = VhostUserMemoryRegion::new(0, 4 << 20, 0x1000_0000, 4 << 20);

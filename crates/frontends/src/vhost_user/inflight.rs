@@ -1,8 +1,8 @@
 //! Records of requests in flight, in memory that outlives the daemon.
 //!
-//! The vhost-user client keeps this memory while the daemon restarts and hands it back. The new daemon then
-//! executes the requests that the old one had taken and not answered. The layout is that of the vhost-user
-//! specification ("Inflight I/O tracking", split virtqueues):
+//! The vhost-user client keeps this memory while the daemon restarts, and passes it to the new
+//! daemon. The new daemon then executes the requests that the old one had taken and not answered.
+//! The layout is that of the vhost-user specification ("Inflight I/O tracking", split virtqueues):
 //!
 //! | bytes | per queue |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | 16… | 16 bytes for each descriptor: in flight (1), padding (5), next (2), counter (8) |
 //!
 //! # Refused memory
-//! Memory that is not sealed against shrinking, or shorter than announced. Its content is used only as far
-//! as it is valid: heads must be below the queue's size.
+//! Memory that is not sealed against shrinking, or is too short, is refused. The content of
+//! in-flight memory is used only if it is valid: heads must be below the queue's size.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,10 +33,10 @@ const HEADER_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;
 const VERSION: u16 = 1;
 
-/// Alignment of the queues' regions in bytes.
+/// Alignment of each queue's region in the in-flight memory, bytes.
 const ALIGNMENT: usize = 64;
 
-/// Why such memory cannot be used.
+/// Why in-flight memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("the memory for requests in flight {0}")]
 pub struct InflightError(&'static str);
@@ -45,8 +45,8 @@ pub struct InflightError(&'static str);
 #[derive(Debug)]
 pub(super) struct Inflight {
     memory: MmapRegion,
-    /// Dropped after `memory`, which points into it. If the kernel has no page for the client's file, it
-    /// reads as zeroes.
+    /// The mapping of the in-flight file; `memory` points into it, so it is dropped later. The
+    /// mapping reads as zeroes where the kernel has no page for the client's file.
     _mapping: Mapping,
     queue_size: u16,
     queues: u16,
@@ -57,11 +57,12 @@ fn queue_bytes(queue_size: u16) -> usize {
 }
 
 impl Inflight {
-    /// Creates empty memory for `queues` queues, and its file. The last value is its size in bytes.
+    /// Creates empty in-flight memory for `queues` queues. Returns the memory, its file, and its
+    /// size in bytes.
     pub(super) fn create(queues: u16, queue_size: u16) -> Result<(Arc<Inflight>, File, u64), InflightError> {
         check(queues, queue_size)?;
         let bytes = queue_bytes(queue_size) * usize::from(queues);
-        let failed = |_| InflightError("cannot be had from the system");
+        let failed = |_| InflightError("cannot be allocated");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("hob-inflight", flags).map_err(failed)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
@@ -78,7 +79,7 @@ impl Inflight {
         Ok((inflight, file, bytes as u64))
     }
 
-    /// Maps the memory that a vhost-user client has kept.
+    /// Maps the in-flight memory that a vhost-user client kept during a restart of the daemon.
     pub(super) fn open(
         file: OwnedFd,
         offset: u64,
@@ -106,7 +107,8 @@ impl Inflight {
         self.memory.get_slice(usize::from(queue) * bytes, bytes).expect("the size was checked")
     }
 
-    /// Returns the part of one queue; `None` if there is no such queue, or it has another size.
+    /// Returns the in-flight records of one queue; `None` if the queue does not exist or is larger
+    /// than the memory.
     pub(super) fn queue(self: &Arc<Self>, queue: u16, size: u16) -> Option<QueueInflight> {
         if queue >= self.queues || size > self.queue_size {
             return None;
@@ -120,7 +122,7 @@ impl Inflight {
 fn check(queues: u16, queue_size: u16) -> Result<(), InflightError> {
     match (1..=QUEUES_MAX).contains(&queues) && (1..=SIZE_MAX).contains(&queue_size) {
         true => Ok(()),
-        false => Err(InflightError("is for more queues, or larger ones, than there can be")),
+        false => Err(InflightError("is for too many queues, or for queues that are too large")),
     }
 }
 
@@ -132,13 +134,13 @@ fn put<T: vm_memory::AtomicAccess>(region: &VolatileSlice<'_>, at: usize, value:
     region.store(value, at, Ordering::Release).expect("inside the region and aligned");
 }
 
-/// The requests in flight in one queue.
+/// Records of the requests in flight in one queue.
 #[derive(Debug)]
 pub(crate) struct QueueInflight {
     inflight: Arc<Inflight>,
     queue: u16,
     size: u16,
-    /// Counter of the last request that was taken.
+    /// Counter of the last request that was taken from the queue.
     counter: u64,
 }
 
@@ -147,12 +149,13 @@ impl QueueInflight {
         HEADER_BYTES + ENTRY_BYTES * usize::from(head)
     }
 
-    /// Returns the heads that were taken and not answered, in the order in which they were taken. `used` is
-    /// the used index.
+    /// Returns the heads of chains that were taken and not answered, in the order of taking. `used`
+    /// is the queue's used index.
     pub(super) fn recover(&mut self, used: u16) -> Vec<u16> {
         let region = self.inflight.region(self.queue);
         if get::<u16>(&region, 14) != used {
-            // The answer was in the used ring, but the daemon ended before that was recorded.
+            // The daemon ended after it wrote the answer to the used ring, and before it recorded
+            // that.
             let last = get::<u16>(&region, 12);
             if last < self.size {
                 put(&region, Self::entry(last), 0u8);
@@ -169,7 +172,7 @@ impl QueueInflight {
         heads.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// Records that a chain was taken.
+    /// Records that a chain was taken from the queue.
     pub(super) fn take(&mut self, head: u16) {
         self.counter = self.counter.wrapping_add(1);
         let region = self.inflight.region(self.queue);
@@ -177,12 +180,12 @@ impl QueueInflight {
         put(&region, Self::entry(head), 1u8);
     }
 
-    /// Records that the answer to a chain comes next.
+    /// Records that the device is about to answer a chain.
     pub(super) fn begin_answer(&self, head: u16) {
         put(&self.inflight.region(self.queue), 12, head);
     }
 
-    /// Records that the answer is in the used ring, whose index is now `used`.
+    /// Records that a chain's answer is in the used ring, whose index is now `used`.
     pub(super) fn end_answer(&self, head: u16, used: u16) {
         let region = self.inflight.region(self.queue);
         put(&region, Self::entry(head), 0u8);

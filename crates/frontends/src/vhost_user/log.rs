@@ -1,9 +1,9 @@
-//! The dirty log of guest memory: pages that the daemon changed, which a live migration of the guest must
-//! send again.
+//! The dirty log of guest memory: pages that the daemon wrote, which a live migration of the guest
+//! must send again.
 //!
-//! One bit for each 4 KiB page, by guest address, in memory that the vhost-user client shares. Bits are set
-//! after the bytes were written, as the protocol requires. Pages beyond the end of the log are ignored: the
-//! client did not ask for them.
+//! The log has one bit for each 4 KiB page, by guest address, in memory that the vhost-user client
+//! shares. The daemon sets a bit after writing to the page, as the protocol requires. Pages beyond
+//! the end of the log are not recorded.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use super::memory::{MapError, Mapping, map_file};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A mapped dirty log; see the module documentation.
+/// The mapped dirty log of guest memory.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
     memory: MmapRegion,
-    /// Dropped after `memory`, which points into it.
+    /// The mapping of the log's file; `memory` points into it, so it is dropped later.
     _mapping: Mapping,
 }
 
 impl ChangeLog {
-    /// The log that a vhost-user client shares.
+    /// Maps the dirty log that a vhost-user client shares.
     pub(super) fn map(file: &File, offset: u64, len: u64) -> Result<Arc<ChangeLog>, MapError> {
         let (mapping, memory) = map_file(file, offset, len)?;
         Ok(Arc::new(ChangeLog { memory, _mapping: mapping }))

@@ -1,12 +1,13 @@
 //! The guest memory that a vhost-user client shares with the daemon.
 //!
 //! # Rules
-//! The guest and the client write to this memory at any time. So nothing in it is borrowed: everything is
-//! copied out, and read once. All accesses go through `vm-memory`, which checks their bounds.
+//! The guest and the client write to this memory at any time. So no code borrows guest memory:
+//! everything is copied out, and read once. All accesses use `vm-memory`, which checks their
+//! bounds.
 //!
-//! Only regular files on tmpfs (a memfd is one) and hugetlbfs can be mapped. On other filesystems, such as
-//! FUSE, the filesystem's owner could block an access for ever. A file must be as long as the memory table
-//! says. If its length could change later, it is sealed against that where possible. If it cannot be
+//! Only regular files on tmpfs (a memfd is one) and hugetlbfs can be mapped. On other filesystems,
+//! such as FUSE, the filesystem's server could block an access for ever. A file must be as long as
+//! the memory table says. Where possible, the file is sealed against shrinking. If it cannot be
 //! sealed, [`guard`](super::guard) makes a truncation harmless.
 #![allow(unsafe_code)]
 
@@ -33,36 +34,38 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
 /// Maximum size of one region in bytes. 57-bit addresses are far above any guest's memory.
 const REGION_BYTES_MAX: u64 = 1 << 47;
 
-/// Why memory cannot be used.
+/// Why shared guest memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// The file is neither on tmpfs nor on hugetlbfs.
+    /// The memory's file is neither on tmpfs nor on hugetlbfs.
     #[error("guest memory must be shared memory: a memfd, or a file on tmpfs or hugetlbfs")]
     Kind,
-    /// The file is shorter than the region.
-    #[error("the file of a region of guest memory ends before the region does")]
+    /// The memory's file is shorter than the region.
+    #[error("the file of a guest memory region is shorter than the region")]
     TooShort,
-    /// Too many regions are mapped already.
-    #[error("there is no room for more regions of guest memory")]
+    /// Too many memory regions are mapped already.
+    #[error("too many regions of guest memory are mapped")]
     Unguarded,
-    /// The regions overlap or are malformed.
-    #[error("the regions of guest memory overlap or make no sense")]
+    /// The memory regions overlap or are invalid.
+    #[error("the regions of guest memory overlap or are invalid")]
     Layout,
     /// A system call failed.
     #[error("guest memory cannot be mapped: {0}")]
     System(#[from] rustix::io::Errno),
 }
 
-/// One mapping of a file. It may start before the region: hugetlbfs maps only whole huge pages.
+/// One mapping of a guest memory file. The mapping may start before the memory region, because
+/// hugetlbfs maps only whole huge pages.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Dropped before the mapping.
+    /// The mapping's protection against truncation, dropped before the mapping.
     guard: Option<Guard>,
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to no thread; its bytes are reached through `vm-memory`'s volatile accesses only.
+// SAFETY: any thread may use the mapping, because its bytes are accessed only with `vm-memory`'s
+// volatile operations.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -70,25 +73,26 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: our own mapping; every user of its memory holds the `GuestMap` that owns it.
+        // SAFETY: this object owns the mapping, and every user of the memory holds the `GuestMap`
+        // that owns this object.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Addresses of a region: the guest's and the client's.
+/// Addresses of a memory region: the guest's and the client's.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RegionAddresses {
     guest: u64,
     user: u64,
     len: u64,
 }
 
-/// A guest's memory; see the module documentation.
+/// The memory of a guest, mapped into the daemon.
 #[derive(Debug)]
 pub struct GuestMap {
     memory: GuestMemoryMmap,
-    places: Vec<Place>,
-    /// Dropped after `memory`, which points into them.
+    places: Vec<RegionAddresses>,
+    /// The mappings of the regions; `memory` points into them, so they are dropped later.
     _mappings: Vec<Mapping>,
 }
 
@@ -96,7 +100,7 @@ impl GuestMap {
     /// Maps the regions that the vhost-user client shares, one file each.
     ///
     /// # Errors
-    /// [`MapError`]; nothing stays mapped.
+    /// [`MapError`]; in that case no region stays mapped.
     pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<GuestMap, MapError> {
         if regions.len() != files.len() {
             return Err(MapError::Layout);
@@ -108,7 +112,7 @@ impl GuestMap {
             let (guest, user) = (region.guest_phys_addr, region.user_addr);
             let (len, offset) = (region.memory_size, region.mmap_offset);
             let (mapping, region) = map_region(file, guest, offset, len)?;
-            places.push(Place { guest, user, len });
+            places.push(RegionAddresses { guest, user, len });
             mappings.push(mapping);
             mapped.push(region);
         }
@@ -122,7 +126,7 @@ impl GuestMap {
         let place = |region: &GuestRegionMmap| {
             let (start, len) =
                 (vm_memory::GuestMemoryRegion::start_addr(region), vm_memory::GuestMemoryRegion::len(region));
-            Place { guest: start.0, user: start.0, len }
+            RegionAddresses { guest: start.0, user: start.0, len }
         };
         let places = memory.iter().map(place).collect();
         GuestMap { memory, places, _mappings: Vec::new() }
@@ -134,32 +138,33 @@ impl GuestMap {
         Some(place.guest + (user - place.user))
     }
 
-    /// Returns true if all of these bytes are guest memory.
+    /// Returns true if the whole range is guest memory.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         usize::try_from(len).is_ok_and(|len| self.memory.check_range(GuestAddress(address), len))
     }
 
-    /// Copies bytes out. Returns false if some are not guest memory; the content of `bytes` is then
-    /// undefined.
+    /// Copies guest memory to `bytes`. Returns false, with undefined `bytes`, if the range is not
+    /// guest memory.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         self.memory.read_slice(bytes, GuestAddress(address)).is_ok()
     }
 
-    /// Copies bytes in. Returns false if some of the addresses are not guest memory.
+    /// Copies `bytes` to guest memory. Returns false if the range is not guest memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         self.memory.write_slice(bytes, GuestAddress(address)).is_ok()
     }
 
-    /// Returns the memory of these bytes, slice by slice. Ends early if some of them are not guest memory.
+    /// Returns the slices of guest memory in a range. The iterator ends early at an address that is
+    /// not guest memory.
     fn slices(&self, address: u64, len: usize) -> impl Iterator<Item = VolatileSlice<'_>> {
         self.memory.get_slices(GuestAddress(address), len).map_while(Result::ok)
     }
 
-    /// Returns a part that lies in one region, for repeated access.
+    /// Returns a range within one memory region, for repeated access.
     pub(super) fn part(self: &Arc<Self>, address: u64, len: usize) -> Option<Part> {
         let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
-        // SAFETY: the slice points into a mapping that `memory` keeps, and the part keeps `memory`. Only its
-        // lifetime is changed.
+        // SAFETY: the slice points into a mapping that `memory` owns, and the part holds `memory`.
+        // Only the lifetime changes.
         let slice =
             unsafe { std::mem::transmute::<VolatileSlice<'_, BS<'_, ()>>, VolatileSlice<'static>>(slice) };
         Some(Part { slice, _map: Arc::clone(self) })
@@ -179,18 +184,18 @@ impl<'a> GuestRun<'a> {
         GuestRun { map, segments, len: total(segments) }
     }
 
-    /// Returns the total length in bytes.
+    /// Returns the total length of the ranges, bytes.
     #[allow(clippy::len_without_is_empty)] // Nobody offers nothing.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Returns the mapped memory that the ranges belong to.
+    /// Returns the guest memory that the ranges belong to.
     pub fn map(&self) -> &'a Arc<GuestMap> {
         self.map
     }
 
-    /// Calls `tell` for each slice of the ranges, in `map`.
+    /// Calls `tell` for each slice of guest memory in the ranges.
     pub fn for_each<'m>(&self, map: &'m GuestMap, mut tell: impl FnMut(VolatileSlice<'m>)) {
         for segment in self.segments {
             map.slices(segment.address, segment.len as usize).for_each(&mut tell);
@@ -204,7 +209,7 @@ fn map_region(
     offset: u64,
     len: u64,
 ) -> Result<(Mapping, GuestRegionMmap), MapError> {
-    // The length may be any: libblkio shares memory of just the size of its rings.
+    // The length can be any number: libblkio shares memory of exactly the size of its rings.
     if !(offset | guest).is_multiple_of(4096) {
         return Err(MapError::Layout);
     }
@@ -213,7 +218,7 @@ fn map_region(
     Ok((mapping, region))
 }
 
-/// Maps part of a file, starting at a page boundary.
+/// Maps a part of a file; `offset` is at a page boundary.
 pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, MmapRegion), MapError> {
     let stat = rustix::fs::fstat(file)?;
     let system = rustix::fs::fstatfs(file)?;
@@ -226,8 +231,8 @@ pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, M
     if len == 0 || end > REGION_BYTES_MAX || !offset.is_multiple_of(4096) {
         return Err(MapError::Layout);
     }
-    // Sealed memory cannot be truncated under a shard that accesses it. hugetlbfs and files that were
-    // created without sealing support refuse the seal, and stay as they are.
+    // A sealed file cannot be truncated while a shard accesses it. hugetlbfs, and files created
+    // without support for sealing, refuse the seal and are used without it.
     let _ = rustix::fs::fcntl_add_seals(file.as_fd(), SealFlags::SHRINK);
     if rustix::fs::fstat(file)?.st_size < end as i64 {
         return Err(MapError::TooShort);
@@ -237,24 +242,25 @@ pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, M
     let map_len = usize::try_from((end - first).next_multiple_of(page)).map_err(|_| MapError::Layout)?;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+    // SAFETY: the kernel chooses the address of the new mapping, so no existing memory is affected.
     let base = unsafe { mmap(std::ptr::null_mut(), map_len, protection, flags, file, first)? };
     let mut mapping = Mapping { guard: None, base: base.cast(), len: map_len };
     mapping.guard = Some(Guard::new(mapping.base, map_len).ok_or(MapError::Unguarded)?);
-    // Child processes do not need this memory, and core dumps should not contain it.
-    // SAFETY: advice on our own mapping; neither kind changes its contents here.
+    // Child processes do not need guest memory, and core dumps should not contain it. SAFETY:
+    // neither advice changes the contents of this mapping for the daemon.
     unsafe {
         let _ = madvise(base, map_len, Advice::LinuxDontFork);
         let _ = madvise(base, map_len, Advice::LinuxDontDump);
     }
     let start = mapping.base.wrapping_add((offset - first) as usize);
-    // SAFETY: `start` and `len` lie in the mapping just made, which `GuestMap` keeps for as long as the region.
+    // SAFETY: `start` and `len` are inside the mapping made above. `GuestMap` owns the mapping as
+    // long as the region.
     let region =
         unsafe { MmapRegion::build_raw(start, len as usize, protection.bits() as i32, flags.bits() as i32) };
     Ok((mapping, region.map_err(|_| MapError::Layout)?))
 }
 
-/// A part of guest memory that stays mapped while this value lives.
+/// A range of guest memory that stays mapped while this value exists.
 #[derive(Debug)]
 pub(super) struct Part {
     slice: VolatileSlice<'static>,
@@ -265,7 +271,8 @@ impl Part {
     /// Loads the value at byte `at`.
     ///
     /// # Panics
-    /// Outside the part, or unaligned: the daemon computes the layout of parts.
+    /// If the value is unaligned or outside the range. The daemon computes the layout, so this
+    /// would be a bug.
     #[inline]
     pub(super) fn load<T: AtomicAccess>(&self, at: usize, order: Ordering) -> T {
         self.slice.load(at, order).expect("inside its part and aligned")
@@ -280,16 +287,16 @@ impl Part {
         self.slice.store(value, at, order).expect("inside its part and aligned");
     }
 
-    /// Copies bytes out.
+    /// Copies bytes of the range to `bytes`.
     ///
     /// # Panics
-    /// Outside the part.
+    /// If they are outside the range.
     #[inline]
     pub(super) fn read(&self, at: usize, bytes: &mut [u8]) {
         self.slice.read_slice(bytes, at).expect("inside its part");
     }
 
-    /// Returns true if the first byte is aligned to `to` in the daemon's address space.
+    /// Returns true if the range's first byte is aligned to `to` in the daemon's address space.
     pub(super) fn is_aligned(&self, to: usize) -> bool {
         (self.slice.ptr_guard().as_ptr() as usize).is_multiple_of(to)
     }

@@ -1,33 +1,36 @@
-//! vhost-user-blk: a disk as a virtio block device whose queues lie in memory that the vhost-user client
-//! shares.
+//! vhost-user-blk: a disk as a virtio block device. The vhost-user client shares the memory that
+//! contains the device's queues.
 //!
 //! # Parts
-//! A [`Device`] runs on a shard: it turns descriptor chains into engine requests, and replies into entries
-//! of the used ring. It does no I/O and never blocks. A [`session`] speaks the vhost-user protocol over the
-//! client's socket, on a thread of its own, and hands complete queues to the shard. docs/decisions/0011
-//! gives the reasons.
+//! A [`Device`] runs on a shard. The device turns descriptor chains into engine requests, and
+//! replies into entries of the used ring. The device performs no I/O and never blocks. A
+//! [`session`] runs the vhost-user protocol over the client's socket, on its own thread, and passes
+//! complete queues to the shard. docs/decisions/0011 gives the reasons.
 //!
 //! # Call order
-//! [`Device::start`] a queue. Whenever its driver may have made chains available, call [`Device::take`],
-//! then [`Device::poll_request`] until it returns nothing. The engine's replies go to
-//! [`Device::handle_reply`], and reads that it declines to [`Device::handle_declined`]. Call
-//! [`Device::ask_again`] when there may be room for declined reads. [`Device::poll_signal`] returns the
-//! queues whose drivers want a notification. Before sleeping, call [`Device::set_wants_kicks`], and then
-//! [`Device::has_work`] once more; after sleeping, switch kicks off again. A queue for which
-//! [`Device::is_quiet`] returns true needs no polling until its driver kicks. [`Device::stop`] a queue,
-//! then call [`Device::poll_stopped`] until it returns a value.
+//! [`Device::start`] a queue. Whenever its driver may have made chains available, call
+//! [`Device::take`], then [`Device::poll_request`] until it returns nothing. The engine's replies
+//! go to [`Device::handle_reply`], and declined reads to [`Device::handle_declined`]. Call
+//! [`Device::ask_again`] when there may be buffers for declined reads. [`Device::poll_signal`]
+//! returns the queues whose drivers want a notification. Before sleeping, call
+//! [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After sleeping, disable
+//! kicks again. A queue for which [`Device::is_quiet`] returns true needs no polling until its
+//! driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`] until it returns a
+//! value.
 //!
 //! # Payload
-//! A write is copied out of guest memory before the engine sees it, and a read is copied into it
-//! afterwards. The guest may change its memory at any time, and flash may be filled from the buffer after
-//! the answer. Reads of whole sectors that are likely hits go straight into guest memory
-//! ([`Payload::adopt`]). Those that the engine declines are sent again with a daemon buffer.
+//! The data of a write is copied out of guest memory before the engine sees the write. The data of
+//! a read is copied into guest memory after the engine's reply. The guest may change its memory at
+//! any time, and flash may be filled from the buffer after the answer. Reads of whole sectors that
+//! are likely hits go directly into guest memory ([`Payload::adopt`]). If the engine declines such
+//! a read, the device sends it again with a daemon buffer.
 //!
 //! # Limits
-//! A driver's requests in flight are bounded by the sizes of its queues, [`queue::SIZE_MAX`] and
-//! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error if it has
-//! a status byte. Otherwise its queue is [`Broken`]: it is not served until the client sets it up again.
-//! Other queues are not affected.
+//! A driver's requests in flight are limited by the sizes of its queues, [`queue::SIZE_MAX`] and
+//! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error
+//! if it has a status byte. The queue of a malformed chain without a status byte becomes
+//! [`Broken`]: the device does not serve it until the client sets it up again. Other queues are not
+//! affected.
 
 pub mod block;
 pub mod capacity;
@@ -58,14 +61,15 @@ use log::ChangeLog;
 use memory::{GuestMap, GuestRun};
 use queue::{Broken, Layout, Queue};
 
-/// Maximum number of requests that wait for the engine; above it, no chain is taken from queues.
+/// Maximum number of requests that wait for the engine. Above it, the device takes no chains from
+/// queues.
 const REQUESTS_MAX: usize = 256;
 
-/// Budget of one client per turn of its shard's loop, in descriptors and pages of payload: a fraction of a
-/// millisecond.
+/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages. The
+/// whole budget takes a fraction of a millisecond.
 const BUDGET: u32 = 4096;
 
-/// The rest of a client's budget in this turn.
+/// Remaining work budget of a client in this turn of the shard's loop.
 #[derive(Debug)]
 pub struct Budget {
     left: u32,
@@ -77,19 +81,19 @@ impl Default for Budget {
     }
 }
 
-/// A queue that is ready to be served.
+/// Parameters of a queue that is ready to be served.
 #[derive(Debug)]
 pub struct Start {
     /// Number of the queue.
     pub(crate) queue: u16,
     pub(crate) map: Arc<GuestMap>,
     pub(crate) layout: Layout,
-    /// Index in the available ring to start at.
+    /// Index in the available ring at which the device starts.
     pub(crate) base: u16,
-    /// Features that the driver acknowledged.
+    /// Virtio features that the driver acknowledged.
     pub(crate) features: Features,
     pub(crate) inflight: Option<QueueInflight>,
-    /// Dirty log for changes of guest memory.
+    /// Dirty log in which the device records changes of guest memory.
     pub(crate) log: Option<Arc<ChangeLog>>,
 }
 
@@ -108,12 +112,12 @@ impl Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// Requests in flight finish; no chain is taken.
+    /// Requests in flight are completed, but no further chain is taken.
     Stopping,
     Broken,
 }
 
-/// A queue in service.
+/// A queue that the device serves.
 #[derive(Debug)]
 struct Served {
     queue: Queue,
@@ -123,14 +127,14 @@ struct Served {
     log: Option<Arc<ChangeLog>>,
     /// Guest address of the used ring, and its length in bytes.
     used: (u64, u64),
-    /// Heads that an earlier daemon took and did not answer.
+    /// Heads of chains that an earlier daemon took and did not answer.
     again: VecDeque<u16>,
     state: State,
-    /// Number of chains that were taken and not answered.
+    /// Number of chains of the queue that were taken and not answered.
     taken: u32,
-    /// Size in bytes of the buffer that the next chain needs and that was not free.
+    /// Size of the buffer for which the next chain waits, bytes.
     needs_room: Option<usize>,
-    /// The queue is listed in `told`: its driver has answers to be notified of.
+    /// Whether `told` contains the queue, because its driver must be notified of answers.
     listed: bool,
 }
 
@@ -144,7 +148,7 @@ impl Served {
     }
 }
 
-/// A disk as the guest's driver sees it; see the module documentation.
+/// A virtio block device: a disk as the guest's driver sees it.
 #[derive(Debug)]
 pub struct Device {
     info: Info,
@@ -155,16 +159,16 @@ pub struct Device {
     queues: Vec<Option<Served>>,
     commands: Table,
     requests: VecDeque<Request>,
-    /// Commands whose reads were declined and that have no buffer.
+    /// Commands whose reads into guest memory were declined and that wait for a daemon buffer.
     declined: VecDeque<u32>,
-    /// The disk is being removed from this daemon.
+    /// Whether the disk is being removed from this daemon.
     abandoned: bool,
-    /// Queues that could not be started, and their start indexes.
+    /// Queues that could not be started, with their start indexes.
     failed: BTreeMap<u16, u16>,
-    /// Queues with answers that their drivers were not notified of.
+    /// Queues with answers of which their drivers were not notified.
     told: Vec<u16>,
     held_bytes: usize,
-    /// Kept to reuse its memory.
+    /// An empty chain, kept to reuse its memory.
     chain: Chain,
 }
 
@@ -209,10 +213,12 @@ impl Device {
         self.held_bytes
     }
 
-    /// Starts serving a queue. Chains that an earlier daemon had taken are taken again first.
+    /// Starts serving a queue. The device first takes the chains again that an earlier daemon took
+    /// and did not answer.
     ///
     /// # Errors
-    /// The queue is malformed. It is not served, and its start index stays as it was.
+    /// If the queue is invalid. An invalid queue is not served, and its start index stays
+    /// unchanged.
     ///
     /// # Panics
     /// If the queue is served already.
@@ -232,7 +238,8 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order, so the client can only tell how many were in flight.
+            // Requests are answered in any order. So the number of requests in flight is all that
+            // the client knows.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);
@@ -268,8 +275,8 @@ impl Device {
         }
     }
 
-    /// Removes a stopped queue with nothing in flight, and returns the index to start at again. Returns
-    /// `None` while requests are in flight.
+    /// Removes a stopped queue and returns the index at which to start again. Returns `None` while
+    /// requests of the queue are in flight.
     pub fn poll_stopped(&mut self, queue: u16) -> Option<u16> {
         let slot = self.queues.get_mut(usize::from(queue)).filter(|slot| slot.is_some());
         let Some(slot) = slot else { return Some(self.failed.remove(&queue).unwrap_or(0)) };
@@ -298,9 +305,9 @@ impl Device {
             && (!served.again.is_empty() || !matches!(served.queue.peek(), Ok(None)))
     }
 
-    /// Returns true if a queue has nothing in flight and no chain to take, now or later. Its driver must
-    /// then kick for new chains. A queue whose chains wait for room is not quiet: its driver has kicked
-    /// already, and need not do so again.
+    /// Returns true if a queue has nothing in flight and no chain to take, so its driver must kick
+    /// for new chains. A queue whose chains wait for a buffer is not quiet, because its driver need
+    /// not kick again.
     pub fn is_quiet(&self, queue: u16) -> bool {
         let Some(Some(served)) = self.queues.get(usize::from(queue)) else { return true };
         let is_empty = || served.again.is_empty() && matches!(served.queue.peek(), Ok(None));
@@ -314,20 +321,20 @@ impl Device {
         }
     }
 
-    /// Checks whether there is room for buffers again. A queue whose next chain needs room is not polled:
-    /// walking a chain costs more than checking for room.
+    /// Checks whether a queue's next chain can get its buffer now. Until then the queue is not
+    /// polled, because reading the chain costs more than this check.
     pub fn room_again(&mut self, queue: u16, payload: &mut impl Payload) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
             served.needs_room.take_if(|len| payload.has_room(*len));
         }
     }
 
-    /// Takes chains that a driver has made available, and returns their number. Their cost is deducted from
-    /// `budget`: a driver could otherwise offer chains without end that are answered immediately, with many
-    /// descriptors each.
+    /// Takes chains that a driver has made available, and returns their number. The cost of the
+    /// chains is deducted from `budget`, because a driver can offer endless chains that are
+    /// answered immediately.
     ///
     /// # Errors
-    /// The queue is broken and no longer served.
+    /// If the queue is broken and therefore no longer served.
     pub fn take(
         &mut self,
         queue: u16,
@@ -362,7 +369,7 @@ impl Device {
         Ok(count)
     }
 
-    /// Returns the cost of the last chain: its descriptors, and the pages that were copied.
+    /// Returns the cost of the last chain: its descriptors, and the payload pages that were copied.
     fn cost_of_last(&self) -> u32 {
         let copied = total(&self.chain.readable) / 4096;
         1 + self.chain.steps + copied.min(BUDGET.into()) as u32
@@ -372,7 +379,7 @@ impl Device {
         self.queues[usize::from(queue)].as_mut().expect("a queue in service")
     }
 
-    /// Begins the request of a chain, or answers it.
+    /// Starts the request of a chain, or answers the chain.
     fn begin(&mut self, number: u16, head: u16, payload: &mut impl Payload) -> Result<Begun, Broken> {
         let served = self.queues[usize::from(number)].as_mut().expect("a queue in service");
         let chain = &mut self.chain;
@@ -441,16 +448,17 @@ impl Device {
         self.requests.push_front(request);
     }
 
-    /// Returns the guest's request whose first engine request this is, with offset and total length.
-    /// Returns `None` for a later piece or a retry. Call it before the request is answered.
+    /// Returns operation, offset and total length of the guest's request that an engine request
+    /// begins. Returns `None` for later pieces and retries. Call this function before the request
+    /// is answered.
     pub fn begun_by(&self, request: &Request) -> Option<(Op, u64, u64)> {
         let command = self.commands.get(request.id.0 as u32);
         let begins = command.offset == request.offset && request.memory != PayloadMemory::DaemonAfterGuest;
         begins.then_some((command.op, command.offset, command.len))
     }
 
-    /// Handles the engine's reply. A device whose disk is being removed does not answer requests that a
-    /// later daemon can execute.
+    /// Handles the engine's reply. If the disk is being removed, requests that a later daemon can
+    /// execute are not answered.
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
         if reply.result.is_ok() && self.commands.get_mut(slot).advance() {
@@ -482,12 +490,12 @@ impl Device {
         self.commands.give_back(segments);
     }
 
-    /// Handles a read into guest memory that the engine declined.
+    /// Handles a declined read into guest memory: it gets a daemon buffer.
     pub fn handle_declined(&mut self, id: RequestId, payload: &mut impl Payload) {
         let slot = id.0 as u32;
         let served = self.queues[usize::from(self.commands.get(slot).queue)].as_ref();
         let served = served.expect("queues outlive their commands");
-        // Data from flash may have been read into it.
+        // Data from flash may already be in guest memory, so the dirty log records it.
         self.commands.segments(slot).iter().for_each(|part| served.note(part.address, u64::from(part.len)));
         if self.abandoned {
             let (result, outcome) = (Err(IoError::ShuttingDown), Outcome::Refused);
@@ -496,8 +504,8 @@ impl Device {
         self.declined.push_back(slot);
     }
 
-    /// Allocates daemon buffers for declined reads and queues them for the engine again, as far as there is
-    /// room.
+    /// Allocates daemon buffers for declined reads and queues the reads for the engine, while
+    /// buffers are free.
     pub fn ask_again(&mut self, payload: &mut impl Payload) {
         while let Some(slot) = self.declined.front().copied() {
             let command = self.commands.get_mut(slot);
@@ -542,8 +550,8 @@ impl Device {
         None
     }
 
-    /// Drops requests that the engine has not seen, at the end of the device. The in-flight memory, if
-    /// there is any, records them.
+    /// Drops requests that the engine has not seen, when the device ends. The in-flight memory
+    /// still records them.
     pub fn abandon(&mut self, payload: &mut impl Payload) {
         for served in self.queues.iter_mut().flatten() {
             served.state = State::Broken;
@@ -564,17 +572,17 @@ impl Device {
 }
 
 impl Served {
-    /// Records that some guest memory was written.
+    /// Records in the dirty log that guest memory was written.
     fn note(&self, address: u64, len: u64) {
         if let Some(log) = &self.log {
             log.note(address, len);
         }
     }
 
-    /// Records that a chain is taken: it is in flight from here on.
+    /// Records that a chain was taken and is in flight.
     fn begin_chain(&mut self, head: u16) {
         if self.again.front() == Some(&head) {
-            // It was in flight already.
+            // The chain was in flight before the daemon restarted.
             self.again.pop_front();
         } else {
             if let Some(inflight) = &mut self.inflight {
@@ -588,11 +596,11 @@ impl Served {
 
 enum Begun {
     Taken,
-    /// No room for a buffer of this many bytes.
+    /// No buffer of this many bytes is free.
     NoRoom(usize),
 }
 
-/// Decodes the request of a chain whose status byte was removed already.
+/// Decodes the request of a chain. The chain's status byte was removed already.
 fn wanted(chain: &mut Chain, map: &GuestMap, info: &Info, features: Features) -> Result<Wanted, Status> {
     let mut header = [0; HEADER_BYTES];
     if chain.fault.is_some() || !chain.take_header(map, &mut header) {

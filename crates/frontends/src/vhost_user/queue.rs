@@ -1,25 +1,28 @@
-//! One split virtqueue, from the device's side (virtio 1.2, section 2.7).
+//! A split virtqueue, as the device uses it (virtio 1.2, section 2.7).
 //!
-//! The driver puts heads of descriptor chains into the available ring; the device answers in the used ring.
-//! Each side says when it wants notifications: with flags, or with an index each (EVENT_IDX).
+//! The driver puts heads of descriptor chains into the available ring, and the device answers in
+//! the used ring. Driver and device each say when they want notifications: with flags, or with an
+//! index (EVENT_IDX).
 //!
 //! # Refused queues
-//! Sizes that are no power of two or above [`SIZE_MAX`]; rings that are unaligned or outside the guest's
-//! memory. While the queue is served: an available index that runs ahead by more than the ring's size, and
-//! heads outside the table. All are returned as values ([`Broken`]).
+//! The queue's size must be a power of two up to [`SIZE_MAX`]. The queue's rings must be aligned
+//! and inside guest memory. While the queue is served, the available index must not be ahead by
+//! more than the ring's size. Heads must be inside the descriptor table. Violations are returned as
+//! [`Broken`].
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::memory::{GuestMap, Part};
 
-/// Maximum number of entries of a queue.
+/// Maximum number of entries of a virtqueue.
 pub const SIZE_MAX: u16 = 1024;
 
 /// Size of a descriptor in bytes.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
 
-/// No notification wanted: by the driver in the available ring, by the device in the used ring.
+/// Flag in the available ring (from the driver) or used ring (from the device): no notification
+/// wanted.
 const NO_NEWS: u16 = 1;
 
 /// Addresses of a queue in the vhost-user client's address space.
@@ -35,27 +38,27 @@ pub struct Layout {
     pub used: u64,
 }
 
-/// Reasons why a queue cannot be served.
+/// Why a virtqueue cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// The size is not a power of two, or too large.
+    /// The queue's size is not a power of two, or is too large.
     #[error("a queue of {0} entries: it must be a power of two up to {SIZE_MAX}")]
     Size(u16),
-    /// It is not in the guest's memory.
-    #[error("a ring lies outside guest memory, across two regions of it, or unaligned")]
-    Place,
+    /// The queue is not in guest memory.
+    #[error("a ring of the queue is unaligned, outside guest memory, or in two memory regions")]
+    Rings,
     /// The driver offers more chains than the queue has entries.
-    #[error("the available index runs ahead by {0} entries, more than the queue has")]
+    #[error("the driver offers {0} chains, more than the queue has entries")]
     Runaway(u16),
-    /// A head is outside the table.
-    #[error("chain {0} begins outside the table of descriptors")]
+    /// The head of a chain is outside the descriptor table.
+    #[error("the head {0} is outside the descriptor table")]
     Head(u16),
-    /// A chain cannot be followed, or has no byte for its status.
+    /// The device cannot read a descriptor chain, or the chain has no byte for its status.
     #[error("a chain {0}")]
     Chain(super::chain::Fault),
 }
 
-/// A queue; see the module documentation.
+/// A split virtqueue, as the device sees it.
 #[derive(Debug)]
 pub(super) struct Queue {
     size: u16,
@@ -63,18 +66,18 @@ pub(super) struct Queue {
     available: Part,
     used: Part,
     event_idx: bool,
-    /// Indexes of the next chain to take and of the next answer. They are not reduced modulo the size.
+    /// Index of the next chain to take, not reduced modulo the queue's size.
     next_available: u16,
     next_used: u16,
-    /// Used index of the last notification, or of the last check whether the driver wants one.
+    /// Used index at the last check whether the driver wants a notification.
     told_used: u16,
-    /// The driver is asked to kick for new chains.
+    /// Whether the driver should kick for new chains.
     wants_kicks: bool,
 }
 
 impl Queue {
-    /// Creates a queue that starts with the chain at `next_available`, and at the present end of the used
-    /// ring.
+    /// Creates a queue that starts with the chain at `next_available`, and at the current end of
+    /// the used ring.
     pub(super) fn new(
         map: &Arc<GuestMap>,
         layout: &Layout,
@@ -88,9 +91,9 @@ impl Queue {
         let entries = usize::from(size);
         let part = |user: u64, len: usize, align: usize| {
             let part = map.guest_address(user).and_then(|address| map.part(address, len));
-            part.filter(|part| part.is_aligned(align)).ok_or(Broken::Place)
+            part.filter(|part| part.is_aligned(align)).ok_or(Broken::Rings)
         };
-        // Each ring has its flags and index in front, and the other side's event index at the end.
+        // Each ring starts with its flags and index, and ends with the other side's event index.
         let descriptors = part(layout.descriptors, entries * DESCRIPTOR_BYTES, 16)?;
         let available = part(layout.available, 6 + 2 * entries, 2)?;
         let used = part(layout.used, 6 + 8 * entries, 4)?;
@@ -120,7 +123,7 @@ impl Queue {
         6 + 8 * u64::from(self.size)
     }
 
-    /// Returns the descriptor table.
+    /// Returns the descriptor table of the queue.
     pub(super) fn descriptors(&self) -> &Part {
         &self.descriptors
     }
@@ -130,18 +133,18 @@ impl Queue {
         self.next_available
     }
 
-    /// Sets the next available index past chains that were taken before this queue was set up and are in
-    /// flight.
+    /// Moves the next available index past chains that are in flight and were taken before this
+    /// queue was set up.
     pub(super) fn skip_to(&mut self, next_available: u16) {
         self.next_available = next_available;
     }
 
-    /// Returns the used index of the next answer.
+    /// Returns the used index that the next answer gets.
     pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// Returns the head of the next chain, which stays the next one until `advance`.
+    /// Returns the head of the next chain. The chain stays in the queue until `advance`.
     #[inline]
     pub(super) fn peek(&self) -> Result<Option<u16>, Broken> {
         let index = u16::from_le(self.available.load(2, Ordering::Acquire));
@@ -163,7 +166,7 @@ impl Queue {
         self.next_available = self.next_available.wrapping_add(1);
     }
 
-    /// Answers a chain: the device wrote `len` bytes to it.
+    /// Answers a chain into which the device wrote `len` bytes.
     pub(super) fn push_used(&mut self, head: u16, len: u32) {
         let slot = usize::from(self.next_used & (self.size - 1));
         self.used.store(4 + 8 * slot, u32::from(head).to_le(), Ordering::Relaxed);
@@ -178,8 +181,8 @@ impl Queue {
             return false;
         }
         let old = std::mem::replace(&mut self.told_used, self.next_used);
-        // The driver checks the used index after it has written its event index. So one side sees the
-        // other's write.
+        // The driver checks the used index after it writes its event index. The fence ensures that
+        // driver or device sees the other's write.
         fence(Ordering::SeqCst);
         if !self.event_idx {
             return u16::from_le(self.available.load(0, Ordering::Relaxed)) & NO_NEWS == 0;
@@ -189,8 +192,8 @@ impl Queue {
         self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
     }
 
-    /// Enables or disables the driver's kicks. After enabling, poll once more: chains that arrived before
-    /// are not announced.
+    /// Enables or disables the driver's kicks. After enabling them, poll once more, because earlier
+    /// chains are not announced.
     #[inline]
     pub(super) fn set_wants_kicks(&mut self, wants: bool) {
         if wants || self.wants_kicks {
@@ -205,7 +208,8 @@ impl Queue {
                 let at = 4 + 8 * usize::from(self.size);
                 self.used.store(at, self.next_available.to_le(), Ordering::Relaxed);
             }
-            // An index that the driver has passed already: it sends no kick before the index wraps around.
+            // The driver has passed this index already, so it sends no kick until the index wraps
+            // around.
             (true, false) => {
                 let at = 4 + 8 * usize::from(self.size);
                 let passed = self.next_available.wrapping_sub(1);

@@ -1,15 +1,16 @@
-//! The vhost-user protocol with one client: its guest memory and its queues, and when they are served.
+//! Runs the vhost-user protocol with one client: guest memory, queues, and when each queue is
+//! served.
 //!
-//! It runs on a thread of its own, because its messages may have to wait for requests in flight; the shard
-//! sees complete queues only. A queue is served while all its parameters are known: memory, addresses,
-//! size, a kick descriptor, and the client's message that it is enabled. A change of a parameter first
-//! stops the queue, and then starts it again.
+//! The session has its own thread, because its messages may have to wait for requests in flight.
+//! The shard sees only complete queues. A queue is served while all its parameters are known:
+//! memory, addresses, size, a kick descriptor, and the client's message that it is enabled. To
+//! change a parameter, the session stops the queue and starts it again.
 //!
 //! # Refused messages
-//! Those that the protocol's reference implementation (`vhost`) refuses. In addition: features that were
-//! not offered, memory that cannot be used ([`MapError`](super::memory::MapError)), and descriptors that
-//! are not eventfds. If the protocol has no reply for a refusal, the connection ends; clients connect
-//! again.
+//! The session refuses messages that the protocol's reference implementation (`vhost`) refuses. The
+//! session also refuses features that were not offered, unusable memory
+//! ([`MapError`](super::memory::MapError)), and descriptors that are not eventfds. If the protocol
+//! has no reply for a refusal, the connection ends, and clients connect again.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,23 +32,25 @@ use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, SIZE_MAX};
 
-/// Maximum number of memory regions that a client can add one by one. Each is a mapping.
+/// Maximum number of memory regions that a client can add individually. Each memory region is a
+/// mapping.
 const MEM_SLOTS_MAX: usize = 512;
 
-/// The shard that serves the queues.
+/// The shard that serves a session's queues.
 pub trait Shard {
-    /// Starts serving a queue. The driver signals `kick` for new chains, and the device signals `call` for
-    /// answers.
+    /// Starts serving a queue. The driver signals `kick` after adding chains, and the device
+    /// signals `call` after answers.
     fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>);
-    /// Replaces the descriptor with which a served queue notifies its driver.
+    /// Replaces the descriptor with which the device notifies the driver of a served queue.
     fn set_call(&mut self, queue: u16, call: Option<OwnedFd>);
-    /// Stops serving a queue. Waits until it has nothing in flight, and returns the index to start at
-    /// again. Returns `None` if the shard has ended.
+    /// Stops serving a queue. Waits until its requests are answered, and returns the index at which
+    /// to start again. Returns `None` if the shard has ended.
     fn stop(&mut self, queue: u16) -> Option<u16>;
 }
 
-/// Serves one client, which sees the disk in its current `capacity`, until it disconnects or breaks the
-/// protocol. Its queues are stopped afterwards. Shutting the socket down from another thread ends the call.
+/// Serves one client until it disconnects or breaks the protocol, and then stops its queues. The
+/// client sees the disk's size in `capacity`. Shutting down the socket from another thread ends the
+/// call.
 ///
 /// # Errors
 /// Why the connection ended, unless the client ended it.
@@ -79,7 +82,7 @@ pub fn run(
     }
 }
 
-/// Known parameters of one queue.
+/// Known parameters of one virtqueue.
 #[derive(Debug, Default)]
 struct Ring {
     layout: Layout,
@@ -97,12 +100,12 @@ struct Session<S> {
     shard: S,
     acked: Features,
     map: Option<Arc<GuestMap>>,
-    /// The regions of `map`, if the client added them one by one.
+    /// The memory regions that the client added individually.
     slots: Vec<(VhostUserMemoryRegion, File)>,
     inflight: Option<Arc<Inflight>>,
     log: Option<Arc<ChangeLog>>,
     rings: Vec<Ring>,
-    /// The last refusal, for the log.
+    /// The last message that was refused, for the log.
     refusal: Option<String>,
 }
 
@@ -142,12 +145,13 @@ impl<S: Shard> Session<S> {
 
     fn stop_all(&mut self) {
         for index in 0..self.rings.len() {
-            // A shard that has ended serves nothing.
+            // After the shard has ended, it serves no queue.
             let _ = self.stop(index);
         }
     }
 
-    /// Stops a queue, changes a parameter, and starts the queue again if it is complete.
+    /// Stops a queue, changes a parameter, and starts the queue again if all its parameters are
+    /// known.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut Ring)) -> Result<()> {
         self.ring(index)?;
         self.stop(index as usize)?;
@@ -157,14 +161,14 @@ impl<S: Shard> Session<S> {
 
     /// Starts a queue if all its parameters are known.
     fn start(&mut self, index: usize) -> Result<()> {
-        // Without the feature PROTOCOL there is no message that enables queues.
+        // Without the feature PROTOCOL, no message enables queues.
         let always = !self.acked.contains(Features::PROTOCOL);
         let ring = &mut self.rings[index];
         let (Some(map), Some(kick)) = (&self.map, &ring.kick) else { return Ok(()) };
         if ring.running || !ring.has_place || ring.layout.size == 0 || !(ring.enabled || always) {
             return Ok(());
         }
-        // The region with the ring has been removed, and is about to be added again.
+        // The client removed the region with the ring, and will add it again.
         let Layout { descriptors, used, available, .. } = ring.layout;
         let is_there = |address| map.guest_address(address).is_some();
         if !self.slots.is_empty() && ![descriptors, used, available].into_iter().all(is_there) {
@@ -196,7 +200,7 @@ impl<S: Shard> Session<S> {
         (0..self.rings.len()).try_for_each(|index| self.start(index))
     }
 
-    /// Maps the regions that were added one by one.
+    /// Maps the memory regions that the client added individually.
     fn map_slots(&mut self) -> Result<()> {
         self.map = None;
         if self.slots.is_empty() {
@@ -212,7 +216,7 @@ impl<S: Shard> Session<S> {
         self.start_all()
     }
 
-    /// Resets everything to the state after connecting, except the negotiated features.
+    /// Resets the session to its state after connecting. Negotiated features stay.
     fn reset(&mut self) {
         self.stop_all();
         for ring in &mut self.rings {
@@ -221,8 +225,8 @@ impl<S: Shard> Session<S> {
     }
 }
 
-/// Returns true if the descriptor is an eventfd whose reads reset it to zero. Anything else might always be
-/// readable.
+/// Returns true if the descriptor is an eventfd whose reads reset it to zero. Other descriptors
+/// could be readable forever.
 fn is_event(fd: &OwnedFd) -> bool {
     let number = fd.as_raw_fd();
     let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
@@ -315,14 +319,14 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
         self.ring(index)?;
         self.stop(index as usize)?;
         let ring = self.ring(index)?;
-        // The queue starts again with the next kick descriptor.
+        // The queue starts again when the client sends a new kick descriptor.
         ring.kick = None;
         Ok(VhostUserVringState::new(index, u32::from(ring.base)))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let Some(kick) = fd.map(OwnedFd::from).filter(is_event) else {
-            return self.refuse("a queue without an eventfd that tells of new chains is not served");
+            return self.refuse("a queue needs an eventfd for kicks");
         };
         self.change(u32::from(index), |ring| ring.kick = Some(kick))
     }
@@ -330,7 +334,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let call = fd.map(OwnedFd::from);
         if call.as_ref().is_some_and(|fd| !is_event(fd)) {
-            return self.refuse("drivers are told of answers through eventfds");
+            return self.refuse("a queue needs an eventfd for notifications of answers");
         }
         let copy = call.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let ring = self.ring(u32::from(index))?;
@@ -377,7 +381,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // Drivers may write to the configuration space, but nothing in it can be changed.
+        // Drivers may write to the configuration space, but hob has no field that can change.
         Ok(())
     }
 
@@ -404,11 +408,11 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("a disk shows no pictures"))
+        Err(Error::InvalidOperation("a block device has no GPU"))
     }
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
-        Err(Error::InvalidOperation("a disk shares no objects"))
+        Err(Error::InvalidOperation("a block device shares no objects"))
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
@@ -459,7 +463,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
-        Err(Error::InvalidOperation("a disk has no shared memory of its own"))
+        Err(Error::InvalidOperation("a block device has no shared memory regions"))
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {

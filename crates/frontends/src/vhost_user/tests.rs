@@ -620,11 +620,11 @@ fn queues_outside_memory_or_of_impossible_sizes_are_refused() {
         (Layout { size: 0, ..good }, Broken::Size(0)),
         (Layout { size: 12, ..good }, Broken::Size(12)),
         (Layout { size: 2048, ..good }, Broken::Size(2048)),
-        (Layout { descriptors: DESCRIPTORS + 8, ..good }, Broken::Place),
-        (Layout { available: AVAILABLE + 1, ..good }, Broken::Place),
-        (Layout { used: MIB - 8, ..good }, Broken::Place),
-        (Layout { used: 2 * MIB, ..good }, Broken::Place),
-        (Layout { descriptors: u64::MAX - 15, ..good }, Broken::Place),
+        (Layout { descriptors: DESCRIPTORS + 8, ..good }, Broken::Rings),
+        (Layout { available: AVAILABLE + 1, ..good }, Broken::Rings),
+        (Layout { used: MIB - 8, ..good }, Broken::Rings),
+        (Layout { used: 2 * MIB, ..good }, Broken::Rings),
+        (Layout { descriptors: u64::MAX - 15, ..good }, Broken::Rings),
     ] {
         let mut device = Device::new(info(), DiskId(0), 1);
         let start = Start::new(0, Arc::clone(&rig.map), layout, 0, info().features());

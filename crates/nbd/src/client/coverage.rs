@@ -1,16 +1,17 @@
-//! Records which bytes of a READ have arrived when its reply comes in several chunks.
+//! Records which bytes of a READ have arrived if the reply has several chunks.
 //!
-//! Chunks may come in any order but never overlap. Servers send them in order, which costs one interval. A
-//! reply with more than [`INTERVALS_MAX`] separate intervals is refused, to bound memory. Units are bytes.
+//! Chunks may arrive in any order but never overlap. Servers usually send chunks in order, which
+//! needs one interval. A reply with more than [`INTERVALS_MAX`] separate intervals is refused, to
+//! limit memory. Units are bytes.
 
-/// Maximum number of separate intervals per reply.
+/// Maximum number of separate intervals in the chunks of a reply.
 pub(super) const INTERVALS_MAX: usize = 1024;
 
 /// Disjoint, sorted, merged half-open intervals.
 #[derive(Debug, Default)]
 pub(super) struct Coverage(Vec<(u64, u64)>);
 
-/// Why a chunk does not fit the chunks before it.
+/// Why a reply chunk contradicts the earlier chunks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Misfit {
     Overlap,
@@ -18,7 +19,7 @@ pub(super) enum Misfit {
 }
 
 impl Coverage {
-    /// Adds `start..end`, which is not empty.
+    /// Adds the non-empty interval `start..end`.
     pub(super) fn add(&mut self, start: u64, end: u64) -> Result<(), Misfit> {
         assert!(start < end, "a chunk was checked to carry bytes");
         let at = self.0.partition_point(|&(_, other_end)| other_end <= start);
@@ -37,7 +38,7 @@ impl Coverage {
         Ok(())
     }
 
-    /// Returns true if exactly `start..end` is covered.
+    /// Returns true if the added intervals cover exactly `start..end`.
     pub(super) fn is_exactly(&self, start: u64, end: u64) -> bool {
         self.0 == [(start, end)]
     }

@@ -1,13 +1,13 @@
-//! The client's side of negotiation.
+//! Client side of NBD negotiation.
 //!
-//! To connect, the client asks for structured replies, then for `base:allocation`, then for the export with
-//! GO. If the server does not support one of the first two, the client does without. If it does not support
-//! GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. One option is
-//! in flight at a time, so every answer has one possible meaning.
+//! To connect, the client requests structured replies, then `base:allocation`, then the export with
+//! GO. The first two are optional for the server. If the server does not support GO, the client
+//! sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. Only one option is in
+//! flight at a time, so every reply has one meaning.
 //!
-//! Refused: oldstyle servers, TLS, sizes beyond a file offset, block sizes against the rules, answers that
-//! belong to another option or come after the end, and answers beyond [`LIST_BYTES_MAX`]. Lengths are
-//! bytes.
+//! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.
+//! The client also refuses replies to other options, replies after the end, and replies longer than
+//! [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
 use crate::bytes::{Intake, Reader, readable};
 use crate::export::{EXPORT_NAME_BYTES_MAX, check_block_sizes};
@@ -17,89 +17,92 @@ use crate::wire::{
     opt, rep,
 };
 
-/// Maximum length of an answer to an option in bytes.
+/// Maximum length of a reply to an option, in bytes.
 pub const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// Maximum number of answers to one option other than LIST.
+/// Maximum number of replies to one option other than LIST.
 pub const REPLIES_MAX: u32 = 64;
-/// Maximum memory for a server's list of exports in bytes. Each entry counts as 64 bytes plus its text.
+/// Maximum memory for a server's list of exports in bytes. Each listed export counts as 64 bytes
+/// plus its text.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 const MAGICS_BYTES: usize = 16;
 const LIST_ENTRY_BYTES: usize = 64;
 
-/// Purpose of the connection.
+/// Purpose of an NBD client connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Goal {
-    /// Use the export of this name; empty for the server's default.
+    /// Use the export with this name; an empty name is the server's default export.
     Connect(String),
     /// List the exports.
     List,
 }
 
-/// Result of the negotiation: all that the transmission phase needs to know.
+/// Result of the negotiation, with everything that the transmission phase needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// Size of the export, bytes; at most 2^63 - 1.
     pub size_bytes: u64,
-    /// Features that the server announced.
+    /// Features of the export that the server announced.
     pub flags: TransmissionFlags,
-    /// Offsets and lengths must be multiples of this; a power of two, bytes.
+    /// Requests' offsets and lengths must be multiples of this; a power of two, bytes.
     pub block_size_min: u32,
-    /// The server's preferred size; a power of two, bytes.
+    /// Request size that the server prefers; a power of two, bytes.
     pub block_size_preferred: u32,
     /// Longest READ or WRITE, bytes.
     pub block_size_max: u32,
-    /// READ is answered in chunks.
+    /// Whether the server replies to READ in chunks.
     pub structured_replies: bool,
-    /// Id of `base:allocation` in BLOCK_STATUS replies; `None` if the command may not be sent.
+    /// Id of `base:allocation` in BLOCK_STATUS replies; `None` if the client may not send
+    /// BLOCK_STATUS.
     pub meta_context_id: Option<u32>,
 }
 
 /// One export of a server's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedExport {
-    /// The name to connect with.
+    /// Name of the listed export.
     pub name: String,
-    /// Free text; may be empty.
+    /// Description of the export; may be empty.
     pub description: String,
 }
 
 /// How negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeOutcome {
-    /// Requests may be sent; replies start with the first byte that `handle_input` did not consume.
+    /// The client may send requests. Replies start with the first byte that `handle_input` did not
+    /// consume.
     Connected(Negotiated),
-    /// The server's exports; close the connection.
+    /// The server listed its exports. The caller closes the connection.
     Listed(Vec<ListedExport>),
     /// Close the connection.
     Failed(HandshakeError),
 }
 
-/// Why there is no connection.
+/// Why the negotiation with a server failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// The peer is not an NBD server.
     #[error("this is not an NBD server; check the address and port")]
     NotNbd,
-    /// An oldstyle server: it predates 2012.
+    /// The server speaks oldstyle NBD only, from before 2012.
     #[error("the server speaks oldstyle NBD only; upgrade it, or export the disk with qemu-nbd or nbdkit")]
     Oldstyle,
-    /// The name does not fit a request.
-    #[error("an export name may have 4096 bytes at most; this one has {0}")]
+    /// The export's name is too long for the protocol.
+    #[error("the export name has {0} bytes; NBD allows at most 4096")]
     NameTooLong(usize),
-    /// LIST and other questions need fixed newstyle.
+    /// The server cannot list exports, because it does not support fixed newstyle.
     #[error("the server does not support listing its exports; name the export instead")]
     CannotList,
     /// The export does not exist, or this client may not see it.
     #[error("the server has no export named {name:?}; list the names with `nbdinfo --list`: {message}")]
     UnknownExport {
-        /// The name that was asked for.
+        /// Name of the requested export.
         name: String,
-        /// The server's message; may be empty.
+        /// The server's error message; may be empty.
         message: String,
     },
     /// The server requires TLS.
     #[error(
-        "the server insists on TLS, which hob does not speak; offer the export without TLS on a trusted path"
+        "the server requires TLS, which hob does not support for backings; offer the export without TLS on a trusted network"
     )]
     TlsRequired,
     /// The server refused an option.
@@ -109,10 +112,10 @@ pub enum HandshakeError {
         option: u32,
         /// Reply type.
         code: u32,
-        /// The server's message; may be empty.
+        /// The server's error message; may be empty.
         message: String,
     },
-    /// The stream ended in the middle of negotiation.
+    /// The connection ended during negotiation.
     #[error("the server closed the connection during negotiation; see its log")]
     Closed,
     /// The server breaks the protocol.
@@ -124,21 +127,23 @@ use HandshakeError::Protocol;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// An oldstyle server sends other data than flags after its magics, so the magics are read first.
+    /// The client waits for the two magic numbers. The client reads the magic numbers before the
+    /// flags, because an oldstyle server sends no flags.
     Magics,
     Flags,
     ReplyHeader,
     ReplyPayload(OptionReplyHeader),
-    /// The bare answer to EXPORT_NAME.
+    /// The client waits for the reply to EXPORT_NAME, which has no header.
     ExportName,
     Ended,
 }
 
 /// One negotiation with a server.
 ///
-/// Call order: as [`server::handshake::Handshake`](crate::server::handshake::Handshake), but the server
-/// speaks first. Feed bytes, send what [`poll_output`](Self::poll_output) returns, and check
-/// [`poll_outcome`](Self::poll_outcome), until a round makes no progress.
+/// Call order: pass received bytes to [`handle_input`](Self::handle_input), send the result of
+/// [`poll_output`](Self::poll_output), and check [`poll_outcome`](Self::poll_outcome). Repeat until
+/// nothing changes. The server sends first.
+/// [`server::handshake::Handshake`](crate::server::handshake::Handshake) has the same call order.
 #[derive(Debug)]
 pub struct Handshake {
     goal: Goal,
@@ -183,8 +188,8 @@ impl Handshake {
         new
     }
 
-    /// Handles bytes from the server and returns how many were consumed. Consumes nothing past the end of
-    /// negotiation, nor past an answer to which the client responds.
+    /// Handles bytes from the server and returns how many were consumed. The function consumes
+    /// nothing after the negotiation's end, and after a reply to which the client responds.
     pub fn handle_input(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.state != State::Ended && self.intake.fill(&mut rest) {
@@ -196,7 +201,7 @@ impl Handshake {
         bytes.len() - rest.len()
     }
 
-    /// Handles the end of the stream: ends the negotiation unless it has ended before.
+    /// Handles the end of the byte stream. A negotiation that is still running fails.
     pub fn handle_end_of_stream(&mut self) {
         let error = match (self.state, self.name()) {
             (State::Ended, _) => return,
@@ -219,7 +224,7 @@ impl Handshake {
         Some(std::mem::take(&mut self.output))
     }
 
-    /// Returns the outcome once, and not before the last output was taken.
+    /// Returns the outcome of the negotiation once, after all output was taken.
     pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
         if !self.output.is_empty() {
             return None;
@@ -239,7 +244,7 @@ impl Handshake {
         self.outcome = Some(outcome);
     }
 
-    /// Handles one complete item in the intake.
+    /// Handles one complete message in the intake.
     fn advance(&mut self) -> Result<(), HandshakeError> {
         let bytes = self.intake.take();
         match self.state {
@@ -348,7 +353,7 @@ impl Handshake {
             }
             (opt::GO, rep::ACK) => {
                 let (size_bytes, flags) =
-                    self.export.ok_or(Protocol("it started the export without telling its size"))?;
+                    self.export.ok_or(Protocol("it started the export without sending its size"))?;
                 return self.connect(size_bytes, flags);
             }
             (opt::LIST, rep::ACK) => {
@@ -360,7 +365,7 @@ impl Handshake {
             (opt::SET_META_CONTEXT, rep::META_CONTEXT) => self.on_meta_context(payload)?,
             (opt::GO, rep::INFO) => self.on_info(payload)?,
             (opt::LIST, rep::SERVER) => self.on_listed(payload)?,
-            _ => return Err(Protocol("an option was answered with a reply of the wrong type")),
+            _ => return Err(Protocol("its reply to an option has the wrong type")),
         }
         self.await_bytes(State::ReplyHeader, OPTION_REPLY_HEADER_BYTES);
         Ok(())
@@ -371,7 +376,8 @@ impl Handshake {
         let name = self.name().unwrap_or_default().to_owned();
         match (self.option, code) {
             (_, rep::ERR_TLS_REQD) => return Err(HandshakeError::TlsRequired),
-            // Both options are optional. If there is a deeper problem, the reply to GO reports it.
+            // The server may refuse structured replies and metadata contexts. The reply to GO
+            // reports other problems.
             (opt::STRUCTURED_REPLY, _) => self.ask(opt::GO),
             (opt::SET_META_CONTEXT, _) => {
                 self.meta_context_id = None;
@@ -389,7 +395,7 @@ impl Handshake {
         let mut reader = Reader::new(payload);
         let id = reader.u32().ok_or(SHORT)?;
         if reader.rest() != BASE_ALLOCATION.as_bytes() || self.meta_context_id.is_some() {
-            return Err(Protocol("it chose a metadata context that was not asked for"));
+            return Err(Protocol("it chose a metadata context that was not requested"));
         }
         self.meta_context_id = Some(id);
         Ok(())
@@ -407,7 +413,7 @@ impl Handshake {
                 let preferred = reader.u32().ok_or(SHORT)?;
                 let max = reader.u32().ok_or(SHORT)?;
                 check_block_sizes(min, preferred, max)
-                    .map_err(|_| Protocol("its block sizes are against the rules"))?;
+                    .map_err(|_| Protocol("its block sizes break the protocol's rules"))?;
                 self.block_sizes = Some((min, preferred, max));
             }
             _ => {}
@@ -446,8 +452,8 @@ impl Handshake {
             // Without these flags the client would not know whether the server can flush.
             return Err(Protocol("it did not send the export's transmission flags"));
         }
-        // A server that announces no block sizes is sent requests in multiples of 512 bytes. The last bytes
-        // of an odd size must be reachable all the same.
+        // If the server announces no block sizes, requests are multiples of 512 bytes. If the
+        // export's size is odd, the minimum is 1, so that its last bytes can be read.
         let silent_min = if size_bytes.is_multiple_of(512) { 512 } else { 1 };
         let (block_size_min, block_size_preferred, block_size_max) =
             self.block_sizes.unwrap_or((silent_min, 4096, DEFAULT_PAYLOAD_BYTES_MAX));
@@ -464,7 +470,7 @@ impl Handshake {
     }
 }
 
-const SHORT: HandshakeError = Protocol("a message is shorter than its kind demands");
+const SHORT: HandshakeError = Protocol("a message is too short for its type");
 
 fn push_counted(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&(text.len() as u32).to_be_bytes());

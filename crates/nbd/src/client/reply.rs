@@ -1,16 +1,16 @@
-//! Decodes replies while they arrive.
+//! Decodes replies of an NBD server while they arrive.
 //!
-//! One [`ReplyDecoder`] per connection turns bytes into a few events that are the same for simple and
-//! structured replies. Data never passes through it: a [`ReplyEvent::Data`] says how many of the next bytes
-//! of the stream are payload. The caller takes them from its buffer, or receives them straight into their
-//! destination.
+//! One [`ReplyDecoder`] per connection turns bytes into events, which are the same for simple and
+//! structured replies. Payload does not pass through the decoder: [`ReplyEvent::Data`] says how
+//! many of the next bytes are payload. The caller takes them from its buffer, or receives them
+//! directly into their destination.
 //!
-//! Refused, each ending the connection: wrong magics, cookies that are not in flight, chunks of the wrong
-//! kind for their request, data outside the request or sent twice, a READ declared done with bytes missing,
-//! extents beyond the request, and inconsistent lengths. Offsets and lengths are bytes.
+//! The following end the connection: wrong magic numbers, unknown cookies, chunks of the wrong
+//! type, data outside the request or sent twice, an incomplete READ, extents beyond the request,
+//! and inconsistent lengths. Offsets and lengths are in bytes.
 //!
 //! Memory: 64 KiB for an error message; for BLOCK_STATUS, 8 bytes per extent up to
-//! [`ReplyLimits::extents_max`]; for each READ in flight whose reply has arrived in part, its intervals.
+//! [`ReplyLimits::extents_max`]; and the intervals of each READ whose reply arrived in part.
 
 use std::collections::BTreeMap;
 
@@ -26,23 +26,23 @@ use crate::wire::{
 /// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds add.
 const ERROR_BYTES_MIN: u32 = 6;
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
-/// Bytes of a reply header before the part that differs between the two kinds.
+/// Length of the magic number at the start of every reply header, bytes.
 const MAGIC_BYTES: usize = 4;
 const EXTENT_BYTES: usize = 8;
 const KEPT_BYTES_MAX: usize = 4096;
 
-/// A request in flight, as the decoder needs to know it.
+/// A request in flight, as the reply decoder needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// The command.
     pub command: Command,
-    /// First byte asked for.
+    /// First byte of the request on the disk.
     pub offset: u64,
     /// Bytes asked for.
     pub length: u32,
 }
 
-/// The caller's table of requests in flight. Also implemented by closures.
+/// The caller's table of requests in flight. Closures implement it too.
 pub trait InFlight {
     /// Returns the request with this cookie. `None` ends the connection.
     fn find(&self, cookie: u64) -> Option<Expected>;
@@ -57,58 +57,63 @@ impl<F: Fn(u64) -> Option<Expected>> InFlight for F {
 /// Limits on the memory of one reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyLimits {
-    /// Most extents of one BLOCK_STATUS reply.
+    /// Maximum number of extents in one BLOCK_STATUS reply.
     pub extents_max: usize,
 }
 
 impl Default for ReplyLimits {
     fn default() -> Self {
-        // The maximum that the specification recommends for servers.
+        // The NBD specification recommends this maximum for servers.
         Self { extents_max: 1 << 20 }
     }
 }
 
-/// One event of a reply. Every request ends with exactly one [`ReplyEvent::Done`].
+/// One event of a server's reply. Every request ends with exactly one [`ReplyEvent::Done`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplyEvent {
-    /// The next `length` bytes of the stream are the disk's bytes from `offset`. Take them and report them
-    /// with [`ReplyDecoder::payload_received`]. The range lies inside the request and was not sent before.
+    /// The next `length` bytes of the stream are the disk's bytes from `offset`. Take them and
+    /// report them with [`ReplyDecoder::payload_received`]. The range is inside the request and was
+    /// not received before.
     Data {
         /// The READ.
         cookie: u64,
-        /// First byte of the disk.
+        /// First byte of the data on the disk.
         offset: u64,
         /// Bytes that follow.
         length: u32,
     },
-    /// The range reads as zeroes. It lies inside the request and was not sent before.
+    /// This range of the disk reads as zeroes. The range is inside the request and was not received
+    /// before.
     Hole {
         /// The READ.
         cookie: u64,
-        /// First byte of the disk.
+        /// First byte of the hole on the disk.
         offset: u64,
         /// Bytes.
         length: u32,
     },
-    /// States of `base:allocation` from the request's offset on. At least one; the last may reach past the request.
+    /// Extents of `base:allocation` from the request's offset on. The list has at least one extent,
+    /// and the last extent may reach past the request.
     BlockStatus {
         /// The BLOCK_STATUS request.
         cookie: u64,
-        /// In order and without gaps.
+        /// Extents in order and without gaps.
         extents: Vec<Extent>,
     },
-    /// An error; more events of the request may follow, and its `Done` carries the first such code.
+    /// The server reported an error. More events of the request may follow, and its `Done` carries
+    /// the first error code.
     Error {
         /// The request.
         cookie: u64,
         /// The error code.
         code: ErrorCode,
-        /// The server's message without control characters; often empty.
+        /// The server's error message without control characters; often empty.
         message: String,
-        /// The first byte concerned, if the server sent it.
+        /// First byte of the disk that the error concerns, if the server sent it.
         offset: Option<u64>,
     },
-    /// The reply is complete and the cookie is free. A READ without error has had every byte.
+    /// The reply is complete and the cookie can be reused. After a READ without error, all data has
+    /// arrived.
     Done {
         /// The request.
         cookie: u64,
@@ -117,11 +122,11 @@ pub enum ReplyEvent {
     },
 }
 
-/// Why the connection must be closed; the outcomes of requests in flight are unknown.
+/// Why the connection must be closed. The outcomes of requests in flight are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// The stream is not at a reply header.
-    #[error("a reply starts with {0:#010x}, which is no magic number of NBD")]
+    /// The received bytes do not start with a reply's magic number.
+    #[error("a reply starts with {0:#010x}, which is not an NBD magic number")]
     BadMagic(u32),
     /// No request in flight has this cookie.
     #[error("the server answered a request that is not in flight (cookie {0:#x})")]
@@ -136,7 +141,7 @@ pub enum ReplyError {
     },
 }
 
-/// State of a reply between its chunks.
+/// State of a reply of which some chunks have arrived.
 #[derive(Debug, Default)]
 struct Progress {
     coverage: Coverage,
@@ -154,13 +159,13 @@ enum State {
     Broken(ReplyError),
 }
 
-/// Decodes one connection's replies.
+/// Decodes the replies of one connection.
 ///
 /// Call order: [`handle_input`](Self::handle_input) with received bytes, then
-/// [`poll_event`](Self::poll_event) until it returns `None`. Then, while
-/// [`payload_pending`](Self::payload_pending) is not zero, take that many bytes of the stream and report
-/// them to [`payload_received`](Self::payload_received). Repeat. Input is consumed up to the next event,
-/// and not at all while events or payload wait.
+/// [`poll_event`](Self::poll_event) until it returns `None`. While
+/// [`payload_pending`](Self::payload_pending) is not zero, take that many bytes of the stream and
+/// report them with [`payload_received`](Self::payload_received). Repeat. The decoder consumes
+/// input up to the next event, and none while events or payload wait.
 #[derive(Debug)]
 pub struct ReplyDecoder {
     limits: ReplyLimits,
@@ -195,7 +200,7 @@ impl ReplyDecoder {
     /// Handles bytes from the server and returns how many were consumed.
     ///
     /// # Errors
-    /// The connection is broken; every later call returns the same error.
+    /// If the server breaks the protocol. Every later call returns the same error.
     pub fn handle_input(&mut self, bytes: &[u8], in_flight: &dyn InFlight) -> Result<usize, ReplyError> {
         let mut rest = bytes;
         while self.is_idle() {
@@ -213,7 +218,7 @@ impl ReplyDecoder {
         Ok(bytes.len() - rest.len())
     }
 
-    /// Returns the next event, in the order of the stream. The `Done` of a request follows only after its
+    /// Returns the next event, in the order of the stream. A request's `Done` event follows its
     /// payload.
     pub fn poll_event(&mut self) -> Option<ReplyEvent> {
         if self.event.is_some() {
@@ -225,16 +230,17 @@ impl ReplyDecoder {
         self.done.take()
     }
 
-    /// Returns how many of the next bytes of the stream are payload of the last [`ReplyEvent::Data`].
+    /// Returns how many of the next bytes of the stream are payload of the latest
+    /// [`ReplyEvent::Data`].
     #[inline]
     pub const fn payload_pending(&self) -> u32 {
         self.payload_pending
     }
 
-    /// Reports that the caller took `bytes` of payload off the stream.
+    /// Reports that the caller took `bytes` of payload from the stream.
     ///
     /// # Panics
-    /// If `bytes` is more than was pending: the caller would have consumed a header.
+    /// If `bytes` exceeds the pending payload, because the caller would have consumed a header.
     #[inline]
     pub const fn payload_received(&mut self, bytes: u32) {
         assert!(bytes <= self.payload_pending, "more payload was taken than the reply has");
@@ -250,7 +256,7 @@ impl ReplyDecoder {
         self.intake.expect(MAGIC_BYTES);
     }
 
-    /// Handles one complete item in the intake.
+    /// Handles one complete message in the intake.
     fn advance(&mut self, in_flight: &dyn InFlight) -> Result<(), ReplyError> {
         match self.state {
             State::Magic => self.on_magic(),
@@ -300,7 +306,10 @@ impl ReplyDecoder {
                 self.event = Some(ReplyEvent::Error { cookie, code, message: String::new(), offset: None });
             }
             (None, Command::Read) if self.structured_replies => {
-                return Err(broken(cookie, "a READ has a simple reply although structured ones were agreed"));
+                return Err(broken(
+                    cookie,
+                    "a READ has a simple reply although structured replies were negotiated",
+                ));
             }
             (None, Command::BlockStatus) => {
                 return Err(broken(cookie, "a BLOCK_STATUS has a simple reply without extents"));
@@ -323,7 +332,10 @@ impl ReplyDecoder {
         let ChunkHeader { kind, cookie, length, .. } = header;
         let expected = in_flight.find(cookie).ok_or(ReplyError::UnknownCookie(cookie))?;
         if !self.structured_replies {
-            return Err(broken(cookie, "it is structured although that was not agreed"));
+            return Err(broken(
+                cookie,
+                "the reply is structured although structured replies were not negotiated",
+            ));
         }
         let extents = u64::from(length.saturating_sub(4) / 8);
         // Bytes needed to check the chunk, and whether its length and command are valid.
@@ -340,10 +352,10 @@ impl ReplyDecoder {
             _ if kind & chunk::ERROR_BIT != 0 => {
                 (length as usize, (ERROR_BYTES_MIN..=ERROR_BYTES_MAX).contains(&length))
             }
-            _ => return Err(broken(cookie, "a chunk is of a kind that was not agreed")),
+            _ => return Err(broken(cookie, "a chunk has a type that was not negotiated")),
         };
         if !sound {
-            return Err(broken(cookie, "a chunk does not suit its request, or has a wrong length or flag"));
+            return Err(broken(cookie, "a chunk does not match its request, or has a wrong length or flag"));
         }
         self.state = State::Fixed(header, expected);
         self.intake.expect(fixed);
@@ -352,7 +364,7 @@ impl ReplyDecoder {
 
     fn on_fixed(&mut self, header: ChunkHeader, expected: Expected, fixed: &[u8]) -> Result<(), ReplyError> {
         let cookie = header.cookie;
-        let short = || broken(cookie, "a chunk is shorter than its kind demands");
+        let short = || broken(cookie, "a chunk is too short for its type");
         let mut reader = Reader::new(fixed);
         match header.kind {
             chunk::NONE => self.finish(cookie, expected),
@@ -373,11 +385,14 @@ impl ReplyDecoder {
             }
             chunk::BLOCK_STATUS => {
                 if Some(reader.u32().ok_or_else(short)?) != self.meta_context_id {
-                    return Err(broken(cookie, "extents belong to a context that was not agreed"));
+                    return Err(broken(
+                        cookie,
+                        "extents belong to a metadata context that was not negotiated",
+                    ));
                 }
                 let progress = self.progress.entry(cookie).or_default();
                 if std::mem::replace(&mut progress.described, true) {
-                    return Err(broken(cookie, "extents of one context are in two chunks"));
+                    return Err(broken(cookie, "extents of one metadata context are in two chunks"));
                 }
                 self.extents.clear();
                 self.state = State::Extents { header, expected, left_bytes: expected.length };
@@ -389,7 +404,8 @@ impl ReplyDecoder {
                     ErrorCode::from_wire(code).ok_or(broken(cookie, "an error chunk means success"))?;
                 let length = reader.u16().ok_or_else(short)?;
                 let message = readable(reader.bytes(usize::from(length)).ok_or_else(short)?);
-                // Unknown kinds of errors start in the same way; the rest of them is ignored.
+                // Unknown error chunks start with the same fields. The decoder ignores the rest of
+                // such a chunk.
                 let offset = match header.kind {
                     chunk::ERROR_OFFSET => Some(reader.u64().ok_or_else(short)?),
                     _ => None,
@@ -401,7 +417,7 @@ impl ReplyDecoder {
         }
     }
 
-    /// Records `length` bytes of a READ.
+    /// Records that `length` bytes of a READ arrived.
     fn content(
         &mut self,
         header: ChunkHeader,
@@ -415,7 +431,7 @@ impl ReplyDecoder {
         if range.is_empty() || range.start < asked.start || range.end > asked.end {
             return Err(broken(cookie, "data or a hole is empty or outside the request"));
         }
-        // Nearly every reply is one chunk, which needs no bookkeeping.
+        // Nearly every reply has one chunk, which needs no bookkeeping.
         if range == asked && is_last(header) && !self.progress.contains_key(&cookie) {
             self.done = Some(ReplyEvent::Done { cookie, error: None });
             return Ok(());
@@ -423,7 +439,7 @@ impl ReplyDecoder {
         let coverage = &mut self.progress.entry(cookie).or_default().coverage;
         coverage.add(range.start, range.end).map_err(|misfit| match misfit {
             Misfit::Overlap => broken(cookie, "the same bytes were sent twice"),
-            Misfit::TooScattered => broken(cookie, "its chunks are scattered over too many places"),
+            Misfit::TooScattered => broken(cookie, "the reply's chunks form too many separate ranges"),
         })?;
         if is_last(header) { self.finish(cookie, expected) } else { Ok(()) }
     }
@@ -438,7 +454,7 @@ impl ReplyDecoder {
         let mut reader = Reader::new(self.intake.held());
         let length = reader.u32().unwrap_or_default();
         let state = reader.u32().unwrap_or_default() & (Extent::HOLE | Extent::ZERO);
-        // The last extent may reach past the request, but none may begin there.
+        // The last extent may reach past the request, but no extent may begin there.
         if length == 0 || left_bytes == 0 {
             return Err(broken(cookie, "an extent is empty or begins after the request"));
         }
@@ -455,7 +471,7 @@ impl ReplyDecoder {
         if is_last(header) { self.finish(cookie, expected) } else { Ok(()) }
     }
 
-    /// The last chunk of a reply was read.
+    /// Handles the end of a reply's last chunk.
     fn finish(&mut self, cookie: u64, expected: Expected) -> Result<(), ReplyError> {
         let progress = self.progress.remove(&cookie).unwrap_or_default();
         let Expected { command, offset, length } = expected;
@@ -467,7 +483,7 @@ impl ReplyDecoder {
             _ => true,
         };
         if progress.error.is_none() && !complete {
-            return Err(broken(cookie, "it ended in success before everything was sent"));
+            return Err(broken(cookie, "the reply ended with success before all data was sent"));
         }
         self.done = Some(ReplyEvent::Done { cookie, error: progress.error });
         Ok(())

@@ -1,8 +1,8 @@
-//! Encodes requests: one function per command, each returning the 28 bytes to send.
+//! Encodes requests: each function encodes one command and returns the 28 bytes to send.
 //!
-//! Nothing is checked here; the caller knows from [`Negotiated`](super::handshake::Negotiated) what the
-//! server supports. The caller chooses the cookies, which must be unique among requests in flight. Offsets
-//! and lengths are bytes.
+//! The functions check nothing. The caller knows from [`Negotiated`](super::handshake::Negotiated)
+//! which commands the server supports. The caller chooses cookies that are unique among requests in
+//! flight. Offsets and lengths are in bytes.
 
 use crate::request::{Command, CommandFlags, Request};
 use crate::wire::REQUEST_BYTES;
@@ -18,25 +18,25 @@ fn encode(
     Request { command, flags, cookie, offset, length }.encode()
 }
 
-/// READ; `flags` may hold DF with structured replies.
+/// Encodes a READ; `flags` may contain DF if structured replies were negotiated.
 #[inline]
 pub fn read(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::Read, flags, cookie, offset, length)
 }
 
-/// Header of a WRITE; `length` bytes of data must follow it. `flags` may hold FUA.
+/// Encodes the header of a WRITE; `length` bytes of data must follow it. `flags` may contain FUA.
 #[inline]
 pub fn write_header(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::Write, flags, cookie, offset, length)
 }
 
-/// FLUSH: writes completed before this is sent are durable once it is answered.
+/// Encodes a FLUSH. Writes completed before the FLUSH is sent are durable after its reply.
 #[inline]
 pub fn flush(cookie: u64) -> [u8; REQUEST_BYTES] {
     encode(Command::Flush, CommandFlags::NONE, cookie, 0, 0)
 }
 
-/// TRIM; `flags` may hold FUA.
+/// Encodes a TRIM; `flags` may contain FUA.
 #[inline]
 pub fn trim(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::Trim, flags, cookie, offset, length)
@@ -48,19 +48,21 @@ pub fn write_zeroes(cookie: u64, offset: u64, length: u32, flags: CommandFlags) 
     encode(Command::WriteZeroes, flags, cookie, offset, length)
 }
 
-/// CACHE: the range will be read soon.
+/// Encodes a CACHE, which announces that the range will be read soon.
 #[inline]
 pub fn cache(cookie: u64, offset: u64, length: u32) -> [u8; REQUEST_BYTES] {
     encode(Command::Cache, CommandFlags::NONE, cookie, offset, length)
 }
 
-/// BLOCK_STATUS; `flags` may hold REQ_ONE. Needs the `base:allocation` context.
+/// Encodes a BLOCK_STATUS; `flags` may contain REQ_ONE. The `base:allocation` context must have
+/// been negotiated.
 #[inline]
 pub fn block_status(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::BlockStatus, flags, cookie, offset, length)
 }
 
-/// DISC: the server finishes what is in flight and closes; there is no reply. Flush first.
+/// Encodes a DISC. The server completes requests in flight and closes the connection without a
+/// reply, so flush first.
 #[inline]
 pub fn disconnect() -> [u8; REQUEST_BYTES] {
     encode(Command::Disconnect, CommandFlags::NONE, 0, 0, 0)

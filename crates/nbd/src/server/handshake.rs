@@ -1,12 +1,14 @@
-//! The server's side of fixed newstyle negotiation.
+//! Server side of fixed newstyle negotiation.
 //!
-//! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT
-//! for `base:allocation` and the export's other contexts, STARTTLS if [`Tls`] allows it, and ABORT. Any
-//! other option is answered with ERR_UNSUP, and negotiation goes on. The connection ends if no error reply
-//! is possible: unknown client flags, a wrong magic, an EXPORT_NAME that cannot be served, an option over
-//! the drain limit, or too many options. Lengths are bytes.
+//! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT,
+//! SET_META_CONTEXT, STARTTLS if [`Tls`] allows it, and ABORT. Metadata contexts are
+//! `base:allocation` and the export's other contexts. The server replies ERR_UNSUP to any other
+//! option and continues. The server closes the connection if no error reply is possible: unknown
+//! client flags, a wrong magic number, an EXPORT_NAME that it cannot serve, an option over the
+//! drain limit, or too many options. Lengths are in bytes.
 //!
-//! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the answer to one option.
+//! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the reply to one
+//! option.
 
 use super::option::{self, MetaQuery, Refusal};
 use crate::bytes::{Intake, clip};
@@ -19,16 +21,17 @@ use crate::wire::{
 /// Id of `base:allocation` in BLOCK_STATUS replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// Id of the first of [`Negotiated::contexts`] in BLOCK_STATUS replies; the others follow.
+/// Id of the first of [`Negotiated::contexts`] in BLOCK_STATUS replies. The other contexts have the
+/// following ids.
 pub const CONTEXTS_ID: u32 = 2;
 
-/// Limits on a client before it has chosen an export.
+/// Limits on a client that has not chosen an export yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandshakeLimits {
-    /// Maximum length in bytes of an option payload that is kept and answered.
+    /// Maximum length of an option payload that the server handles, bytes.
     pub option_bytes_max: u32,
-    /// Maximum length in bytes of an option payload that is discarded and answered with ERR_TOO_BIG. A
-    /// longer one ends the connection.
+    /// Maximum length of an option payload that the server discards and refuses with ERR_TOO_BIG,
+    /// bytes. A longer payload ends the connection.
     pub drain_bytes_max: u32,
     /// Maximum number of options per connection.
     pub options_max: u32,
@@ -40,18 +43,20 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// Result of the negotiation: all that the transmission phase needs to know.
+/// Result of the negotiation, with everything that the transmission phase needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiated {
     /// Name of the export as the client gave it; empty for the default export.
     pub export: String,
-    /// The export as announced.
+    /// Properties of the export as announced to the client.
     pub info: ExportInfo,
-    /// READ and BLOCK_STATUS must be answered in chunks.
+    /// Whether the server must reply to READ and BLOCK_STATUS in chunks.
     pub structured_replies: bool,
-    /// BLOCK_STATUS reports the allocation, under [`BASE_ALLOCATION_ID`].
+    /// Whether the client chose `base:allocation`, so that BLOCK_STATUS reports it with
+    /// [`BASE_ALLOCATION_ID`].
     pub base_allocation: bool,
-    /// The chosen ones of [`ExportInfo::contexts`]; their ids start at [`CONTEXTS_ID`].
+    /// Contexts of [`ExportInfo::contexts`] that the client chose; their ids start at
+    /// [`CONTEXTS_ID`].
     pub contexts: Vec<String>,
 }
 
@@ -61,14 +66,14 @@ impl Negotiated {
         self.info.transmission_flags(self.structured_replies)
     }
 
-    /// Returns true if BLOCK_STATUS is allowed: the client has chosen a context.
+    /// Returns true if BLOCK_STATUS is allowed, because the client chose a metadata context.
     #[inline]
     pub fn has_contexts(&self) -> bool {
         self.base_allocation || !self.contexts.is_empty()
     }
 }
 
-/// The metadata contexts that were chosen; the choice is invalid for any other export.
+/// The metadata contexts that the client chose. The choice is valid for one export only.
 #[derive(Clone, Debug)]
 struct Choice {
     export: String,
@@ -82,22 +87,24 @@ pub enum Tls {
     /// Not available.
     #[default]
     Absent,
-    /// The client may start it (SELECTIVETLS; every export is also served without it).
+    /// The client may start TLS (SELECTIVETLS). Every export is also served without TLS.
     Offered,
-    /// Required: without TLS the client learns nothing, not even whether an export exists (FORCEDTLS).
+    /// The client must start TLS first (FORCEDTLS). Without TLS it learns nothing, not even whether
+    /// an export exists.
     Required,
-    /// Started: the bytes come from inside TLS.
+    /// TLS was started, and the bytes were received through it.
     Started,
 }
 
 /// How negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeOutcome {
-    /// Requests follow, starting with the first byte that `handle_input` did not consume.
+    /// Negotiation is complete. Requests start with the first byte that `handle_input` did not
+    /// consume.
     Done(Negotiated),
-    /// The client starts TLS now. Negotiation continues inside it, with the result of
-    /// [`Handshake::inside_tls`]. Bytes that were received and not consumed did not come through TLS and
-    /// must end the connection: an attacker may have injected them.
+    /// The client starts TLS now. Continue with [`Handshake::inside_tls`] inside TLS. If received
+    /// bytes were not consumed, close the connection: an attacker may have injected them outside
+    /// TLS.
     StartTls,
     /// The client sent ABORT: close the connection.
     Aborted,
@@ -105,20 +112,21 @@ pub enum HandshakeOutcome {
     Failed(HandshakeError),
 }
 
-/// Why a connection is closed during negotiation. The client got an error reply if the protocol allows it.
+/// Why the server closes a connection during negotiation. The client gets an error reply if the
+/// protocol allows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Unknown client flags: a newer client, or not an NBD client.
+    /// The client sent unknown flags: it is newer, or not an NBD client.
     #[error("client flags {0:#010x} contain unknown bits; is this an NBD client?")]
     ClientFlags(u32),
-    /// An option did not start with its magic: the stream cannot be parsed.
-    #[error("an option does not start with its magic number; the client is out of step")]
+    /// An option did not start with its magic number, so the stream cannot be parsed.
+    #[error("an option does not start with its magic number; the client breaks the protocol")]
     OptionMagic,
-    /// The client did not announce fixed newstyle, so it would not understand an answer to this option.
+    /// The client did not announce fixed newstyle, so it cannot understand a reply to this option.
     #[error("client sent option {0} without having announced fixed newstyle negotiation")]
     NotFixedNewstyle(u32),
-    /// The option's payload is over the drain limit.
-    #[error("option {option} announces {length} bytes, more than this server reads past")]
+    /// The option's payload is longer than the drain limit.
+    #[error("option {option} announces {length} bytes, more than this server accepts")]
     OptionTooBig {
         /// Option number.
         option: u32,
@@ -128,13 +136,14 @@ pub enum HandshakeError {
     /// The client sent too many options without choosing an export.
     #[error("client sent more than {0} options without choosing an export")]
     TooManyOptions(u32),
-    /// EXPORT_NAME outside TLS; the protocol has no error reply to it.
+    /// The client sent EXPORT_NAME outside TLS. The protocol has no error reply to it.
     #[error("client asked for an export without TLS, which this server requires")]
     NoTls,
-    /// The export cannot be served; EXPORT_NAME has no error reply.
+    /// The server cannot serve the export of an EXPORT_NAME, to which the protocol has no error
+    /// reply.
     #[error("cannot serve export {name:?} chosen by EXPORT_NAME: {reason}")]
     ExportName {
-        /// The readable part of the name.
+        /// The readable part of the export's name.
         name: String,
         /// The reason.
         reason: &'static str,
@@ -150,12 +159,12 @@ enum State {
     Ended,
 }
 
-/// One client's negotiation.
+/// The negotiation with one client.
 ///
-/// Call order: pass received bytes to [`handle_input`](Self::handle_input). Then send what
-/// [`poll_output`](Self::poll_output) returns, check [`poll_outcome`](Self::poll_outcome), and pass the
-/// unconsumed bytes again, until a round makes no progress. Nothing is consumed while output waits, so a
-/// client that does not read its answers cannot make them pile up. The greeting is the first output.
+/// Call order: pass received bytes to [`handle_input`](Self::handle_input). Then send the result of
+/// [`poll_output`](Self::poll_output), and check [`poll_outcome`](Self::poll_outcome). Pass the
+/// unconsumed bytes again, until nothing changes. The greeting is the first output. While output
+/// waits, no input is consumed, so a client that does not read replies cannot fill memory.
 #[derive(Clone, Debug)]
 pub struct Handshake {
     limits: HandshakeLimits,
@@ -172,12 +181,12 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Creates a negotiation without TLS, about to send its greeting.
+    /// Creates a negotiation without TLS. The negotiation's first output is the greeting.
     pub fn new(limits: HandshakeLimits) -> Self {
         Self::with_tls(limits, Tls::Absent)
     }
 
-    /// Creates a negotiation about to send its greeting.
+    /// Creates a negotiation whose first output is the greeting.
     pub fn with_tls(limits: HandshakeLimits, tls: Tls) -> Self {
         let mut greeting = Vec::with_capacity(GREETING_BYTES);
         greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
@@ -199,8 +208,9 @@ impl Handshake {
         }
     }
 
-    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It keeps only the client's
-    /// flags: an attacker may have sent the unencrypted messages.
+    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. The new
+    /// negotiation keeps only the client's flags, because an attacker may have sent the unencrypted
+    /// messages.
     ///
     /// # Panics
     /// If this negotiation did not end with `StartTls`.
@@ -217,8 +227,9 @@ impl Handshake {
         inside
     }
 
-    /// Handles bytes from the client and returns how many were consumed. Consumes nothing past the option
-    /// that ends the negotiation, nor past one whose answer waits in [`poll_output`](Self::poll_output).
+    /// Handles bytes from the client and returns how many were consumed. The function consumes
+    /// nothing after the option that ends the negotiation, and after an option whose reply waits in
+    /// [`poll_output`](Self::poll_output).
     pub fn handle_input(&mut self, bytes: &[u8], directory: &dyn ExportDirectory) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.step(&mut rest, directory) {}
@@ -233,7 +244,7 @@ impl Handshake {
         Some(std::mem::take(&mut self.output))
     }
 
-    /// Returns the outcome once, and not before the last output was taken.
+    /// Returns the outcome of the negotiation once, after all output was taken.
     pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
         if !self.output.is_empty() {
             return None;
@@ -241,7 +252,7 @@ impl Handshake {
         self.outcome.take()
     }
 
-    /// Handles one item. Returns false if more bytes are needed or the negotiation has ended.
+    /// Handles one message. Returns false if more bytes are needed or the negotiation has ended.
     fn step(&mut self, rest: &mut &[u8], directory: &dyn ExportDirectory) -> bool {
         match self.state {
             State::Ended => return false,
@@ -354,7 +365,7 @@ impl Handshake {
         match self.tls {
             Tls::Absent => return Err(UNKNOWN),
             Tls::Started => {
-                return Err(Refusal { reply: rep::ERR_INVALID, message: "TLS has been started already" });
+                return Err(Refusal { reply: rep::ERR_INVALID, message: "TLS was already started" });
             }
             Tls::Offered | Tls::Required => must_be_empty(payload)?,
         }
@@ -369,7 +380,7 @@ impl Handshake {
             self.fail(HandshakeError::NoTls);
             return Ok(());
         }
-        Err(Refusal { reply: rep::ERR_TLS_REQD, message: "this server wants TLS first" })
+        Err(Refusal { reply: rep::ERR_TLS_REQD, message: "this server requires TLS first" })
     }
 
     fn on_export_name(&mut self, payload: &[u8], directory: &dyn ExportDirectory) {
@@ -418,7 +429,8 @@ impl Handshake {
         let export = lookup(directory, query.name)?;
         let flags = export.transmission_flags(self.structured_replies);
         self.info(option, info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags.0.to_be_bytes()]);
-        // Sent without being asked for: a client that does not know the item ignores it.
+        // The server sends this item without a request for it. A client that does not know the item
+        // ignores it.
         self.info(
             option,
             info::BLOCK_SIZE,
@@ -459,7 +471,7 @@ impl Handshake {
     }
 
     fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
-        // The earlier choice is invalid even if this one fails.
+        // The client's earlier choice of contexts is invalid even if this option fails.
         self.choice = None;
         let (query, export) = self.meta_query(payload, directory)?;
         let mut choice =
@@ -545,7 +557,7 @@ fn contexts_of(export: &ExportInfo) -> impl Iterator<Item = &str> {
 fn lookup(directory: &dyn ExportDirectory, name: &str) -> Result<ExportInfo, Refusal> {
     let info = directory
         .find(name)
-        .ok_or(Refusal { reply: rep::ERR_UNKNOWN, message: "there is no export of that name" })?;
+        .ok_or(Refusal { reply: rep::ERR_UNKNOWN, message: "there is no export with this name" })?;
     let broken = Refusal {
         reply: rep::ERR_PLATFORM,
         message: "the export's size or block sizes cannot be expressed in NBD; see the server's configuration",

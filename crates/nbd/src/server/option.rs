@@ -1,13 +1,13 @@
-//! Parses option payloads: pure functions from bytes to the client's request.
+//! Parses option payloads of NBD negotiation.
 //!
-//! Every refusal carries the reply type and a sentence for the client's log. Strings must be UTF-8 without
-//! NUL. Lengths must add up exactly: a payload with spare bytes is malformed.
+//! Every refusal has a reply type and a message for the client's log. Strings must be UTF-8 without
+//! NUL. A payload with extra bytes is malformed.
 
 use crate::bytes::Reader;
 use crate::export::EXPORT_NAME_BYTES_MAX;
 use crate::wire::{STRING_BYTES_MAX, info, rep};
 
-/// Refusal of an option by an error reply, after which the client may send another.
+/// An error reply to an option. The client may send another option afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) reply: u32,
@@ -38,15 +38,16 @@ pub(super) fn parse_info(payload: &[u8]) -> Result<InfoQuery<'_>, Refusal> {
         match reader.u16().ok_or(SHORT)? {
             info::NAME => query.wants_name = true,
             info::DESCRIPTION => query.wants_description = true,
-            // Size and block sizes are always sent, and unknown items must be ignored.
+            // Size and block sizes are always sent. The protocol requires servers to ignore unknown
+            // items.
             _ => {}
         }
     }
     if reader.is_empty() { Ok(query) } else { Err(LONG) }
 }
 
-/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. A context that is asked for several times gets one
-/// answer.
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. Repeated queries for one context get one
+/// reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MetaQuery<'a> {
     pub(super) name: &'a str,
@@ -54,8 +55,8 @@ pub(super) struct MetaQuery<'a> {
 }
 
 impl MetaQuery<'_> {
-    /// Returns true if a context is to be listed. Without queries all are; a query that ends with a colon
-    /// matches all contexts that start with it.
+    /// Returns true if LIST_META_CONTEXT lists the context. An empty query list matches all
+    /// contexts; a query that ends with a colon matches all contexts with this prefix.
     pub(super) fn lists(&self, context: &str) -> bool {
         let begins = |query: &&[u8]| query.ends_with(b":") && context.as_bytes().starts_with(query);
         self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(begins)
@@ -72,8 +73,8 @@ pub(super) fn parse_meta(payload: &[u8]) -> Result<MetaQuery<'_>, Refusal> {
     let name = export_name(reader.counted().ok_or(SHORT)?)?;
     let count = reader.u32().ok_or(SHORT)?;
     let mut query = MetaQuery { name, queries: Vec::new() };
-    // A count beyond the payload ends the loop at the first missing query, so it cannot cost more than the
-    // payload.
+    // A count that exceeds the payload ends the loop at the first missing query, so the loop's
+    // length is limited by the payload.
     for _ in 0..count {
         let text = reader.counted().ok_or(SHORT)?;
         if text.len() > STRING_BYTES_MAX {

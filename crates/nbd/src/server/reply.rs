@@ -1,10 +1,10 @@
-//! Encodes replies into the caller's buffer.
+//! Encodes NBD replies into the caller's buffer.
 //!
-//! These functions run once or twice per request. Each writes a fixed array and allocates only if the
-//! caller's `Vec` has to grow. The `*_header` functions return the array itself, for callers that gather
-//! with `writev`. Payload never passes through here. Offsets and lengths are bytes.
+//! Each encoding function writes a fixed array and allocates only if the caller's `Vec` must grow.
+//! The `*_header` functions return the array, for callers that use `writev`. Payload does not pass
+//! through these functions. Offsets and lengths are in bytes.
 //!
-//! The caller is trusted: a length that does not fit its field is a bug in hob, and asserted.
+//! The caller is trusted: the functions assert that lengths fit their fields.
 
 use crate::bytes::clip;
 use crate::wire::{
@@ -12,15 +12,15 @@ use crate::wire::{
     STRING_BYTES_MAX, chunk,
 };
 
-/// Bytes of an OFFSET_DATA chunk before its data.
+/// Length of an OFFSET_DATA chunk's header, before its data, bytes.
 pub const DATA_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
-/// Maximum number of extents in a BLOCK_STATUS reply; clients may disconnect on more.
+/// Maximum number of extents in a BLOCK_STATUS reply. Clients may disconnect if there are more.
 pub const EXTENTS_MAX: usize = 1 << 20;
 
-/// Whether more chunks of the same reply follow.
+/// Whether more chunks of a reply follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
-    /// Another chunk with the same cookie will come.
+    /// Another chunk with the same cookie follows.
     More,
     /// The reply is complete.
     Last,
@@ -36,7 +36,8 @@ impl Position {
     }
 }
 
-/// A simple reply header; `error` is zero for success, after which the data of a READ follows.
+/// Returns a simple reply header. `error` is zero for success; the data of a READ follows the
+/// header.
 #[inline]
 fn simple_header(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut out = [0; SIMPLE_REPLY_BYTES];
@@ -46,7 +47,7 @@ fn simple_header(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
     out
 }
 
-/// The header of a simple, successful reply. The data of a READ follows it directly.
+/// Returns the header of a simple, successful reply. The data of a READ follows it directly.
 #[inline]
 pub fn simple_ok_header(cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     simple_header(cookie, 0)
@@ -58,14 +59,14 @@ pub fn push_simple_ok(out: &mut Vec<u8>, cookie: u64) {
     out.extend_from_slice(&simple_header(cookie, 0));
 }
 
-/// Appends a simple error reply; nothing follows it. Also right for any command but READ and BLOCK_STATUS when
-/// structured replies were negotiated.
+/// Appends a simple error reply without data. With structured replies, it is allowed for all
+/// commands except READ and BLOCK_STATUS.
 #[inline]
 pub fn push_simple_error(out: &mut Vec<u8>, cookie: u64, error: ErrorCode) {
     out.extend_from_slice(&simple_header(cookie, error.to_wire()));
 }
 
-/// The header of an OFFSET_DATA chunk; `length` bytes of data, at least one, follow it.
+/// Returns the header of an OFFSET_DATA chunk. `length` bytes of data, at least one, follow it.
 #[inline]
 pub fn data_header(cookie: u64, offset: u64, length: u32, position: Position) -> [u8; DATA_HEADER_BYTES] {
     assert!(length > 0, "a data chunk carries at least one byte");
@@ -77,13 +78,13 @@ pub fn data_header(cookie: u64, offset: u64, length: u32, position: Position) ->
     out
 }
 
-/// Appends the header of an OFFSET_DATA chunk; `length` bytes of data, at least one, follow it.
+/// Appends the header of an OFFSET_DATA chunk. `length` bytes of data, at least one, follow it.
 #[inline]
 pub fn push_data_header(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32, position: Position) {
     out.extend_from_slice(&data_header(cookie, offset, length, position));
 }
 
-/// Appends an OFFSET_HOLE chunk: `length` bytes, at least one, read as zeroes.
+/// Appends an OFFSET_HOLE chunk for `length` bytes, at least one, that read as zeroes.
 #[inline]
 pub fn push_hole(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32, position: Position) {
     assert!(length > 0, "a hole covers at least one byte");
@@ -95,19 +96,20 @@ pub fn push_hole(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32, posit
     out.extend_from_slice(&piece);
 }
 
-/// Appends a NONE chunk, which ends a reply and means success unless an error chunk came before.
+/// Appends a NONE chunk, which ends a reply. A NONE chunk means success unless an error chunk
+/// preceded it.
 #[inline]
 pub fn push_done(out: &mut Vec<u8>, cookie: u64) {
     let header = ChunkHeader { flags: chunk::FLAG_DONE, kind: chunk::NONE, cookie, length: 0 };
     out.extend_from_slice(&header.encode());
 }
 
-/// Appends an ERROR chunk. The message is for people and may be empty; it is clipped to 4096 bytes.
+/// Appends an ERROR chunk. The message is for the user, may be empty, and is clipped to 4096 bytes.
 pub fn push_error(out: &mut Vec<u8>, cookie: u64, error: ErrorCode, message: &str, position: Position) {
     error_chunk(out, cookie, error, message, None, position);
 }
 
-/// Appends an ERROR_OFFSET chunk: like [`push_error`], with the first byte that could not be read or written.
+/// Appends an ERROR_OFFSET chunk, which also contains the first byte of the disk that failed.
 pub fn push_error_offset(
     out: &mut Vec<u8>,
     cookie: u64,

@@ -1,15 +1,15 @@
-//! Decodes a request header, checks it against the negotiation, and returns what to do with it.
+//! Decodes a request header and checks it against the negotiation's result.
 //!
-//! Refused with an error reply: unknown commands and flags, ranges outside the export, misaligned or empty
-//! ranges, writes to a read-only export, reads over the maximum. Refused by closing the connection: a wrong
-//! magic, and a WRITE whose payload is over the maximum, since discarding it would let a client keep the
-//! server busy for nothing. Offsets and lengths are bytes.
+//! Refused with an error reply: unknown commands and flags, ranges outside the export, misaligned
+//! or empty ranges, writes to a read-only export, reads over the maximum. Refused by closing the
+//! connection: a wrong magic number, and a WRITE whose payload exceeds the maximum. Discarding that
+//! payload would let a client waste the server's time. Offsets and lengths are in bytes.
 
 use super::handshake::Negotiated;
 use crate::request::{Command, CommandFlags, Request};
 use crate::wire::{ErrorCode, REQUEST_BYTES};
 
-/// Reads a request header.
+/// Decodes a request header.
 ///
 /// # Errors
 /// [`RequestError::BadMagic`]: close the connection.
@@ -18,26 +18,26 @@ pub fn decode_request(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, RequestErr
     Request::decode(bytes).ok_or(RequestError::BadMagic)
 }
 
-/// Why the connection must be closed.
+/// Why the server must close the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The stream is not at a request header.
-    #[error("a request does not start with its magic number; the client is out of step")]
+    /// The received bytes do not start with a request's magic number.
+    #[error("a request does not start with its magic number; the client breaks the protocol")]
     BadMagic,
-    /// The payload of a WRITE is over the export's maximum.
+    /// The payload of a WRITE exceeds the export's maximum.
     #[error("a write of {length} bytes exceeds the announced maximum of {max}")]
     PayloadTooLong {
         /// Announced payload, bytes.
         length: u32,
-        /// The export's maximum, bytes.
+        /// Largest payload of the export, bytes.
         max: u32,
     },
 }
 
-/// How to refuse a request.
+/// How the server refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Discard [`Request::payload_len`] bytes, then answer with this error.
+    /// Discard [`Request::payload_len`] bytes, then reply with this error.
     Reply(ErrorCode),
     /// Close the connection.
     Close(RequestError),
@@ -45,14 +45,14 @@ pub enum Refusal {
 
 /// Checks a request against the export and the negotiation. [`Command::Disconnect`] always passes.
 ///
-/// A request that passes has a range inside the export, aligned and not empty (FLUSH and DISC have none).
-/// It carries only flags that apply to its command. If it moves data, it moves at most `block_size_max`
-/// bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
+/// The range of a valid request is inside the export, aligned and not empty; FLUSH and DISC have no
+/// range. The request has only flags that apply to its command. If it moves data, it moves at most
+/// `block_size_max` bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
 ///
 /// # Errors
-/// How to refuse the request. The error codes follow "Error values" and the behaviour of existing servers:
-/// EPERM before anything else on a read-only export, ENOSPC for writes past the end, EOVERFLOW for an
-/// unfragmented READ that is too long, EINVAL for the rest.
+/// How to refuse the request. The error codes follow "Error values" and existing servers: EPERM
+/// first on a read-only export, ENOSPC for writes past the end, EOVERFLOW for an unfragmented READ
+/// that is too long, EINVAL otherwise.
 #[inline]
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusal> {
     let info = &negotiated.info;
@@ -100,7 +100,8 @@ fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
         Command::Unknown(_) => (false, CommandFlags::NONE),
     };
     if info.can_fua && !info.read_only {
-        // FUA is allowed on any command once announced; existing clients set it on reads too.
+        // FUA is allowed on every command once announced, because existing clients set it on reads
+        // too.
         flags = flags | CommandFlags::FUA;
     }
     command_offered && request.flags.without(flags) == CommandFlags::NONE
@@ -109,8 +110,8 @@ fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
 #[inline]
 fn check_range(request: &Request, negotiated: &Negotiated) -> Result<(), ErrorCode> {
     let info = &negotiated.info;
-    // Negotiation refuses a minimum that is no power of two. If the caller changed it since, nothing counts
-    // as aligned: a mask made of such a minimum would let misaligned requests through.
+    // Negotiation refuses a minimum that is not a power of two. If the caller changed it later, no
+    // request counts as aligned, because a mask from such a minimum accepts misaligned requests.
     let unaligned = match info.block_size_min {
         min if min.is_power_of_two() => u64::from(min) - 1,
         _ => u64::MAX,

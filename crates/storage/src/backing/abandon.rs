@@ -1,10 +1,10 @@
-//! Abandoning a backing: its disk is removed whether the backing answers or not.
+//! Abandoning a backing, when its disk is removed although the backing does not answer.
 //!
-//! From then on no I/O is submitted to it. Requests that can be cancelled end immediately
-//! ([`Driver::revoke`](super::Driver::revoke)); a request in the kernel or in a library cannot be
-//! cancelled. After [`WAIT_NS`] it is *abandoned*: it is reported as failed, and its memory is not
-//! reused until it really ends. Then the backing can be closed. An abandoned write may take effect
-//! at any time until then; no other process can write a file meanwhile, because the lock is held.
+//! No further I/O is submitted to an abandoned backing. Requests that can be cancelled end
+//! immediately ([`Driver::revoke`](super::Driver::revoke)). A request in the kernel or in a library
+//! cannot be cancelled. After [`WAIT_NS`] it is reported as failed, and its memory is not reused
+//! until it ends. Only then the backing can be closed. An abandoned write may still take effect
+//! until it ends. Meanwhile the lock stops other processes from writing a file.
 
 use std::collections::VecDeque;
 
@@ -15,19 +15,19 @@ use super::Backing;
 use super::monitor::{InFlight, Monitor};
 use crate::ring::Ring;
 
-/// Time for requests that can be called back, nanoseconds.
+/// Time that cancelled requests have to end before they are abandoned, nanoseconds.
 const WAIT_NS: u64 = 1_000_000_000;
 
-/// See the module's text.
+/// State of an abandoned backing.
 pub(super) struct Abandonment {
-    /// When requests without an answer are abandoned, unless that has happened.
+    /// Time at which unanswered requests are abandoned; `None` after that.
     gives_up_at: Option<Instant>,
     refused: VecDeque<IoId>,
-    /// Requests that were abandoned and have not ended.
+    /// Abandoned requests that have not ended.
     open: Vec<(IoId, Option<BufferSlice>)>,
-    /// Requests among them that were not reported yet.
+    /// Abandoned requests that were not reported as failed yet.
     untold: VecDeque<IoId>,
-    /// Memory of those that have ended.
+    /// Memory of abandoned requests that have ended.
     returned: VecDeque<BufferSlice>,
 }
 
@@ -40,7 +40,7 @@ impl Abandonment {
         Some((self.refused.pop_front()?, Err(IoError::ShuttingDown)))
     }
 
-    /// A request of the driver has ended. Returns whether it was abandoned before.
+    /// Handles the end of a request. Returns true if the request was abandoned before.
     pub(super) fn ended(&mut self, io: IoId) -> bool {
         let Some(at) = self.open.iter().position(|(id, _)| *id == io) else { return false };
         let (_, slice) = self.open.swap_remove(at);
@@ -52,7 +52,7 @@ impl Abandonment {
         self.gives_up_at
     }
 
-    /// Abandons the requests in flight when the time has come.
+    /// Abandons the requests in flight once the waiting time has passed.
     pub(super) fn handle_timeout(
         &mut self,
         ring: &mut Ring,
@@ -72,16 +72,15 @@ impl Abandonment {
         }
     }
 
-    /// Returns true if everything has ended and was reported.
+    /// Returns true if all abandoned requests have ended and were reported.
     pub(super) fn is_over(&self) -> bool {
         self.open.is_empty() && self.returned.is_empty()
     }
 }
 
 impl Backing {
-    /// Ends all use of the backing except for requests that cannot be cancelled: requests in flight
-    /// fail within about a second, later ones immediately. Call [`close`](Self::close) when nothing
-    /// is in flight.
+    /// Stops all use of the backing. Requests in flight fail within about a second, and later
+    /// requests fail immediately. Call [`close`](Self::close) when nothing is in flight.
     pub fn abandon(&mut self, ring: &mut Ring, now: Instant) {
         if self.abandonment.is_some() {
             return;
@@ -96,18 +95,19 @@ impl Backing {
         }));
     }
 
-    /// Returns true if it was abandoned.
+    /// Returns true if the backing was abandoned.
     pub fn is_abandoned(&self) -> bool {
         self.abandonment.is_some()
     }
 
-    /// A request that was abandoned: it failed, and its memory is used until [`poll_returned`](Self::poll_returned) has it.
+    /// Returns an abandoned request, which the caller reports as failed. The memory of the request
+    /// stays in use until [`poll_returned`](Self::poll_returned) returns it.
     pub fn poll_abandoned(&mut self) -> Option<IoId> {
         self.abandonment.as_mut()?.untold.pop_front()
     }
 
-    /// The memory of an abandoned request that has ended. The caller releases it: the backing has kept one reference. To be asked after
-    /// [`poll_done`](Self::poll_done).
+    /// Returns the memory of an abandoned request that has ended. The caller releases the backing's
+    /// reference to it. Call this after [`poll_done`](Self::poll_done).
     pub fn poll_returned(&mut self) -> Option<BufferSlice> {
         self.abandonment.as_mut()?.returned.pop_front()
     }

@@ -1,9 +1,9 @@
-//! Evidence that a backing is unchanged: a number that stays equal as long as nothing writes to it
-//! (docs/decisions/0033).
+//! Evidence that a backing is unchanged: a number that stays equal as long as no program writes to
+//! the backing (docs/decisions/0033).
 //!
-//! A file has evidence on filesystems where each write, also through a mapping, changes the
-//! timestamps at once by this host's clock. These are not network filesystems and FUSE (other
-//! clocks, cached attributes), tmpfs and ZFS (mappings).
+//! A file has evidence only on filesystems where each write, also through a mapping, immediately
+//! updates timestamps from this host's clock. Excluded are therefore network filesystems and FUSE
+//! (other clocks, cached attributes), and tmpfs and ZFS (mappings).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,15 +14,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::identity;
 
-/// `f_type` of the filesystems whose timestamps count: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs.
+/// `f_type` of filesystems with reliable timestamps: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs.
 const FILESYSTEMS: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e];
 
-/// The kernel's clock for timestamps may stand still for a tick, 1 to 10 ms. Changes after the last timestamp that counts were made
-/// in a later tick.
+/// Minimum age of a timestamp that is evidence. The kernel's clock for timestamps advances in ticks
+/// of 1 to 10 ms, so a younger timestamp could hide a later change.
 const SETTLED_NS: i128 = 100_000_000;
 
-/// Two equal values mean that the backing was not changed in between. It is the hash of a text: it
-/// guards against mistakes, not against forgery.
+/// Hash of a backing's state. Two equal tokens mean that the backing did not change in between. The
+/// hash guards against mistakes, not against forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeToken(pub u128);
 
@@ -33,31 +33,32 @@ impl ChangeToken {
     }
 }
 
-/// Tells whether an open backing has been changed. Not for the shard's thread: a filesystem may take its time.
+/// Detects changes of an open backing. Do not use it on the shard's thread, because the filesystem
+/// may be slow.
 #[derive(Clone, Debug)]
 pub struct ChangeDetector(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
     File(Weak<OwnedFd>),
-    /// The file stays open, and locked.
+    /// A file that stays open and locked.
     KeptOpen(Arc<OwnedFd>),
     Said(ChangeToken),
 }
 
 impl ChangeDetector {
-    /// The witness of a file, if its timestamps are reliable.
+    /// Returns the change detector of a file, if its filesystem has reliable timestamps.
     pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<ChangeDetector> {
         has_timestamps(file).then(|| ChangeDetector(Kind::File(Arc::downgrade(file))))
     }
 
-    /// The witness of a backing that counts its changes itself.
+    /// Returns the change detector of a backing that counts its own changes.
     pub(super) fn said(evidence: ChangeToken) -> ChangeDetector {
         ChangeDetector(Kind::Said(evidence))
     }
 
-    /// Keeps the backing open, with its lock, until this is dropped, so that no other writer
-    /// changes it before its evidence is known.
+    /// Keeps the backing open and locked until the detector is dropped. So no other writer can
+    /// change it before the evidence is read.
     pub fn keep_open(self) -> ChangeDetector {
         match self.0 {
             Kind::File(file) => ChangeDetector(file.upgrade().map_or(Kind::File(file), Kind::KeptOpen)),
@@ -65,7 +66,7 @@ impl ChangeDetector {
         }
     }
 
-    /// The evidence as of now. `None` if there is none, or a change of this moment might not show.
+    /// Returns the present evidence; `None` if there is none, or if the last change is too recent.
     pub fn evidence(&self) -> Option<ChangeToken> {
         match &self.0 {
             Kind::File(file) => settled(&file.upgrade()?),
@@ -74,8 +75,8 @@ impl ChangeDetector {
         }
     }
 
-    /// The same; waits until the latest change is old enough. The backing must not be changed
-    /// meanwhile.
+    /// Returns the present evidence, after waiting until the latest change is old enough. The
+    /// backing must not change meanwhile.
     pub fn evidence_at_end(&self) -> Option<ChangeToken> {
         self.evidence().or_else(|| {
             std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
@@ -84,7 +85,7 @@ impl ChangeDetector {
     }
 }
 
-/// The evidence of a file that was just opened, for comparison with the recorded one.
+/// Returns the evidence of a file that was just opened, for comparison with the recorded evidence.
 pub(super) fn at_opening(file: impl AsFd) -> Option<ChangeToken> {
     let status = rustix::fs::fstat(&file).ok()?;
     if has_timestamps(file) { of_status(&status) } else { None }
@@ -125,7 +126,8 @@ fn of_status(status: &Stat) -> Option<ChangeToken> {
     )))
 }
 
-/// A power cut can lose timestamps of data that it kept: they count until the next boot.
+/// Id of the present boot. Evidence is valid until the next boot, because a power failure can lose
+/// timestamps of data that it kept.
 fn boot_id() -> Option<&'static str> {
     static ID: OnceLock<Option<String>> = OnceLock::new();
     let read = || {

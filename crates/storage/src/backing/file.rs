@@ -1,33 +1,32 @@
 //! A raw file or a block device as backing.
 //!
 //! # Two descriptors, one disk
-//! Most I/O uses an O_DIRECT descriptor. If an I/O is not aligned to the device's logical block,
-//! its partial first and last sectors (4 KiB) use a buffered descriptor; the middle stays direct.
-//! Mixing the two is coherent: the kernel writes dirty pages back and drops them before direct I/O,
-//! and no two I/Os in flight touch the same page of the page cache. The engine ensures that between
-//! requests, and the split at sectors inside one. Otherwise the kernel could not drop the page, and
-//! the next fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that pages
-//! are not read in larger folios. Filesystems with blocks above 4 KiB break these rules and use
+//! Most I/O uses an O_DIRECT descriptor. The partial first and last sectors (4 KiB) of unaligned
+//! I/O use a buffered descriptor. Mixing direct and buffered I/O is coherent under two conditions.
+//! The kernel writes dirty pages and drops them before direct I/O. No two I/Os in flight touch the
+//! same page of the page cache: the engine ensures that between requests, and the split at sectors
+//! within a request. If two I/Os used one page, the kernel could not drop the page, and the next
+//! fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that pages are not
+//! read in larger folios. Filesystems with blocks above 4 KiB break these conditions and use
 //! buffered I/O only.
 //!
 //! # Durability
-//! A durable write carries RWF_DSYNC; a flush is fdatasync, which concerns the file, not the
-//! descriptor.
+//! A durable write uses RWF_DSYNC. A flush uses fdatasync, which covers writes of both descriptors.
 //!
-//! # A lease
-//! A disk that several hosts may write has a [`Gate`] that is open while this host's lease is
-//! valid. It is checked just before each change. A blocked change is retried every [`RETRY_NS`],
-//! and fails after `wait_max`, or when another host owns the disk. Buffered parts of unaligned
-//! writes are then written through at once, because the kernel would write a dirty page back at any
-//! time.
+//! # Lease
+//! A disk that several hosts may write has a [`Gate`], which is open while this host's lease is
+//! valid. The gate is checked just before each change. A blocked change is retried every
+//! [`RETRY_NS`]. A blocked change fails after `wait_max`, or when another host owns the disk.
+//! Buffered parts of unaligned writes are then written through, because the kernel could otherwise
+//! write a dirty page later.
 //!
 //! # Locks
-//! Exclusive for a disk that is written, shared for a read-only one; see [`crate::lock`].
+//! Exclusive for a writable disk, shared for a read-only one; see [`crate::lock`].
 //!
 //! # Files that shrink
-//! A write past the end of a file would enlarge it again, with zeroes in between. So the file's
-//! size is read before the first change of each iteration of the shard's loop, without waiting for
-//! its filesystem, and changes past the end fail.
+//! A write past the end of a file would enlarge it again, with a hole of zeroes. So the file's size
+//! is read before the first change of each iteration of the shard's loop. Changes past the end
+//! fail. Reading the size does not wait for the file's filesystem.
 
 mod end;
 mod probe;
@@ -62,47 +61,47 @@ use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
 
-/// Set in the token index of an I/O that takes several operations; the rest is its slot. Otherwise
-/// the index is the I/O's id.
+/// Flag in the token index of an I/O with several operations; the other bits are its slot. Without
+/// the flag, the index is the I/O's id.
 const SEVERAL: u32 = 1 << 31;
 
-/// Token index of the helper's eventfd: no slot gets as far.
+/// Token index of the helper's eventfd. Slots never reach this number.
 const HELPER: u32 = u32::MAX;
 
-/// Pause before a change that the gate stopped is tried again, nanoseconds.
+/// Pause before a change that the lease gate blocked is retried, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
-/// Number of I/Os of one file that may occupy one of the kernel's worker threads each. A shard has
-/// 1,024 workers: files on a filesystem that hangs leave some to others.
+/// Number of I/Os per file that may each occupy a worker thread of the kernel. A shard has 1,024
+/// workers, so a filesystem that hangs leaves some for other files.
 const WORKERS_MAX: usize = 64;
 
-/// No other program extends a file by this much while hob opens it without its lock, bytes.
+/// Assumed limit of growth by other programs while hob opens a file without its lock, bytes.
 const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
-/// An I/O of several operations.
+/// An I/O that consists of several operations.
 #[derive(Clone, Copy, Debug)]
 struct Several {
     io: Io,
     step: Step,
-    /// Operations in the ring.
+    /// Number of the I/O's operations in the ring.
     in_flight: u32,
     result: Result<(), IoError>,
-    /// The gate stopped an operation of it.
+    /// Whether the lease gate blocked one of the I/O's operations.
     stopped: bool,
-    /// When it fails if the gate stops it.
+    /// Time at which the I/O fails if the lease gate still blocks it.
     deadline: Instant,
 }
 
-/// State of an I/O of several operations.
+/// State of an I/O that consists of several operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Moving the parts of an unaligned transfer.
+    /// Transferring the parts of an unaligned read or write.
     Parts,
-    /// Discarding.
+    /// Zeroing the range by punching a hole.
     Discard,
-    /// Trying to zero by punching a hole.
+    /// Zeroing a range that stays allocated.
     Punch,
     /// Trying to zero a range that stays allocated.
     ZeroRange,
@@ -110,7 +109,7 @@ enum Step {
     Zeroes(u64),
 }
 
-/// Descriptors in the ring.
+/// Descriptors of the file in the ring.
 #[derive(Clone, Copy, Debug)]
 struct Attached {
     direct: Option<Fd>,
@@ -121,10 +120,10 @@ struct Attached {
 struct FileBacking {
     info: BackingInfo,
     direct: Option<Arc<OwnedFd>>,
-    /// None once it is being closed.
+    /// Buffered descriptor of the file; `None` once it is being closed.
     buffered: Option<Arc<OwnedFd>>,
     class: FdClass,
-    /// In a power-cut test, what keeps un-flushed writes.
+    /// In a power-cut test: the object that holds unflushed writes.
     volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
     access: Access,
@@ -133,28 +132,29 @@ struct FileBacking {
     several: Vec<Several>,
     free: Vec<u32>,
     in_flight: usize,
-    /// Open while the disk may be changed, if others may change it too.
+    /// Lease gate, if other hosts may also write the disk.
     gate: Option<Arc<dyn Gate>>,
-    /// Changes that the gate stopped, by slot, and when they are tried again.
+    /// Slots of changes that the lease gate blocked, and the time of their retry.
     stopped: Vec<u32>,
     retry_at: Instant,
-    /// The disk is another host's.
+    /// Whether another host owns the disk.
     is_lost: bool,
     wait_ns: u64,
-    /// I/Os that may occupy a worker, and those that wait until others have ended.
+    /// I/Os that may occupy a kernel worker, and I/Os that wait until others have ended.
     working: BTreeSet<IoId>,
     /// Durable writes in flight.
     durable: BTreeSet<IoId>,
-    /// One of them failed, and that was not reported: other writes may be lost with it.
+    /// Whether a durable write failed and this was not reported yet. Other unflushed writes may be
+    /// lost too.
     has_lost: bool,
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
-    /// Asks and closes the files.
+    /// Thread that queries and closes the file.
     helper: Helper,
-    /// Questions that the helper has.
+    /// Queries that the helper thread has not answered.
     asked: BTreeSet<u64>,
-    /// The helper's eventfd in the ring, and whether it is awaited.
+    /// The helper's eventfd in the ring, and whether a read of it is in flight.
     event: Option<(Fd, bool)>,
     life: Life,
 }
@@ -162,15 +162,15 @@ struct FileBacking {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Open,
-    /// I/O in the kernel is waited for.
+    /// Waiting for I/O in the kernel.
     Ending,
-    /// The helper closes the files.
+    /// The helper thread closes the files.
     Closing,
-    /// When the file was last changed.
+    /// The files are closed; the mark is the time of the last change.
     Closed(Option<ChangeMark>),
 }
 
-/// Reads it past the ring.
+/// Reads the file synchronously, without the ring.
 struct FileReader {
     file: Arc<OwnedFd>,
     volatile: Option<Arc<VolatileFile>>,
@@ -326,7 +326,7 @@ impl FileBacking {
         FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
     }
 
-    /// Has the helper do something, and waits for its end.
+    /// Starts a job on the helper thread, and awaits its end in the ring.
     fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
         self.helper.start(job);
         let event = match self.event {
@@ -338,7 +338,7 @@ impl FileBacking {
         ring.await_event(self.attached().tokens.token(HELPER), event);
     }
 
-    /// The helper has done something.
+    /// Handles the end of a helper job.
     fn helper_ended(&mut self, ring: &mut Ring) {
         let (event, _) = self.event.expect("what completes was awaited");
         self.event = Some((event, false));
@@ -360,7 +360,8 @@ impl FileBacking {
         }
     }
 
-    /// Has the helper close the files when nothing of them is in the kernel: a filesystem that hangs blocks that too.
+    /// Makes the helper thread close the files once the kernel has no I/O of them, because closing
+    /// may block too.
     fn end_if_idle(&mut self, ring: &mut Ring) {
         if self.life != Life::Ending || self.in_flight > 0 {
             return;
@@ -381,8 +382,8 @@ impl FileBacking {
         self.attached.expect("a backing is attached before it is used")
     }
 
-    /// Returns true if all of a transfer is aligned for the direct descriptor. The slice's offset
-    /// in its page equals the sector offset, except in buffers built differently.
+    /// Returns true if a whole transfer is aligned for the direct descriptor. The slice's offset in
+    /// its page equals the sector offset, except in special buffers.
     fn is_direct(&self, offset: u64, slice: BufferSlice) -> bool {
         let mask = u64::from(self.info.block_bytes) - 1;
         (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0
@@ -399,7 +400,7 @@ impl FileBacking {
         ring.write(token, fd, offset, slice, durability);
     }
 
-    /// Cuts a transfer so that what can be direct is; returns the number of operations.
+    /// Splits a transfer so that its aligned part is direct I/O. Returns the number of operations.
     fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
         let Attached { direct, buffered, .. } = self.attached();
         if let Some(direct) = direct.filter(|_| self.is_direct(offset, slice)) {
@@ -441,7 +442,7 @@ impl FileBacking {
         self.run_step(ring, slot);
     }
 
-    /// Starts the operations of a slot's step.
+    /// Starts the operations of the current step of a slot's I/O.
     fn run_step(&mut self, ring: &mut Ring, slot: u32) {
         let Several { io, step, .. } = self.several[slot as usize];
         let index = SEVERAL | slot;
@@ -469,7 +470,7 @@ impl FileBacking {
         self.several[slot as usize].in_flight = count;
     }
 
-    /// The gate stopped an operation of a slot: tries all of it again later, or fails it.
+    /// Handles an operation that the lease gate blocked: retries the whole I/O later, or fails it.
     fn stop(&mut self, now: Instant, slot: u32) {
         let Several { io, deadline, .. } = self.several[slot as usize];
         let error = match self.is_lost {
@@ -486,7 +487,7 @@ impl FileBacking {
         self.finish(io.id, Err(error));
     }
 
-    /// All operations of a slot's step have ended: the next one, or the end.
+    /// Handles the end of all operations of a step: starts the I/O's next step, or ends the I/O.
     fn end_step(&mut self, ring: &mut Ring, now: Instant, slot: u32) {
         let Several { io, step, result, stopped, .. } = self.several[slot as usize];
         if stopped {
@@ -515,7 +516,7 @@ impl FileBacking {
         self.finish(io.id, if granted { Ok(()) } else { result });
     }
 
-    /// Returns true if it may occupy one of the kernel's workers.
+    /// Returns true if an operation may occupy a worker thread of the kernel.
     fn occupies_worker(&self, op: IoOp) -> bool {
         match self.class {
             FdClass::Foreign => true,
@@ -524,7 +525,7 @@ impl FileBacking {
         }
     }
 
-    /// Starts what waited for a worker, as far as there are some.
+    /// Starts waiting I/Os while kernel workers are available.
     fn resume(&mut self, ring: &mut Ring, now: Instant) {
         while self.working.len() < WORKERS_MAX
             && let Some(io) = self.to_work.pop_front()
@@ -546,7 +547,7 @@ impl FileBacking {
         self.done.push_back((io, result));
     }
 
-    /// Hands an I/O to the ring.
+    /// Submits an I/O to the ring.
     fn begin(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         let Attached { direct, buffered, tokens } = self.attached();
         if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
@@ -574,7 +575,7 @@ impl FileBacking {
         }
     }
 
-    /// An operation of an I/O has ended.
+    /// Handles the end of an operation of an I/O.
     fn io_ended(&mut self, ring: &mut Ring, now: Instant, completion: &Completion) {
         let index = completion.token.index();
         let result = io_result(completion.result);
@@ -596,7 +597,7 @@ impl FileBacking {
     }
 }
 
-/// The first step of an I/O of several operations.
+/// Returns the first step of an I/O that consists of several operations.
 fn first_step(op: IoOp) -> Step {
     match op {
         IoOp::Discard => Step::Discard,
@@ -606,7 +607,7 @@ fn first_step(op: IoOp) -> Step {
     }
 }
 
-/// Returns true if zeroing must be faster than writing, or fail.
+/// Returns true if zeroing must be faster than writing data, or fail.
 fn is_fast(op: IoOp) -> bool {
     matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
 }

@@ -1,8 +1,9 @@
-//! Image formats: what decides how the bytes of a file or block device are read.
+//! Image formats: how hob decides how to read a file or block device.
 //!
-//! The operator decides, or the file's extension. The content never decides, because a guest writes it: a guest that
-//! writes an image header to its raw disk could otherwise name host files as its backing files. The content is compared
-//! with the known headers when a disk is added, and only to ask the operator or to warn.
+//! The operator decides, or the file's extension. The content never decides, because the guest
+//! writes it. A guest could write an image header to its raw disk that names host files as backing
+//! files. hob compares the content with known headers when a disk is added, only to ask the
+//! operator or to warn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +14,7 @@ use super::{OpenError, path};
 /// How the bytes of a file or block device are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Byte N of the file is byte N of the disk.
+    /// A raw image: byte N of the file is byte N of the disk.
     #[default]
     Raw,
     /// QEMU's copy-on-write format.
@@ -24,24 +25,24 @@ pub enum Format {
     Vdi,
     /// Hyper-V's newer one.
     Vhdx,
-    /// Virtual PC's and Hyper-V's older one, VHD.
+    /// The image format of Virtual PC and older Hyper-V versions, VHD.
     Vpc,
 }
 
 /// One format.
 struct Row {
     format: Format,
-    /// QEMU's name, which is also hob's.
+    /// Name of the format in QEMU and hob.
     name: &'static str,
     /// For people.
     title: &'static str,
-    /// How file names end, in lower case.
+    /// Extensions of the format's file names, in lower case.
     endings: &'static [&'static str],
-    /// The first bytes of the content: offset, bytes.
+    /// Offset and bytes of the format's headers.
     headers: &'static [(u64, &'static [u8])],
 }
 
-/// Every format. The first row whose ending fits decides.
+/// All image formats. The first row with a matching file extension decides.
 const FORMATS: &[Row] = &[
     Row {
         format: Format::Raw,
@@ -88,7 +89,7 @@ const FORMATS: &[Row] = &[
     },
 ];
 
-/// A VHD of fixed size has it in its last sector only.
+/// Header of VHD images. A VHD of fixed size has it only in its last sector.
 const VPC_COOKIE: &[u8] = b"conectix";
 
 impl Format {
@@ -97,37 +98,39 @@ impl Format {
         FORMATS.iter().map(|row| row.format)
     }
 
-    /// Its name for operators, which is QEMU's too.
+    /// Returns the format's name in commands, which is also QEMU's name.
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
-    /// Its name in sentences.
+    /// Returns the format's name for sentences.
     pub fn title(self) -> &'static str {
         self.row().title
     }
 
-    /// The format of that name.
+    /// Returns the format with this name.
     pub fn from_name(name: &str) -> Option<Format> {
         FORMATS.iter().find(|row| row.name == name).map(|row| row.format)
     }
 
-    /// The format that a file's extension stands for; `None` for extensions that several formats use, such as `.img`.
+    /// Returns the format for a file's extension; `None` for extensions of several formats, such as
+    /// `.img`.
     pub fn of_extension(path: &Path) -> Option<Format> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         let ends = |row: &&Row| row.endings.iter().any(|ending| name.ends_with(ending));
         FORMATS.iter().find(ends).map(|row| row.format)
     }
 
-    /// The format of a file of which only the path is known: by its extension, otherwise raw.
+    /// Returns the format of a path: by its extension, otherwise raw.
     pub fn assumed(path: &Path) -> Format {
         Format::of_extension(path).unwrap_or_default()
     }
 
-    /// The format whose header the content begins with; raw if there is none. Says nothing about how to open the file.
+    /// Returns the format whose header the content starts with; raw if there is none. The result
+    /// must not decide how the file is opened.
     ///
     /// # Errors
-    /// [`OpenError`], for what cannot be a backing at all.
+    /// [`OpenError`] if the path cannot be a backing.
     pub fn resembled(path: &Path) -> Result<Format, OpenError> {
         let system = |source| OpenError::System { path: path.into(), source };
         path::check(path)?;
@@ -157,7 +160,7 @@ impl Format {
     }
 }
 
-/// A file of an image besides the image itself: recorded when the operator adds the image.
+/// Another file that belongs to an image. hob records these files when the operator adds the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFile {
     /// Absolute.
@@ -171,9 +174,9 @@ pub struct ImageFile {
 /// Role of a file in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It has what the layers above it do not have. It is only read.
+    /// A backing file: it has the data that the layers above it do not have, and is only read.
     Backing,
-    /// It has the data of the layer before it, which has metadata only.
+    /// A data file: it has the data of the previous layer, which contains only metadata.
     Data,
 }
 

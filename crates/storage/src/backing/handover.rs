@@ -1,18 +1,18 @@
-//! The backing of a disk that migrates from another host: first that host, then the disk's own
-//! backing, and for a while both.
+//! The backing of a disk that migrates from another host. The backing reads from that host (the
+//! peer), then from the disk's own backing, and for a while from both.
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | of the peer, which owns the disk; they wait for a while if there is none or it fails | refused | of the own backing |
-//! | taken over, with a peer, which had the disk before | of the peer for sectors that it has and that were not written since; otherwise, or if the peer fails, of the own backing | of the own backing | likewise |
-//! | alone | of the own backing | of the own backing | likewise |
+//! | in standby | from the peer, which owns the disk; they wait if there is no peer or it fails | refused | of the own backing |
+//! | taken over, with the former owner as peer | from the peer for sectors that it has and that were not written since; otherwise from the own backing | to the own backing | likewise |
+//! | alone | from the own backing | to the own backing | likewise |
 //!
-//! At the hand-over the current peer is disconnected: its later replies are not the owner's. The
-//! former owner is connected again as another peer, and its flash is as good as the backing for
-//! sectors that were not written since the hand-over: everything that it had changed was written
-//! through and flushed. A write on this host is recorded before it is issued, and its sectors are
-//! not read from a peer again, even if the peer lists them later ([`LeftBehind`]). The engine has
-//! no read and write of one sector in flight at once.
+//! At the hand-over the peer is disconnected, because its later replies are not the owner's. The
+//! former owner is connected again as another peer. The former owner wrote all changes through and
+//! flushed them before the hand-over. So its flash is as current as the backing for sectors that
+//! were not written since. A write on this host is recorded before it is issued. The written
+//! sectors are not read from a peer again, even if the peer lists them later ([`LeftBehind`]). The
+//! engine never has a read and a write of one sector in flight at once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).
@@ -29,13 +29,13 @@ use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, Reader, SizeP
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
-/// A guest that could have its data from the own backing waits no longer for the peer.
+/// Longest wait for a peer if the own backing has the data too.
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// A read in standby waits no longer for the owner, nanoseconds.
+/// Longest wait of a read for the owner in standby, nanoseconds.
 const STANDBY_NS_MAX: u64 = 30_000_000_000;
 
-/// Pause before a read that failed in standby is tried again, nanoseconds.
+/// Pause before a read that failed in standby is retried, nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,24 +48,24 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Read {
     io: Io,
-    /// In standby it fails then.
+    /// Time at which the read fails in standby.
     deadline: Instant,
 }
 
 pub(super) struct Handover {
     own: Box<dyn Driver>,
     peer: Option<Box<dyn Driver>>,
-    /// Those that were left, until they are closed; by the kinds of their tokens.
+    /// Disconnected peers until they are closed, by the kinds of their tokens.
     left: Vec<(u16, Box<dyn Driver>)>,
-    /// Kind of the peer's tokens.
+    /// Token kind of the peer's operations.
     kind: u16,
     tokens: Option<TokenSpace>,
     phase: Phase,
     /// With the peer.
     left_behind: LeftBehind,
-    /// Reads that a peer was asked for.
+    /// Reads that were sent to the peer.
     asked: HashMap<IoId, Read>,
-    /// Reads that wait for a peer.
+    /// Reads that wait for a peer to connect.
     held: VecDeque<Read>,
     retry_at: Option<Instant>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -93,8 +93,8 @@ impl Handover {
         }
     }
 
-    /// Handles completions of the peers, and submits failed reads elsewhere. A disconnected peer
-    /// ends its requests before it is dropped.
+    /// Handles completions of the peers, and submits failed reads to another source. A disconnected
+    /// peer ends its requests before it is dropped.
     fn collect(&mut self, ring: &mut Ring, now: Instant) {
         loop {
             let peers = self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer);
@@ -113,7 +113,7 @@ impl Handover {
         self.left.retain(|(_, peer)| !peer.is_closed());
     }
 
-    /// A peer could not give that.
+    /// Handles a read that the peer failed.
     fn failed(&mut self, ring: &mut Ring, now: Instant, read: Read, error: IoError) {
         match self.phase {
             Phase::Standby if read.deadline <= now => self.done.push_back((read.io.id, Err(error))),
@@ -149,8 +149,8 @@ impl Handover {
         }
     }
 
-    /// Submits requests that wait for a peer to it or to the own backing, or fails them after too
-    /// long.
+    /// Submits reads that wait for a peer: to the peer or to the own backing. Fails those that
+    /// waited too long.
     fn retry(&mut self, ring: &mut Ring, now: Instant) {
         self.retry_at = None;
         for read in std::mem::take(&mut self.held) {

@@ -1,7 +1,7 @@
-//! System calls on a backing's file that may block for as long as its filesystem hangs: a thread makes them, never a shard.
+//! Thread for system calls on a backing's file that block while its filesystem hangs.
 //!
-//! io_uring has no operation that finds holes, and closing a file of FUSE or NFS waits for its server. Each backing has at most one such
-//! thread, which exists only while there is something to do. An eventfd says when something has ended.
+//! io_uring cannot find holes, and closing a file on FUSE or NFS waits for its server. Each backing
+//! has at most one such thread, which exists only while it has jobs. An eventfd signals ended jobs.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,26 +13,26 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::Status;
 use super::identity::ChangeMark;
 
-/// Stack of the thread, bytes.
+/// Stack size of the helper thread, bytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Something that may block.
+/// A job with a system call that may block.
 pub(super) enum Job {
-    /// Answers a question about a range.
+    /// Queries the allocation of a range.
     Status(u64, Box<dyn FnOnce() -> Status + Send>),
-    /// Closes the files, and returns when they were last changed.
+    /// Closes the files, and returns the time of their last change.
     Close(Box<dyn FnOnce() -> Option<ChangeMark> + Send>),
 }
 
 /// A completed job.
 pub(super) enum Ended {
-    /// The answer to a question.
+    /// The reply to an allocation query.
     Status(u64, Status),
     /// The files are closed.
     Closed(Option<ChangeMark>),
 }
 
-/// The thread of one backing.
+/// Handle to the helper thread of one backing.
 #[derive(Debug)]
 pub(super) struct Helper {
     shared: Arc<Shared>,
@@ -58,21 +58,21 @@ impl std::fmt::Debug for State {
 }
 
 impl Helper {
-    /// A helper with nothing to do.
+    /// Creates a helper without jobs.
     ///
     /// # Errors
-    /// The system's, when it has no descriptor for the eventfd.
+    /// The system's error if it has no descriptor for the eventfd.
     pub(super) fn new() -> std::io::Result<Helper> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Helper { shared: Arc::new(Shared { event, state: Mutex::default() }) })
     }
 
-    /// Counts what has ended. Reads of it wait.
+    /// Returns the eventfd that counts ended jobs.
     pub(super) fn event(&self) -> Arc<OwnedFd> {
         self.shared.event.clone()
     }
 
-    /// Does a job after those before it.
+    /// Queues a job for the helper thread.
     pub(super) fn start(&self, job: Job) {
         let mut state = self.shared.state();
         state.jobs.push_back(job);
@@ -83,12 +83,12 @@ impl Helper {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("hob-file".to_owned()).stack_size(STACK_BYTES);
         if let Err(error) = thread.spawn(move || shared.run()) {
-            tracing::warn!("no thread for a file's holes: {error}");
+            tracing::warn!("cannot start the thread that queries a file's holes: {error}");
             self.shared.give_up();
         }
     }
 
-    /// The next job that has ended.
+    /// Returns the next job that has ended.
     pub(super) fn poll(&self) -> Option<Ended> {
         self.shared.state().ended.pop_front()
     }
@@ -116,7 +116,8 @@ impl Shared {
         }
     }
 
-    /// Ends all jobs without a thread. Questions fail. Files are closed here, which may block: there is no other way left.
+    /// Ends all jobs if the thread cannot be started. Queries fail. The files are closed on the
+    /// calling thread, which may block.
     fn give_up(&self) {
         let mut state = self.state();
         state.is_running = false;

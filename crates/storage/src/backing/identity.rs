@@ -1,12 +1,11 @@
 //! The identity of a backing, to which a persistent cache is bound.
 //!
-//! A text that names what a backing consists of, and 32 bytes that are computed from exactly that
-//! text (docs/FORMAT.md has the function; journals store the result). Equal texts mean the same
-//! backing, as far as the system can tell. It guards against mistakes, not against forgery: the
-//! hash is well distributed, but not cryptographic.
+//! The identity is a text that names the backing's parts, and a hash of 32 bytes of that text.
+//! docs/FORMAT.md defines the hash function; journals store the hash. Equal texts mean the same
+//! backing, as far as the system can tell. The hash guards against mistakes, not against forgery.
 //!
-//! Values that change at every boot, such as the device number of a filesystem, are part of it only
-//! if there is nothing better.
+//! Values that change at every boot, such as a filesystem's device number, are included only if
+//! there is nothing better.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +15,8 @@ use std::time::SystemTime;
 /// Directory in which the kernel describes its block devices.
 pub(super) const SYS_BLOCK: &str = "/sys/dev/block";
 
-/// Files that name a block device for good, and how the name is introduced; the first that is there and not empty counts.
+/// Kernel files that permanently identify a block device, and the prefix of each name. The first
+/// non-empty file counts.
 const NAMES: &[(&str, &str)] = &[
     ("dm/uuid", "device-mapper"),
     ("md/uuid", "array"),
@@ -28,7 +28,7 @@ const NAMES: &[(&str, &str)] = &[
     ("loop/backing_file", "loop of"),
 ];
 
-/// When something that can change behind hob's back was last changed, as far as the system knows.
+/// Time of a backing's last change by any program, as far as the system knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeMark {
     /// Bytes.
@@ -45,7 +45,7 @@ impl ChangeMark {
     }
 }
 
-/// The 32 bytes of a sentence.
+/// Returns the 32-byte hash of an identity text.
 pub(super) fn hash(sentence: &str) -> [u8; 32] {
     let mut hash = [0; 32];
     let (lanes, _) = hash.as_chunks_mut::<8>();
@@ -68,7 +68,8 @@ fn mix(word: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// A file, as something of `size_bytes`; for an image those are the disk's, since the file grows by itself.
+/// Returns the identity text of a file. For an image file, `size_bytes` is the disk's size, because
+/// the file itself grows.
 pub(super) fn of_file(kind: &str, metadata: &Metadata, size_bytes: u64) -> String {
     let born = metadata.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
     let whose = match born {
@@ -78,14 +79,15 @@ pub(super) fn of_file(kind: &str, metadata: &Metadata, size_bytes: u64) -> Strin
     format!("{kind} with inode {} {whose}, {size_bytes} bytes", metadata.ino())
 }
 
-/// A block device, by what `sys` says of its number.
+/// Returns the identity text of a block device from the kernel's description in `sys`.
 pub(super) fn of_block_device(sys: &Path, number: u64, size_bytes: u64) -> String {
     let number = device_number(number);
     let name = name_in(&sys.join(&number)).unwrap_or(format!("number {number}"));
     format!("block device {name}, {size_bytes} bytes")
 }
 
-/// The sentence of a backing of another size. `None` if it does not end with the one it has.
+/// Returns the identity text for another disk size; `None` if the text does not end with the
+/// present size.
 pub(super) fn resized(sentence: &str, size_bytes: u64, other_bytes: u64) -> Option<String> {
     let whose = sentence.strip_suffix(&format!(", {size_bytes} bytes"))?;
     Some(format!("{whose}, {other_bytes} bytes"))

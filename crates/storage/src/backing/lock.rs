@@ -1,4 +1,4 @@
-//! Locks against other writers, usable outside the thread that serves the locked object.
+//! Locks against other writers, usable on any thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,8 +10,8 @@ use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
 
-/// The lock of an open backing that has one. It ends with the backing, even if this value still
-/// exists.
+/// The lock of an open backing. The lock is released when the backing is closed, even if this value
+/// still exists.
 #[derive(Clone, Debug)]
 pub struct Lock(Locked);
 
@@ -41,12 +41,12 @@ impl Lock {
         Lock(Locked::Image(image))
     }
 
-    /// Takes the lock, waiting briefly for a process that is just releasing it. Not for the shard's
-    /// thread.
+    /// Takes the lock. Waits briefly, in case another process is releasing it. Do not call it on
+    /// the shard's thread.
     ///
     /// # Errors
-    /// `WOULDBLOCK` if another process has it; other system errors. `BADF` if the backing was
-    /// closed.
+    /// `WOULDBLOCK` if another process has the lock; `BADF` if the backing was closed; other system
+    /// errors.
     pub fn take(&self) -> io::Result<()> {
         match &self.0 {
             Locked::File { file, access } => {
@@ -59,10 +59,10 @@ impl Lock {
         }
     }
 
-    /// Lets it go. Another host may write the backing from then on.
+    /// Releases the lock. Another host may write the backing afterwards.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's error.
     pub fn release(&self) -> io::Result<()> {
         match &self.0 {
             Locked::File { file, .. } => {

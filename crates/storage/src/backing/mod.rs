@@ -1,23 +1,25 @@
 //! Backings: the storage of disks' data.
 //!
-//! # What a backing is
-//! Something of a fixed size that can be read, written and flushed. Each kind is one file of this
-//! directory and one row of [`BACKINGS`]; the rest of hob knows only [`Backing`].
+//! # Purpose
+//! A backing has a fixed size and can be read, written and flushed. Each kind of backing is one
+//! file of this directory and one row of [`BACKINGS`]. The rest of hob uses only [`Backing`].
 //!
 //! # Call order
-//! [`Backing::open`] on any thread (it may take seconds), then on the shard's thread
-//! [`Backing::attach`], and from then on `submit`, `handle_completion` for every completion of the
-//! backing's tokens and `handle_timeout` when `poll_timeout` has passed. After each of them take what
-//! `poll_done` and `poll_status` have. In the end [`Backing::close`], until [`Backing::is_closed`].
+//! Call [`Backing::open`] on any thread; it may take seconds. Call [`Backing::attach`] next, on the
+//! shard's thread. From then on call `submit`, `handle_completion` for every completion with the
+//! backing's tokens, and `handle_timeout` when `poll_timeout` has passed. After each of these
+//! calls, take the results of `poll_done` and `poll_status`. At the end call [`Backing::close`] and
+//! wait for [`Backing::is_closed`].
 //!
-//! # What it refuses
-//! I/O is checked against the disk by the engine, not again here. Every I/O ends exactly once, with
-//! success or an [`IoError`]; nothing is retried except what a lost NBD connection left unanswered.
+//! # Errors
+//! The engine has checked that I/O is inside the disk. Every I/O ends exactly once, with success or
+//! an [`IoError`]. Only requests that a lost NBD connection left unanswered are retried.
 //!
 //! # Failed flushes
-//! A flush that fails tells that any subset of the writes since the last successful flush may be lost. It may be told once
-//! only: a later flush that succeeds says nothing about those writes. A backing that lost them in another way, because
-//! its server restarted, says so with [`Backing::take_loss`]. docs/decisions/0032 has the rules for what follows.
+//! After a failed flush, any of the writes since the last successful flush may be lost. The failure
+//! may be reported only once: a later successful flush says nothing about those writes.
+//! [`Backing::take_loss`] reports other losses, for example after a restart of the server.
+//! docs/decisions/0032 has the rules.
 
 mod abandon;
 mod evidence;
@@ -64,11 +66,11 @@ pub use parent::{Parent, ParentRead};
 pub use qemu_nbd::confine;
 pub use size_probe::SizeProbe;
 
-/// One kind of backing.
+/// A kind of backing.
 pub struct BackingKind {
-    /// Its name, in messages and documentation.
+    /// Name of the kind in messages and documentation.
     pub name: &'static str,
-    /// How its specifications look, for people.
+    /// Syntax of the kind's specifications, for users.
     pub syntax: &'static str,
     recognise: fn(&str, Format) -> bool,
     open: OpenFn,
@@ -76,7 +78,8 @@ pub struct BackingKind {
 
 type OpenFn = fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>;
 
-/// Every kind. The first row that recognises a specification opens it. What is not a URI is a path, and the format says how that is read.
+/// All kinds of backings. The first row that recognises a specification opens it. A specification
+/// that is not a URI is a path, and the image format says how to read it.
 pub const BACKINGS: &[BackingKind] = &[
     BackingKind {
         name: "nbd",
@@ -111,22 +114,22 @@ pub const BACKINGS: &[BackingKind] = &[
     },
 ];
 
-/// A `wait_max` without an end: a hundred years, which every clock here can add to its own time.
+/// The `wait_max` that means forever: a hundred years, which can be added to every clock's time.
 pub const WAIT_FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// A change of how long requests wait for a backing.
+/// A change of the time that requests wait for a backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMax {
     /// That long.
     Set(Duration),
-    /// As before, but no longer than that.
+    /// Keep the present limit, but at most this time.
     AtMost(Duration),
-    /// As before, but requests that wait at this moment fail.
+    /// Keep the present limit, but fail the requests that wait now.
     Expired,
 }
 
 impl WaitMax {
-    /// The limit from now on.
+    /// Returns the new limit after this change.
     fn after(self, before: Duration) -> Duration {
         match self {
             WaitMax::Set(limit) => limit,
@@ -136,29 +139,33 @@ impl WaitMax {
     }
 }
 
-/// How to open a backing and how patient to be with it.
+/// Options for opening a backing, with limits on waiting.
 #[derive(Clone, Debug)]
 pub struct BackingOptions {
-    /// How the file or block device at a path is read; [`Format::assumed`] if absent. Nothing else has one.
+    /// Image format of the file or block device at a path; [`Format::assumed`] if absent. Other
+    /// backings have no format.
     pub format: Option<Format>,
-    /// The other files of an image, as they were recorded: no others are opened. The data file of a layer follows that layer.
+    /// The recorded files that belong to an image; hob opens no others. A data file follows the
+    /// layer that it belongs to.
     pub files: Vec<ImageFile>,
-    /// Bypass the host's page cache where the filesystem allows it.
+    /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
     pub direct: bool,
-    /// Lock it against others who would write it; [`Backing::lock`] does so later otherwise.
+    /// Whether to lock the backing against other writers at opening. [`Backing::lock`] can lock the
+    /// backing later.
     pub locked: bool,
-    /// A request to a backing that is gone fails after waiting this long.
+    /// Time after which a request to a disconnected backing fails.
     pub wait_max: Duration,
-    /// Connecting and negotiating take at most this long.
+    /// Longest time to connect to the backing and negotiate.
     pub connect_max: Duration,
-    /// First pause before connecting again.
+    /// First pause before reconnecting to the backing.
     pub reconnect_min: Duration,
-    /// Longest pause before connecting again.
+    /// Longest pause before reconnecting to the backing.
     pub reconnect_max: Duration,
-    /// A reconnected server has lost nothing that it acknowledged, because the code that connects
-    /// ensures that it is the same server and has run ever since.
+    /// Whether a reconnected server has kept all acknowledged writes. The code that connects
+    /// ensures that the server process is the same.
     pub keeps_writes: bool,
-    /// The driver reports the state of its connection here. Each opened backing has its own.
+    /// Object to which the driver reports its connection's state. Each opened backing has its own
+    /// monitor.
     pub monitor: Arc<Monitor>,
 }
 
@@ -182,12 +189,12 @@ impl Default for BackingOptions {
 /// Why a backing could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The specification is no good; nothing was tried.
+    /// The specification is invalid, and nothing was opened.
     #[error("{spec}: {reason}")]
     Spec {
         /// The given specification.
         spec: String,
-        /// The error, and what to write instead.
+        /// The error in the specification, and the form to use instead.
         reason: String,
     },
     /// The system refuses.
@@ -198,7 +205,7 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
-    /// Somebody else has it open.
+    /// Another process has the backing open.
     #[error(
         "{path} is in use: another process holds its lock. One disk has one writer; stop the other one first",
         path = path.display()
@@ -207,7 +214,7 @@ pub enum OpenError {
         /// The locked object.
         path: PathBuf,
     },
-    /// QEMU has it open.
+    /// QEMU or one of its tools has the backing open.
     #[error(
         "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). One disk has one writer; stop the other one first",
         path = path.display()
@@ -215,7 +222,7 @@ pub enum OpenError {
     InUseByQemu {
         /// The locked object.
         path: PathBuf,
-        /// The permission that QEMU does not share.
+        /// The image permission that QEMU does not share.
         permission: &'static str,
     },
     /// Its filesystem hangs.
@@ -223,18 +230,18 @@ pub enum OpenError {
     Unresponsive {
         /// The requested path.
         path: PathBuf,
-        /// How long was waited.
+        /// Seconds that hob waited for the filesystem.
         seconds: u64,
     },
-    /// It is there, but it cannot be a disk.
+    /// The backing exists, but it cannot be a disk.
     #[error("{what}: {reason}")]
     Unfit {
         /// The opened object.
         what: String,
-        /// Why it is no disk, and what to do.
+        /// Why the backing cannot be a disk, and what to do.
         reason: String,
     },
-    /// The other side does not answer, or not as it should.
+    /// The server does not answer, or its answer is invalid.
     #[error("cannot connect to {peer}: {reason}")]
     Connect {
         /// The peer.
@@ -242,16 +249,16 @@ pub enum OpenError {
         /// Why not.
         reason: String,
     },
-    /// A program is missing.
+    /// A program that reads the image format is not installed.
     #[error(
         "{format} images are read through {program}, which is not installed (Debian: apt install {package})"
     )]
     MissingProgram {
-        /// The format of the file.
+        /// Image format of the file.
         format: &'static str,
-        /// The program that is needed.
+        /// Name of the missing program.
         program: &'static str,
-        /// The package that has it.
+        /// Debian package that contains the program.
         package: &'static str,
     },
 }
@@ -259,41 +266,42 @@ pub enum OpenError {
 /// Properties of a backing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingInfo {
-    /// Bytes; a multiple of 512.
+    /// Size of the backing, bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// I/O whose offset and length are multiples of this takes no detour; a power of two up to 4096, bytes.
+    /// Alignment at which I/O to the backing is fastest; a power of two up to 4096, bytes.
     pub block_bytes: u32,
-    /// I/O whose offset or length is no multiple of this is refused as `Invalid`; front ends should announce it.
-    /// A power of two up to 4096, bytes.
+    /// Required alignment of I/O: other I/O fails as `Invalid`, so front ends should announce it. A
+    /// power of two up to 4096, bytes.
     pub block_bytes_min: u32,
-    /// `Flush` makes writes durable; where it does not, it succeeds and does nothing.
+    /// Whether `Flush` makes writes durable. If not, `Flush` succeeds without effect.
     pub can_flush: bool,
     /// `Discard` frees something.
     pub can_discard: bool,
-    /// Zeroes are written faster than data.
+    /// Whether zeroes are written faster than data.
     pub can_fast_zero: bool,
     /// Writes fail.
     pub read_only: bool,
-    /// For people: kind, place, how it is accessed.
+    /// Description for users: kind, location, access method.
     pub description: String,
-    /// Differs when it is another backing: a persistent cache is bound to it.
+    /// Identity of the backing, to which a persistent cache is bound.
     pub identity: [u8; 32],
-    /// For people: what `identity` was made of.
+    /// The text whose hash is `identity`, for users.
     pub identity_text: String,
-    /// Time of its last change when it was opened; `None` if unknown.
+    /// Time of the backing's last change when it was opened; `None` if unknown.
     pub changed: Option<ChangeMark>,
-    /// Equal to the earlier evidence of its [`ChangeDetector`] if it was not changed since. `None` without
-    /// evidence.
+    /// Evidence of the backing's state when it was opened. The evidence equals earlier evidence of
+    /// its [`ChangeDetector`] if the backing did not change. `None` without evidence.
     pub evidence: Option<ChangeToken>,
 }
 
 impl BackingInfo {
-    /// Its identity when it had that size; `None` if its identity does not include the size.
+    /// Returns the identity that the backing had with another size; `None` if its identity does not
+    /// include the size.
     pub fn identity_at(&self, size_bytes: u64) -> Option<[u8; 32]> {
         identity::resized(&self.identity_text, self.size_bytes, size_bytes).map(|text| identity::hash(&text))
     }
 
-    /// Its new size is `size_bytes`.
+    /// Sets the backing's new size, and adapts its identity.
     pub fn grow(&mut self, size_bytes: u64) {
         if let Some(text) = identity::resized(&self.identity_text, self.size_bytes, size_bytes) {
             (self.identity, self.identity_text) = (identity::hash(&text), text);
@@ -302,22 +310,22 @@ impl BackingInfo {
     }
 }
 
-/// State of a range of a backing.
+/// A range of a backing with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
     /// Bytes.
     pub len: u64,
-    /// Nothing is allocated for it.
+    /// Whether the range is not allocated.
     pub hole: bool,
-    /// It reads as zeroes.
+    /// Whether the range reads as zeroes.
     pub zero: bool,
 }
 
-/// The answer to [`Backing::submit_status`]: extents from the asked offset on, without gaps; the
-/// last may end before the asked length, never past it.
+/// The reply to [`Backing::submit_status`]: extents from the requested offset on, without gaps. The
+/// last extent may end early, but not after the requested range.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
-/// Implemented by each kind of backing. The docs of [`Backing`]'s methods are its contract.
+/// The interface of a kind of backing. The methods of [`Backing`] with the same names document it.
 pub trait Driver: Send {
     /// See [`Backing::info`].
     fn info(&self) -> &BackingInfo;
@@ -391,7 +399,8 @@ pub trait Driver: Send {
     fn constant(&self) -> Option<&str> {
         None
     }
-    /// So much of its beginning it has in common with its parent, as far as is known now, bytes. It becomes no more.
+    /// Returns how many bytes at the disk's start can still equal its parent's data. The number
+    /// never increases.
     fn common_bytes(&self) -> u64 {
         0
     }
@@ -423,12 +432,12 @@ pub trait Driver: Send {
     }
 }
 
-/// Reads a backing besides the ring that serves it, and waits for it.
+/// Reads a backing synchronously, in addition to the ring that serves it.
 pub trait Reader: Send {
-    /// Like [`Backing::read_before_attach`].
+    /// Reads like [`Backing::read_before_attach`].
     ///
     /// # Errors
-    /// Those of an I/O.
+    /// An [`IoError`] of the backing.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 
@@ -448,7 +457,8 @@ impl std::fmt::Debug for Backing {
 }
 
 impl Backing {
-    /// Opens what `spec` names; see [`BACKINGS`]. Takes its time; not for the shard's thread.
+    /// Opens the backing that `spec` names; see [`BACKINGS`]. May take seconds, so do not call it
+    /// on the shard's thread.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -459,7 +469,7 @@ impl Backing {
         Ok(Backing::monitored(driver, options.monitor))
     }
 
-    /// Opens a raw file, whatever its name.
+    /// Opens a file as a raw image, regardless of its name.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -467,17 +477,17 @@ impl Backing {
         Ok(Backing::of(file::open(path, access, options)?))
     }
 
-    /// The kind of backing for a specification and a format.
+    /// Returns the kind of backing for a specification and an image format.
     pub fn kind(spec: &str, format: Format) -> &'static BackingKind {
         BACKINGS.iter().find(|kind| (kind.recognise)(spec, format)).expect("the last kind takes all")
     }
 
-    /// Returns true if it is a path, which has a format.
+    /// Returns true if a specification is a path, so that it has an image format.
     pub fn is_path(spec: &str) -> bool {
         Backing::kind(spec, Format::Raw).name == "file"
     }
 
-    /// A backing of a kind that is not in the table.
+    /// Creates a backing from a driver that is not in the table of kinds.
     pub fn of(driver: Box<dyn Driver>) -> Backing {
         Backing::monitored(driver, Arc::default())
     }
@@ -486,14 +496,14 @@ impl Backing {
         Backing { driver, tokens: None, monitor, in_flight: InFlight::default(), abandonment: None }
     }
 
-    /// Lets every I/O of this backing take as long as `model` says, or longer when the backing itself does.
+    /// Adds modelled latency: every I/O takes at least as long as `model` says.
     pub fn modelled(self, model: Box<dyn ServiceTime + Send>) -> Backing {
         assert!(self.tokens.is_none(), "a backing is modelled before it is attached");
         Backing::monitored(Box::new(modelled::Modelled::new(self.driver, model)), self.monitor)
     }
 
-    /// The backing of a disk that migrates from another host, in standby: `own` is the disk's
-    /// backing, opened without its lock. See the module `handover`.
+    /// Creates the backing of a disk in standby, which migrates from another host. `own` is the
+    /// disk's backing, opened without its lock. The module `handover` describes it.
     pub fn handover(own: Backing) -> Backing {
         assert!(own.tokens.is_none(), "it is not attached yet");
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
@@ -504,17 +514,17 @@ impl Backing {
         self.driver.info()
     }
 
-    /// Tells any thread whether the backing is connected and answers.
+    /// Returns the monitor of the connection, which any thread can read.
     pub fn monitor(&self) -> Arc<Monitor> {
         self.monitor.clone()
     }
 
-    /// Reads synchronously: compares the backing with a cache before the cache is used. Not for the
-    /// shard's thread.
+    /// Reads synchronously, to compare the backing with a cache before the cache is used. Do not
+    /// call it on the shard's thread.
     ///
     /// # Errors
-    /// Those of an I/O; `Invalid` if the range is not inside the disk or not aligned to its
-    /// `block_bytes_min`, `Unsupported` if it is impossible.
+    /// An [`IoError`] of the backing; `Invalid` if the range is outside the disk or not aligned to
+    /// `block_bytes_min`; `Unsupported` if the backing cannot be read like this.
     pub fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         assert!(self.tokens.is_none(), "an attached backing is read through its ring");
         let info = self.info();
@@ -526,57 +536,59 @@ impl Backing {
         self.driver.read_before_attach(offset, bytes)
     }
 
-    /// Something to read it with while it is attached, where there is such: what a cache remembers is compared while the disk is
-    /// served. None for what has one connection only.
+    /// Returns a reader for the attached backing, if it supports one. The reader is used to compare
+    /// cached data with the backing while the disk is served. Backings with only one connection
+    /// have none.
     pub fn reader(&self) -> Option<Box<dyn Reader>> {
         self.driver.reader()
     }
 
-    /// Time of the last change by any writer; `None` if unknown. Take it after the last I/O, and
-    /// compare it with [`BackingInfo::changed`] at the next opening.
+    /// Returns the time of the last change by any writer; `None` if unknown. Call it after the last
+    /// I/O. Compare the result with [`BackingInfo::changed`] at the next opening.
     pub fn change_mark(&self) -> Option<ChangeMark> {
         self.driver.change_mark()
     }
 
-    /// The detector of later changes, if there is one.
+    /// Returns the backing's change detector, if it has one.
     pub fn witness(&self) -> Option<ChangeDetector> {
         self.driver.witness()
     }
 
-    /// Its lock, where it has one.
+    /// Returns the backing's lock, if it has one.
     pub fn lock(&self) -> Option<Lock> {
         self.driver.lock()
     }
 
-    /// The probe of its current size, if the size can be read while it is served.
+    /// Returns the probe of the backing's size, if the size can be read while the disk is served.
     pub fn size_probe(&self) -> Option<SizeProbe> {
         self.driver.size_probe()
     }
 
-    /// The disk is so large from now on, no less than before, as its [gauge](Self::size_probe) said that the backing is.
+    /// Grows the disk to `size_bytes`, which the [size probe](Self::size_probe) has reported.
     pub fn grow(&mut self, size_bytes: u64) {
         assert!(size_bytes >= self.info().size_bytes, "disks do not shrink");
         self.driver.grow(size_bytes);
     }
 
-    /// For a [handover](Self::handover): the peer has these sectors, `first..end`, in flash.
+    /// For a [handover](Self::handover): records that the peer has the sectors `first..end` in
+    /// flash.
     pub fn peer_has(&mut self, first: u64, end: u64) {
         self.driver.peer_has(first, end);
     }
 
-    /// For a handover that is attached: reads the disk at another host, which owns it or owned it
-    /// until the hand-over; until [`leave_peer`](Self::leave_peer).
+    /// For an attached handover: connects another host, which owns or owned the disk, as the source
+    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);
     }
 
-    /// For a handover: this host owns the disk now. The peer is disconnected; another may be set.
+    /// For a handover: makes this host the owner. The peer is disconnected; another may be set.
     pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.take_over(ring, now);
     }
 
-    /// For a handover: disconnects the peer.
+    /// For a handover: disconnects the peer host.
     pub fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.leave_peer(ring, now);
     }
@@ -586,14 +598,15 @@ impl Backing {
         self.driver.has_peer()
     }
 
-    /// Returns true if another host has taken it over for good, so that flash's data of it is
-    /// invalid.
+    /// Returns true if another host has taken the disk over for good. This host's cached data of
+    /// the disk is then invalid.
     pub fn is_lost(&self) -> bool {
         self.driver.is_lost()
     }
 
-    /// Brings the backing to its shard. Its completions will carry tokens of kind
-    /// [`Token::BACKING`], or [`Token::PEER`], and this `owner`, which the caller chooses, one per backing of the ring.
+    /// Attaches the backing to the ring of its shard. The tokens of its completions have kind
+    /// [`Token::BACKING`] or [`Token::PEER`], and this `owner`. The caller chooses a different
+    /// owner for each backing of the ring.
     pub fn attach(&mut self, ring: &mut Ring, now: Instant, owner: u16) {
         assert!(self.tokens.is_none(), "a backing is attached once");
         let tokens = TokenSpace::new(Token::BACKING, owner);
@@ -602,7 +615,7 @@ impl Backing {
         self.driver.attach(ring, now, tokens);
     }
 
-    /// Starts an I/O whose target is this backing.
+    /// Submits an I/O to this backing.
     pub fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         if let Some(abandonment) = &mut self.abandonment {
             return abandonment.refuse(io.id);
@@ -611,7 +624,7 @@ impl Backing {
         self.driver.submit(ring, now, io);
     }
 
-    /// Takes a completion whose token is the backing's.
+    /// Handles a completion with one of the backing's tokens.
     pub fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         debug_assert!(self.tokens.is_some_and(|tokens| {
             tokens.contains(completion.token)
@@ -634,8 +647,10 @@ impl Backing {
         }
     }
 
-    /// May acknowledged writes that no successful flush covers have been lost since this was asked last, because a server
-    /// restarted? To be asked before [`poll_done`](Self::poll_done): what ends from then on may have been sent before the loss.
+    /// Returns true if a restarted server may have lost acknowledged writes that no successful
+    /// flush covers. Each loss of writes is reported once. Call it before
+    /// [`poll_done`](Self::poll_done), because later completions may have been sent before the
+    /// loss.
     pub fn take_loss(&mut self) -> bool {
         self.driver.take_loss()
     }
@@ -646,7 +661,7 @@ impl Backing {
         self.driver.poll_timeout().into_iter().chain(gives_up).min()
     }
 
-    /// The time of `poll_timeout` has come.
+    /// Handles the timeout that `poll_timeout` returned.
     pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
         if let Some(abandonment) = &mut self.abandonment {
             abandonment.handle_timeout(ring, now, &mut self.in_flight, &self.monitor);
@@ -654,31 +669,34 @@ impl Backing {
         self.driver.handle_timeout(ring, now);
     }
 
-    /// Lets changes of an attached backing begin only while `gate` is open, as far as the backing can ask it just before it makes them. Others
-    /// wait, and fail in time. A backing that fences its writers has no need of it.
+    /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
+    /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
+    /// gate.
     pub fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
         self.driver.set_gate(ring, gate);
     }
 
-    /// Somebody else may be about to write the disk. Changes that have no answer do not get to the backing any more, as far as they can be called
-    /// back: they are kept, until [`resume`](Self::resume). Submit no others meanwhile. Where something else fences the backing, and where nothing
-    /// can be called back, this does nothing.
+    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
+    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
+    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
     pub fn suspend(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.suspend(ring, now);
     }
 
-    /// No other host has written the disk: kept requests are sent.
+    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
+    /// requests are sent.
     pub fn resume(&mut self) {
         self.driver.resume();
     }
 
-    /// Like [`suspend`](Self::suspend), but final: kept requests fail.
+    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
+    /// fail.
     pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.revoke(ring, now);
     }
 
-    /// Changes how long requests wait for the backing while it is away, also for those that wait already. Kinds that do not
-    /// connect again by themselves ignore it.
+    /// Changes how long requests wait for a disconnected backing, including requests that already
+    /// wait. Backings that do not reconnect by themselves ignore it.
     pub fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
         self.driver.set_wait_max(now, wait_max);
     }
@@ -688,24 +706,24 @@ impl Backing {
         self.driver.submit_status(ring, now, id, offset, len);
     }
 
-    /// The answer to a `submit_status`.
+    /// Returns the reply to a `submit_status`.
     pub fn poll_status(&mut self) -> Option<(u64, Status)> {
         self.driver.poll_status()
     }
 
-    /// Ends the backing: I/O that is waiting fails with `ShuttingDown`, I/O in the kernel is
-    /// waited for. Submit nothing afterwards. Flush before, where that matters.
+    /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
+    /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
     pub fn close(&mut self, ring: &mut Ring) {
         self.driver.close(ring);
     }
 
-    /// Nothing of it is in the ring any more; it may be dropped.
+    /// Returns true if the ring has no operation of the backing, so that it can be dropped.
     pub fn is_closed(&self) -> bool {
         self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
     }
 }
 
-/// Converts a result of the ring for the engine.
+/// Converts a result of the ring into a result for the engine.
 fn io_result(result: i32) -> Result<(), IoError> {
     match -result {
         ..=0 => Ok(()),

@@ -1,7 +1,7 @@
-//! A backing with the timing of a model: a slow disk for demonstrations and experiments.
+//! A backing with modelled latency: a slow disk for demonstrations and experiments.
 //!
-//! The data is real; only the time of each completion is the model's. An I/O completes when both
-//! the backing below and the model have completed it.
+//! The data is real; only the completion times are the model's. An I/O completes when both the real
+//! backing and the model have completed it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -26,9 +26,9 @@ pub enum ModelledOp {
     Other,
 }
 
-/// How long a device takes.
+/// A model of a device's latency.
 pub trait ServiceTime {
-    /// An I/O arrives at `now_ns`; returns the time of its end on the same clock. Calls are in
+    /// Submits an I/O at `now_ns` and returns the time of its end on the same clock. Calls are in
     /// order of time.
     fn submit(&mut self, now_ns: u64, op: ModelledOp, offset: u64, len: u64) -> u64;
 }
@@ -37,11 +37,12 @@ pub(super) struct Modelled {
     inner: Box<dyn Driver>,
     model: Box<dyn ServiceTime + Send>,
     info: BackingInfo,
-    /// When the model lets an I/O end.
+    /// Time at which the model completes each I/O.
     due: HashMap<IoId, Instant>,
-    /// Done below, waiting for its time; the number keeps the order of equal times.
+    /// I/Os that the real backing completed and the model did not. The number orders I/Os with
+    /// equal times.
     waiting: BinaryHeap<Reverse<(Instant, u64, IoId)>>,
-    /// Errors of failed I/Os among them.
+    /// Errors of failed I/Os that still wait for the model.
     errors: HashMap<IoId, IoError>,
     sequence: u64,
     now: Instant,

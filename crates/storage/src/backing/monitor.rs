@@ -1,9 +1,8 @@
-//! The state of a backing for threads other than the shard's: whether it is connected and answers.
+//! The connection state of a backing, for threads other than the shard's.
 //!
 //! The shard's thread updates a [`Monitor`] with every request that it starts or ends. Other
-//! threads read it without calling the shard, so a shard or a backing that hangs does not delay
-//! them. Ages are computed when they are read, so the age of a request grows while nothing else
-//! happens.
+//! threads read the monitor without calling the shard, so a shard or backing that hangs does not
+//! delay them. Ages are computed when they are read, so that they are always current.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,49 +17,49 @@ pub const SLOW_AFTER: Duration = Duration::from_secs(2);
 /// Value of `oldest_ns` while no request is in flight.
 const NONE: u64 = u64::MAX;
 
-/// The state of a backing.
+/// The connection state of a backing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It is connected, and no request has waited longer than [`SLOW_AFTER`].
+    /// The backing is connected, and no request has waited longer than [`SLOW_AFTER`].
     Connected,
-    /// It is connected, and its oldest request has waited longer than [`SLOW_AFTER`].
+    /// The backing is connected, and its oldest request has waited longer than [`SLOW_AFTER`].
     Slow {
-        /// Age of the oldest request in flight.
+        /// Age of the oldest request in flight to the backing.
         oldest: Duration,
         /// Requests in flight.
         waiting: u64,
     },
-    /// The connection is lost; hob connects again.
+    /// The connection to the backing is lost, and hob tries to connect again.
     Reconnecting {
-        /// Length of the outage so far.
+        /// Length of the backing's outage so far.
         outage: Duration,
-        /// Why the connection was lost, or why the last attempt to connect failed.
+        /// Why the connection to the backing was lost, or why the last attempt to connect failed.
         error: String,
-        /// Requests that wait for it.
+        /// Number of requests that wait for the backing.
         waiting: u64,
     },
-    /// The connection is lost for good: every request fails.
+    /// The connection to the backing is lost for good, and every request fails.
     Failed {
-        /// Length of the outage so far.
+        /// Length of the backing's outage so far.
         outage: Duration,
         /// Why hob does not use the backing again.
         error: String,
     },
 }
 
-/// Shared state of one backing.
+/// Shared connection state of one backing.
 #[derive(Debug)]
 pub struct Monitor {
-    /// The clock at the shard's time 0. Set when the backing is attached.
+    /// Clock reading that corresponds to the shard's time 0, set when the backing is attached.
     origin: OnceLock<Clock>,
-    /// Start of the oldest request in flight in the shard's time, nanoseconds, or [`NONE`].
+    /// Start of the oldest request in flight, in nanoseconds of the shard's time, or [`NONE`].
     oldest_ns: AtomicU64,
     /// Requests in flight.
     waiting: AtomicU64,
     outage: Mutex<Option<Outage>>,
 }
 
-/// Time without a connection.
+/// Period without a connection to the backing.
 #[derive(Clone, Debug)]
 struct Outage {
     since: Clock,
@@ -80,7 +79,7 @@ impl Default for Monitor {
 }
 
 impl Monitor {
-    /// The state of the backing now.
+    /// Returns the present connection state of the backing.
     pub fn condition(&self) -> Condition {
         self.condition_at(Clock::now())
     }
@@ -100,7 +99,7 @@ impl Monitor {
         }
     }
 
-    /// Age of the oldest request in flight.
+    /// Returns the age of the oldest request in flight.
     fn oldest_age(&self, now: Clock) -> Option<Duration> {
         let oldest_ns = self.oldest_ns.load(Ordering::Relaxed);
         let began = self.origin.get()?.checked_add(Duration::from_nanos(oldest_ns));
@@ -108,7 +107,7 @@ impl Monitor {
     }
 
     /// Records a lost connection or a failed attempt to connect. `before_now` is the time without
-    /// any reply; a longer outage that was recorded before continues.
+    /// any reply. An outage that was recorded earlier continues.
     pub fn note_outage(&self, before_now: Duration, error: &str) {
         let mut outage = self.outage();
         let now = Clock::now();
@@ -116,7 +115,7 @@ impl Monitor {
         *outage = Some(Outage { since, error: error.to_owned(), is_final: false });
     }
 
-    /// Notes that the backing is not used again, for this reason.
+    /// Records that hob does not use the backing again, with the reason.
     pub fn note_failed(&self, error: &str) {
         self.note_outage(Duration::ZERO, error);
         if let Some(outage) = self.outage().as_mut() {
@@ -124,12 +123,12 @@ impl Monitor {
         }
     }
 
-    /// Notes that there is a connection.
+    /// Records that the backing is connected.
     pub fn note_connected(&self) {
         *self.outage() = None;
     }
 
-    /// The shard's time is `now` at this moment.
+    /// Records that the shard's time is `now` at this moment.
     pub(super) fn set_time(&self, now: Instant) {
         let clock = Clock::now();
         let _ = self.origin.set(clock.checked_sub(Duration::from_nanos(now.0)).unwrap_or(clock));
@@ -140,14 +139,15 @@ impl Monitor {
     }
 }
 
-/// The requests in flight to one backing, oldest first. The shard's side of a [`Monitor`].
+/// Requests in flight to one backing, oldest first, on the shard's thread. Each start or end of a
+/// request updates a [`Monitor`].
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     requests: std::collections::VecDeque<(IoId, Instant, Option<BufferSlice>)>,
 }
 
 impl InFlight {
-    /// A request begins, which moves these bytes.
+    /// Records the start of a request that moves these bytes.
     pub(super) fn begin(&mut self, monitor: &Monitor, id: IoId, slice: Option<BufferSlice>, now: Instant) {
         self.requests.push_back((id, now, slice));
         self.publish(monitor);
@@ -162,7 +162,7 @@ impl InFlight {
         self.publish(monitor);
     }
 
-    /// No request counts any more. Returns those that there are.
+    /// Removes all requests from the monitor, and returns them.
     pub(super) fn give_up(
         &mut self,
         monitor: &Monitor,

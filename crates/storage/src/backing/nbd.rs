@@ -2,31 +2,33 @@
 //! after a failure.
 //!
 //! # A lost connection
-//! It is closed first, and all of its I/O in the ring ends. Then a helper thread connects again,
-//! with pauses that double from `reconnect_min` to `reconnect_max`, and unanswered requests are
-//! sent again. Reads and writes may be repeated, because the engine has no two of them in flight
-//! for the same sector. A job older than `wait_max` fails, and so do new ones, after a second, once
-//! an outage has lasted that long. If the job was sent, its connection is closed first, since later
-//! replies of such a server are not trusted.
+//! The connection is closed first, and all of its I/O in the ring ends. A helper thread then
+//! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
+//! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
+//! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
+//! long, new jobs fail after a second. If the job was already sent, its connection is closed first,
+//! because later replies of such a server are not trusted.
 //!
 //! # A server that shuts down
-//! It answers NBD_ESHUTDOWN. Such a request is not a failed one: hob sends nothing more on this connection, waits up to
-//! [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
+//! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
+//! connection. hob waits up to [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and
+//! treats the connection as lost. The server can then exit.
 //!
 //! # Flushes
-//! A server that dies may lose acknowledged writes that were not flushed. So when a connection
-//! breaks while there are such writes, the waiting flushes fail, and
-//! [`Backing::take_loss`](super::Backing::take_loss) reports a loss. An earlier hob may have left
-//! such writes too, so they are assumed until the first flush succeeds. FUA writes, and writes that
-//! a flush covered, are safe. If other code ensures that the server is the same as before
-//! ([`BackingOptions::keeps_writes`]), a lost connection loses nothing.
+//! A server that fails may lose acknowledged writes that were not flushed. If a connection breaks
+//! while there are such writes, the waiting flushes fail, and
+//! [`Backing::take_loss`](super::Backing::take_loss) reports a loss. An earlier daemon may also
+//! have left such writes, so they are assumed until the first flush succeeds. FUA writes and
+//! flushed writes are safe. With [`BackingOptions::keeps_writes`], other code ensures that the
+//! server is the same as before, so a lost connection loses nothing.
 //!
-//! # Servers that can do less
-//! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES:
-//! zeroes are sent. No BLOCK_STATUS: everything counts as data. A minimum block size above a sector
-//! is refused; a smaller one becomes the disk's own ([`BackingInfo::block_bytes_min`]), and
-//! unaligned requests are refused. An export that is smaller after a reconnection is another disk:
-//! everything fails from then on. A larger one has grown; the disk grows by command.
+//! # Servers with fewer features
+//! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
+//! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
+//! minimum block size above a sector is refused. A smaller one becomes the disk's own
+//! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
+//! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
+//! has grown; a command grows the disk.
 
 pub(crate) mod connect;
 mod exchange;
@@ -57,13 +59,14 @@ use connect::{Attempt, Link};
 use jobs::{Asker, Jobs, What};
 use sample::SampleError;
 
-/// Time that a server which shuts down has for replies to requests sent before, nanoseconds.
+/// Time that a server that shuts down has for replies to earlier requests, nanoseconds.
 const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
 
-/// How long a request waits at least, however long the outage has lasted, nanoseconds: time for an attempt to connect.
+/// Minimum time that a request waits during an outage, nanoseconds; enough for one attempt to
+/// connect.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// Token indices of the operations a connection has in the ring: at most one of each.
+/// Token indices of a connection's operations in the ring: at most one send and one receive.
 const SEND: u32 = 0;
 const RECEIVE: u32 = 1;
 const FILL: u32 = 2;
@@ -72,11 +75,11 @@ const CONNECT: u32 = 3;
 /// Longest command without payload, bytes; a multiple of every block size.
 const COMMAND_BYTES_MAX: u64 = 1 << 30;
 
-/// Largest payload whatever the server says, bytes.
+/// Largest payload of a request, regardless of the server's limit, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
 
-/// Longest time that the peer's host may leave sent data unconfirmed, whatever requests may wait: a host that vanished is
-/// noticed, and its requests are sent again on a new connection.
+/// Longest time that the peer's host may leave sent data unconfirmed. After that time the
+/// connection is closed, and its requests are sent again on a new one.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 fn silence_max(options: &BackingOptions) -> Duration {
@@ -87,7 +90,7 @@ pub(super) fn recognise(spec: &str) -> bool {
     spec.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }
 
-/// Connects to the export that a URI names.
+/// Connects to the export of an NBD URI.
 pub(super) fn open(
     spec: &str,
     access: Access,
@@ -102,7 +105,7 @@ pub(super) fn open(
     Ok(Box::new(driver))
 }
 
-/// `whose` makes the sentence of the identity out of the disk's size in bytes.
+/// Connects to an export. `whose` returns the backing's identity text for the disk's size in bytes.
 pub(crate) fn open_uri(
     uri: &NbdUri,
     access: Access,
@@ -120,7 +123,9 @@ pub(crate) fn open_uri(
         )));
     }
     if u64::from(block_size_min) > SECTOR_BYTES {
-        return Err(unfit(format!("its smallest block has {block_size_min} bytes; hob needs 4096 or less")));
+        return Err(unfit(format!(
+            "the export's minimum block size is {block_size_min} bytes; hob supports at most 4096"
+        )));
     }
     let read_only = flags.contains(TransmissionFlags::READ_ONLY);
     if read_only && access == Access::ReadWrite {
@@ -163,29 +168,29 @@ pub(crate) fn open_uri(
     })
 }
 
-/// Whether the disk may be written as far as others are concerned.
+/// Whether the disk may be written, as far as other hosts are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
     /// It may.
     No,
-    /// It is not known: a connection with changes under way is ended, and none is begun.
+    /// Unknown: a connection with unanswered changes is closed, and no new one is opened.
     Back,
     /// Never again.
     Lost,
 }
 
 enum State {
-    /// Not on a shard yet.
+    /// The backing is not attached to a shard yet.
     Detached(Link),
     Connected(Box<Connection>),
-    /// Waiting for the ring to give back the operations of a connection that is over.
+    /// Waiting until the ring has returned all operations of a closed connection.
     Draining(Fd),
-    /// Waiting to connect again.
+    /// Waiting until the time to connect again.
     Pausing(Instant),
     Connecting(Attempt, Fd),
-    /// It is another disk after a reconnection.
+    /// The server has another disk after a reconnection, so all I/O fails.
     Dead,
-    /// Waiting for the ring, for the last time.
+    /// Waiting for the ring's last operations before the backing is closed.
     Closing(Option<Fd>),
     Closed,
 }
@@ -193,22 +198,23 @@ enum State {
 struct Connection {
     fd: Fd,
     decoder: ReplyDecoder,
-    /// While nothing is being received into it.
+    /// Receive buffer; `None` while the ring receives into it.
     rx: Option<RxBuf>,
-    /// While nothing is being sent from it.
+    /// Requests to send; `None` while the ring sends them.
     gather: Option<Gather>,
-    /// The remaining buffer for the payload that is received next.
+    /// Remaining buffer for the payload that is received next.
     place: BufferSlice,
-    /// Set once the server has answered NBD_ESHUTDOWN: no request is sent any more.
+    /// Progress of the server's shutdown, after its reply NBD_ESHUTDOWN. No further request is
+    /// sent.
     shutdown: Option<Shutdown>,
 }
 
 /// Progress of a shutdown that the server announced.
 #[derive(Clone, Copy, Debug)]
 enum Shutdown {
-    /// A reply said so.
+    /// A reply announced the server's shutdown.
     Announced,
-    /// The connection ends when all sent requests are answered, at the latest at this time.
+    /// The connection ends when all sent requests are answered, or at this time.
     DisconnectBy(Instant),
 }
 
@@ -217,23 +223,24 @@ pub(crate) struct NbdBacking {
     uri: NbdUri,
     options: BackingOptions,
     negotiated: Negotiated,
-    /// Makes sure that there is a server.
+    /// Function that ensures that a server is running.
     before_connecting: Option<BeforeConnecting>,
-    /// How large the server said last that the export is, bytes.
+    /// Size of the export that the server reported last, bytes.
     told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
     state: State,
     /// In the ring.
     operations: u32,
-    /// Before the next attempt to connect.
+    /// Pause before the next attempt to connect.
     pause: Duration,
-    /// Start of the outage: nothing was answered since, and the connection was lost meanwhile.
+    /// Start of the outage: the time of the last reply before the connection was lost.
     down_since: Option<Instant>,
     jobs: Jobs,
-    /// Acknowledged changes that need a flush, with one for those of earlier connections; and how many of them a flush covered.
+    /// Number of acknowledged changes, plus one for those of earlier connections. `flushed` counts
+    /// those that a flush covered.
     changes: u64,
     flushed: u64,
-    /// Acknowledged changes may be lost, and this was not reported yet.
+    /// Whether acknowledged changes may be lost and this was not reported yet.
     lost: bool,
     /// Whether the disk may be written.
     hold: Hold,
@@ -263,8 +270,8 @@ impl NbdBacking {
         }
     }
 
-    /// The server failed a request. If that was to make a durable write durable, it failed a flush: what is not flushed may be
-    /// lost, and the next flush that succeeds says nothing about it.
+    /// Handles a request that the server failed. If it was to make a durable write durable, a flush
+    /// has failed: unflushed writes may be lost, and the next successful flush does not cover them.
     fn note_refused(&mut self, slot: u32) {
         let is_durable = match self.jobs.request(slot).what {
             What::Write(_, flags) => flags.contains(CommandFlags::FUA),
@@ -276,7 +283,7 @@ impl NbdBacking {
         }
     }
 
-    /// All requests of a job have ended.
+    /// Handles the end of all requests of a job.
     fn end_or_flush(&mut self, slot: u32) {
         let job = self.jobs.job(slot);
         if job.result.is_ok() && std::mem::take(&mut job.then_flush) {
@@ -289,7 +296,7 @@ impl NbdBacking {
         }
     }
 
-    /// Makes the requests of a job out of a range.
+    /// Adds requests to a job: splits the I/O's range by `bytes_max`.
     fn ask_range(&mut self, job: u32, io: &Io, what: impl Fn(&Io, u64, u32) -> What, bytes_max: u64) {
         let mut from = io.offset;
         let end = io.offset + io.len;
@@ -322,13 +329,14 @@ impl NbdBacking {
         self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
     }
 
-    /// One read over the connection that waits to be attached, or over a new one in its place.
+    /// Reads over the connection that is not attached yet. If that fails, it opens a new connection
+    /// and tries again.
     fn read_sample(&mut self, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), IoError> {
         let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
         let mut result = sample::read(link, offset, bytes, limit);
         if let Err(SampleError::Broken(why)) = &result {
             tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
-            // The old connection must not be used any more: whoever attaches it finds it closed.
+            // Shutting the old connection down ensures that it is not used again.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             let again = connect::connect(&self.uri, limit, silence_max(&self.options));
             match again {
@@ -346,29 +354,32 @@ impl NbdBacking {
         })
     }
 
-    /// The server of now may not write the disk; one that listens in its place before anything is changed may, and is a QEMU too.
+    /// Declares the disk writable. The present server may not write; another server, also a QEMU,
+    /// replaces it before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
-    /// Called in a thread that may block, before each attempt to connect again.
+    /// Sets a function that is called before each attempt to connect again, in a thread that may
+    /// block.
     pub(crate) fn set_before_connecting(&mut self, before: BeforeConnecting) {
         self.before_connecting = Some(before);
     }
 
-    /// Returns true if the current server is to be replaced by another.
+    /// Returns true if the present server will be replaced by a writable one.
     fn is_provisional(&self) -> bool {
         !self.info.read_only && self.can(TransmissionFlags::READ_ONLY)
     }
 
-    /// Since when the oldest I/O waits that has no answer.
+    /// Returns the time since which the oldest unanswered I/O waits.
     pub(crate) fn waiting_since(&self) -> Option<Instant> {
         let wait_ns = self.options.wait_max.as_nanos() as u64;
         self.jobs.deadline().map(|deadline| Instant(deadline.0.saturating_sub(wait_ns)))
     }
 
-    /// When a request that begins now fails. `wait_max` counts from the start of an outage, as the replacement timeout of
-    /// iSCSI does: a guest whose write has waited that long does not wait as long again for its flush.
+    /// Returns the time at which a request that begins now fails. `wait_max` counts from the start
+    /// of an outage, like iSCSI's replacement timeout. So a guest does not wait `wait_max` again
+    /// for the flush after a write.
     fn deadline(&self, now: Instant) -> Instant {
         let wait_ns = self.options.wait_max.as_nanos() as u64;
         match self.down_since {
@@ -383,7 +394,7 @@ impl NbdBacking {
     }
 }
 
-/// The part of a request's slice from `offset` on the disk.
+/// Returns the part of an I/O's buffer for the disk's bytes from `offset` on.
 fn part(io: &Io, offset: u64, len: u32) -> BufferSlice {
     let slice = io.slice.expect("a transfer has a slice");
     BufferSlice { offset: slice.offset + (offset - io.offset) as u32, len, ..slice }
@@ -506,7 +517,7 @@ impl Driver for NbdBacking {
                 self.break_connection(ring, now, "requests were not answered in time");
             }
             State::Connected(_) if self.disconnect_by().is_some_and(|by| by <= now) => {
-                self.break_connection(ring, now, "it shuts down and leaves requests unanswered");
+                self.break_connection(ring, now, "the server shuts down and has left requests unanswered");
             }
             State::Pausing(until) => {
                 self.fail_expired(now);

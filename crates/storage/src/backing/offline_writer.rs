@@ -1,9 +1,9 @@
-//! A backing that no shard serves, written synchronously by one thread: it writes another host's
+//! Writes synchronously to a backing that no shard serves. The offline writer writes another host's
 //! dirty data to the backing before the disk is served (docs/decisions/0023).
 //!
-//! It has a ring of its own, so every kind of backing works as for a shard. Several writes are in
-//! flight; between two flushes they must not overlap. The first error is kept: nothing is written
-//! after it. While it waits, it calls a function that tells whether the disk may still be written.
+//! The writer has its own ring, so every kind of backing works as for a shard. Several writes are
+//! in flight; between two flushes they must not overlap. After the first error nothing more is
+//! written. While it waits, it calls a function that tells whether the disk may still be written.
 //! Units: bytes.
 
 use std::time::{Duration, Instant as Clock};
@@ -20,24 +20,24 @@ pub const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of writes in flight.
 const WRITES_MAX: usize = 8;
 
-/// Longest sleep: a lost wake-up costs no more.
+/// Longest sleep, in case a wake-up is lost.
 const NAP: Duration = Duration::from_millis(100);
 
-/// See the module's text.
+/// Synchronous writer of a backing that no shard serves.
 pub struct OfflineWriter<'a> {
     ring: Ring,
     backing: Backing,
     began: Clock,
     last: u32,
-    /// Writes in flight, with their memory.
+    /// Writes in flight, with their buffers.
     in_flight: Vec<(IoId, Option<BufferId>)>,
     failed: Option<IoError>,
     may_go_on: &'a dyn Fn() -> bool,
 }
 
 impl<'a> OfflineWriter<'a> {
-    /// Takes a backing that was just opened. It is written as long as `may_go_on` returns true;
-    /// unanswered requests then fail. Use it on the calling thread only.
+    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true; then
+    /// unanswered requests fail. Use the writer on the calling thread only.
     ///
     /// # Errors
     /// If memory or descriptors are lacking.
@@ -52,10 +52,11 @@ impl<'a> OfflineWriter<'a> {
         Ok(alone)
     }
 
-    /// Begins to write, after waiting for room. At most [`WRITE_BYTES_MAX`], inside the disk.
+    /// Starts a write of at most [`WRITE_BYTES_MAX`] inside the disk, after waiting for a free
+    /// buffer.
     ///
     /// # Errors
-    /// That of this or an earlier write.
+    /// The error of this or an earlier write.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
         assert!(!bytes.is_empty() && bytes.len() <= WRITE_BYTES_MAX, "a write of {} bytes", bytes.len());
         self.wait_until(|alone| alone.in_flight.len() < WRITES_MAX)?;
@@ -66,18 +67,18 @@ impl<'a> OfflineWriter<'a> {
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// Waits until everything that was written is durable.
+    /// Waits until all writes are durable.
     ///
     /// # Errors
-    /// That of this or an earlier write.
+    /// The error of this or an earlier write.
     pub fn flush(&mut self) -> Result<(), IoError> {
         self.wait_until(|alone| alone.in_flight.is_empty())?;
         self.submit(IoOp::Flush, 0, None);
         self.wait_until(|alone| alone.in_flight.is_empty())
     }
 
-    /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it in the
-    /// end, also after an error, so that no late write reaches the backing after the next writer's.
+    /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it at the
+    /// end, also after an error, so that no late write follows the next writer's.
     pub fn close(mut self) {
         self.backing.close(&mut self.ring);
         self.take_done();
@@ -100,7 +101,7 @@ impl<'a> OfflineWriter<'a> {
         self.take_done();
     }
 
-    /// Waits, for as long as nothing has failed.
+    /// Waits until a condition holds, while no write has failed.
     fn wait_until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<(), IoError> {
         loop {
             if let Some(error) = self.failed {
@@ -114,7 +115,7 @@ impl<'a> OfflineWriter<'a> {
                 continue;
             }
             if let Err(error) = self.turn() {
-                tracing::error!("a ring does not work any more: {error}");
+                tracing::error!("the ring of an offline writer failed: {error}");
                 self.failed = Some(IoError::Failed);
             }
         }

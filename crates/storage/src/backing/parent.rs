@@ -1,4 +1,4 @@
-//! Clones and their parents: what the caller sees of [`overlay`](super::overlay).
+//! Clones and their parents: the interface of [`overlay`](super::overlay).
 
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::{Instant, IoId};
@@ -7,36 +7,37 @@ use super::overlay::Overlay;
 use super::{Backing, OwnMap};
 use crate::ring::Ring;
 
-/// What a backing shows where nothing was written to itself.
+/// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// What opens it, read-only.
+    /// Specification that opens the parent read-only.
     pub spec: String,
     /// Its [name for ever](Backing::constant).
     pub constant: String,
-    /// What of the backing is its own.
+    /// Objects that are the clone's own.
     pub own: OwnMap,
 }
 
-/// A part of a read that the parent's disk is to serve: whole sectors.
+/// A part of a read, in whole sectors, for the parent's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParentRead {
     /// Its name for [`Backing::handle_parent_read`].
     pub number: u32,
     /// The read.
     pub io: IoId,
-    /// First byte on the parent, and on the clone.
+    /// First byte of the part, the same on parent and clone.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Where they are to be.
+    /// Buffer for the data that is read.
     pub slice: BufferSlice,
 }
 
 impl Backing {
-    /// Looks what of it is its own and what its parent's, and reads the latter from the parent's disk once that is
-    /// [linked](Self::link_parent). Says what the parent is, or why nothing is shared; then it is as it was. Takes its time; not
-    /// for the shard's thread. It must be open for its only writer, or be one that nobody writes.
+    /// Finds out which data is the clone's own and which is its parent's. Afterwards parent data is
+    /// read from the parent's disk once it is [linked](Self::link_parent). Returns the parent, or
+    /// why nothing is shared; then the backing is unchanged. The disk must be open for its only
+    /// writer, or have no writer. May take seconds, so do not call it on the shard's thread.
     pub fn share_parent(self) -> (Backing, Result<Parent, String>) {
         assert!(self.tokens.is_none(), "it is not attached yet");
         match self.driver.parent() {
@@ -49,22 +50,23 @@ impl Backing {
         }
     }
 
-    /// What a backing that can never change is called, by itself and by those whose [parent](Parent) it is.
+    /// Returns the permanent name of a backing that never changes. Clones use it to name their
+    /// [parent](Parent).
     pub fn constant(&self) -> Option<&str> {
         self.driver.constant()
     }
 
-    /// The parent's disk is there to be asked, or is not any more; before it was linked nothing is asked of it.
+    /// Tells whether the parent's disk is available. Before the first link, no read is sent to it.
     pub fn link_parent(&mut self, linked: bool) {
         self.driver.link_parent(linked);
     }
 
-    /// A read for the parent's disk. To be asked for after everything that was submitted.
+    /// Returns the next read for the parent's disk. Call it after every submit.
     pub fn poll_parent_read(&mut self) -> Option<ParentRead> {
         self.driver.poll_parent_read()
     }
 
-    /// The parent's disk has put what was asked for where it was to be; or it has not, and never will.
+    /// Handles the end of a read at the parent's disk, with or without its data.
     pub fn handle_parent_read(
         &mut self,
         ring: &mut Ring,
@@ -75,7 +77,8 @@ impl Backing {
         self.driver.handle_parent_read(ring, now, number, result);
     }
 
-    /// What of a read that has just ended well the parent's disk has served: sectors, `first..end`. To be asked once.
+    /// Returns the sectors (`first..end`) that the parent's disk served for a read that just
+    /// succeeded. Call it once per read.
     pub fn take_shared(&mut self, io: IoId) -> Vec<(u64, u64)> {
         self.driver.take_shared(io)
     }

@@ -1,7 +1,9 @@
-//! Looks at a path before anything depends on it: it must lead to a file or a block device, and its filesystem must answer.
+//! Checks a path before hob uses it: it must lead to a file or a block device, and its filesystem
+//! must answer.
 //!
-//! A path on a filesystem that hangs (NFS or FUSE without a server) is refused after a second. The thread that asked stays until the
-//! filesystem answers; there is one such thread per path at most.
+//! A path on a filesystem that hangs (NFS or FUSE without a server) is refused after a second. The
+//! thread that checks it stays until the filesystem answers. Each path has at most one checking
+//! thread.
 
 use std::collections::BTreeSet;
 use std::fs::{FileType, OpenOptions};
@@ -13,22 +15,23 @@ use std::time::{Duration, Instant};
 
 use super::OpenError;
 
-/// A filesystem answers within this time.
+/// Longest wait for a filesystem to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// A thread that waits for a processor, and not for a filesystem, is given this long.
+/// Longest wait for a thread that is runnable and does not wait for a filesystem.
 const BUSY_MAX: Duration = Duration::from_secs(10);
 
-/// How often such a thread is looked at.
+/// Interval at which the state of a checking thread is read.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Paths whose threads still wait for an answer.
+/// Paths whose checking threads still wait for a filesystem.
 static WAITING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Whether a path leads to a regular file or a block device, and which.
+/// Returns whether a path leads to a regular file or a block device.
 ///
 /// # Errors
-/// [`OpenError`] for anything else, such as a FIFO or a directory, and for a path that does not answer within a second.
+/// [`OpenError`] for anything else, such as a FIFO or a directory, and for a path whose filesystem
+/// does not answer within a second.
 pub(super) fn check(path: &Path) -> Result<FileType, OpenError> {
     let found = answer(path, ANSWER_MAX, look);
     let file_type = found
@@ -40,11 +43,12 @@ pub(super) fn check(path: &Path) -> Result<FileType, OpenError> {
     let what = path.display().to_string();
     Err(OpenError::Unfit {
         what,
-        reason: format!("it is {}, neither a file nor a block device", noun(file_type)),
+        reason: format!("the path leads to {}, not to a file or a block device", noun(file_type)),
     })
 }
 
-/// The file's type, once it could be opened. Nothing but files and block devices is opened: opening a FIFO waits.
+/// Returns the type of a file that could be opened. Only files and block devices are opened,
+/// because opening a FIFO blocks.
 fn look(path: &Path) -> io::Result<FileType> {
     let file_type = std::fs::metadata(path)?.file_type();
     if file_type.is_file() || file_type.is_block_device() {
@@ -53,7 +57,8 @@ fn look(path: &Path) -> io::Result<FileType> {
     Ok(file_type)
 }
 
-/// What `ask` returns, unless it takes longer than `limit`, or still waits since an earlier call.
+/// Returns the result of `ask`. Fails if `ask` takes longer than `limit`, or if an earlier call for
+/// this path still waits.
 fn answer<T: Send + 'static>(
     path: &Path,
     limit: Duration,
@@ -91,7 +96,7 @@ fn answer<T: Send + 'static>(
     found.ok()
 }
 
-/// Does a thread, named as below `/proc`, wait for nothing but a processor?
+/// Returns true if a thread is runnable. `thread` is its directory below `/proc`.
 fn is_runnable(thread: &Path) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(thread).join("stat"));
     // The state follows the name, which is in brackets.

@@ -1,12 +1,15 @@
-//! qcow2, VMDK, VDI, VHDX and VPC images, read through a `qemu-nbd` of our own.
+//! qcow2, VMDK, VDI, VHDX and VPC images, read through a `qemu-nbd` child process.
 //!
-//! `qemu-nbd` is started for the image on a Unix socket in a directory that only this user can enter, and from there on the backing is an NBD
-//! export. [`child`] tells when it ends. The child is told the format of every file ([`node`]), so that it probes none, and is kept from opening
-//! any other ([`sandbox`]).
+//! hob starts `qemu-nbd` for the image on a Unix socket in a directory that only this user can
+//! enter. From then on the backing is an NBD export. [`child`] reports when the process ends. The
+//! child is told the format of every file ([`node`]), so that it probes none. A sandbox stops it
+//! from opening other files ([`sandbox`]).
 //!
-//! The child locks the image as QEMU does, which keeps a running guest and hob from writing it together. So the image's lock
-//! is the child: of a disk that is to come from another host, one tells how large the image is and is ended when the lock
-//! is taken, and another, which finds the image as that host has left it, listens in its place; the connection breaks and is made anew.
+//! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
+//! The image's lock is therefore the child process. For a disk that arrives from another host, a
+//! first child reports the image's size without a lock. When hob takes the lock, a second child
+//! replaces it on the same socket. The second child sees the image as the other host has left it,
+//! and the NBD connection is opened again.
 
 mod child;
 mod node;
@@ -33,13 +36,15 @@ use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Status
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
-/// Pauses between attempts to connect to a child in place of another: it is here, and listens within some milliseconds.
+/// Pauses between attempts to connect to a new child process, which listens within some
+/// milliseconds.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// Who gives the image up, on another host, may take so long to close it.
+/// Longest wait for another host to close the image.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How the child may access the image, best first; older QEMUs and some filesystems lack the first ones.
+/// Options for the child's access to the image, best first. Older QEMUs and some filesystems do not
+/// support the first ones.
 const ACCESS_MODES: &[&[&str]] = &[
     &["--cache=none", "--aio=io_uring"],
     &["--cache=none", "--aio=native"],
@@ -111,18 +116,18 @@ fn uri_of(server: &Server) -> NbdUri {
     NbdUri { address: Address::Unix { path: server.socket() }, export: String::new() }
 }
 
-/// What to do before connecting again: the child may have ended.
+/// Returns the function to call before connecting again, because the child may have ended.
 fn revival(server: &Arc<Server>) -> BeforeConnecting {
     let server = Arc::downgrade(server);
     Arc::new(move || server.upgrade().map_or(Ok(()), |server| server.revive()))
 }
 
-/// Whatever was written to the image from this host becomes durable.
+/// Makes earlier writes of this host to the image durable.
 fn flush(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_data()
 }
 
-/// The lock of an image: the child that has it open.
+/// The lock of an image: the child process that has the image open.
 #[derive(Clone)]
 pub(super) struct ImageLock {
     server: Weak<Server>,
@@ -169,7 +174,7 @@ impl ImageLock {
     }
 }
 
-/// An NBD backing whose server lives and dies with it.
+/// An NBD backing whose server is a child process of hob.
 struct QemuNbd {
     inner: NbdBacking,
     // Dropped after the connection to it.

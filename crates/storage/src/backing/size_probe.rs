@@ -1,6 +1,7 @@
-//! The size of a backing while it is served: it may have been enlarged, or hob may enlarge it.
+//! Reads the size of a backing while it is served. Another program, or hob itself, may have
+//! enlarged the backing.
 //!
-//! Only raw files can be enlarged, and nothing can be made smaller.
+//! hob can enlarge only raw files, and shrinks nothing.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,8 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{FileType, SeekFrom};
 use rustix::io::Errno;
 
-/// Measures an open backing besides the ring that serves it. Not for the shard's thread: a file on the network may take its time.
+/// Reads the size of an open backing without its ring. Do not use it on the shard's thread: a
+/// network filesystem may be slow.
 #[derive(Clone, Debug)]
 pub struct SizeProbe(Kind);
 
@@ -18,13 +20,13 @@ pub struct SizeProbe(Kind);
 enum Kind {
     /// The system knows.
     File(Weak<OwnedFd>),
-    /// The size that the other side reported, bytes.
+    /// Size that the server reported, bytes.
     Told(Arc<AtomicU64>),
-    /// Whoever serves it is asked.
+    /// Driver that reads the size from the server.
     Asked(Weak<dyn Measured>),
 }
 
-/// A backing that says how large it is when it is asked.
+/// A backing that can read its present size.
 pub(super) trait Measured: Send + Sync {
     /// Bytes.
     fn size_bytes(&self) -> io::Result<u64>;
@@ -45,10 +47,10 @@ impl SizeProbe {
         SizeProbe(Kind::Asked(backing))
     }
 
-    /// How large it is now, bytes.
+    /// Returns the present size of the backing, bytes.
     ///
     /// # Errors
-    /// Whatever the system says; `BADF` of a backing that was closed.
+    /// A system error; `BADF` if the backing was closed.
     pub fn size_bytes(&self) -> io::Result<u64> {
         match &self.0 {
             Kind::File(file) => {
@@ -61,18 +63,18 @@ impl SizeProbe {
         }
     }
 
-    /// Returns true if it is a raw file, which [`grow`](Self::grow) can enlarge.
+    /// Returns true if the backing is a raw file, which [`grow`](Self::grow) can enlarge.
     pub fn is_file(&self) -> bool {
         let Kind::File(file) = &self.0 else { return false };
         let status = file.upgrade().and_then(|file| rustix::fs::fstat(&*file).ok());
         status.is_some_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile)
     }
 
-    /// Enlarges a raw file to at least that size, durably. The new part reads as zeroes and is not
-    /// allocated.
+    /// Enlarges a raw file to at least `size_bytes`, durably. The new part reads as zeroes and is
+    /// not allocated.
     ///
     /// # Errors
-    /// System errors; `OPNOTSUPP` if it is not a raw file.
+    /// A system error; `OPNOTSUPP` if the backing is not a raw file.
     pub fn grow(&self, size_bytes: u64) -> io::Result<()> {
         let (true, Kind::File(file)) = (self.is_file(), &self.0) else { return Err(Errno::OPNOTSUPP.into()) };
         let file = file.upgrade().ok_or(Errno::BADF)?;

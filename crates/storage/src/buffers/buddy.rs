@@ -1,25 +1,25 @@
 //! A buddy allocator of pages: free pages form aligned blocks of powers of two.
 //!
-//! Free blocks of one order form a doubly linked list through arrays, so that any block can be removed in
-//! O(1). Only page numbers are handled here, no memory.
+//! Free blocks of one order form a doubly linked list in arrays, so that any block can be removed
+//! in O(1). The allocator handles only page numbers, no memory.
 
 /// No page.
 const NONE: u32 = u32::MAX;
 
-/// Not the first page of a free block.
+/// Value of `free_order` for a page that is not the first of a free block.
 const NOT_FREE: u8 = u8::MAX;
 
 /// The free pages.
 #[derive(Debug)]
 pub(super) struct Buddy {
     pages: u32,
-    /// First block of each order's list.
+    /// First block in the list of each order.
     heads: Vec<u32>,
-    /// Bit `n` is set while list `n` has a block.
+    /// Bit `n` is set while the list of order `n` has a block.
     orders: u32,
     next: Vec<u32>,
     previous: Vec<u32>,
-    /// By page: the order of the free block that starts there, or `NOT_FREE`.
+    /// For each page: the order of the free block that starts there, or `NOT_FREE`.
     free_order: Vec<u8>,
     free_pages: u32,
 }
@@ -41,8 +41,8 @@ impl Buddy {
         buddy
     }
 
-    /// Allocates a run of `pages` from the smallest block that is large enough; the rest of the block stays
-    /// free.
+    /// Allocates a run of `pages` pages from the smallest block that is large enough. The rest of
+    /// the block stays free.
     pub(super) fn alloc(&mut self, pages: u32) -> Option<u32> {
         let order = order_for(pages);
         let fitting = self.orders.checked_shr(order).unwrap_or(0);
@@ -56,7 +56,8 @@ impl Buddy {
         Some(page)
     }
 
-    /// Allocates a run of `pages`, also across several adjacent blocks. Scans all blocks.
+    /// Allocates a run of `pages` pages, also across adjacent blocks. The search scans all free
+    /// blocks.
     pub(super) fn alloc_anywhere(&mut self, pages: u32) -> Option<u32> {
         if pages > self.free_pages {
             return None;
@@ -76,7 +77,7 @@ impl Buddy {
         None
     }
 
-    /// Frees a run and joins it with its free neighbours.
+    /// Frees a run of pages and joins it with its free neighbours.
     pub(super) fn free(&mut self, page: u32, pages: u32) {
         let (mut at, end) = (page, page + pages);
         while at < end {

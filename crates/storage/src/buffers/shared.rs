@@ -1,11 +1,12 @@
-//! Buffers outside the arena: a guest's memory, into which reads go without a copy.
+//! Buffers outside the arena: guest memory, into which reads go without a copy.
 //!
 //! # Rules
 //! The guest and its client may write to this memory at any time, and may truncate it. So its bytes
 //! are never borrowed. Reads fill it through the kernel, and checksums read each byte once.
-//! * It stays mapped for as long as the buffer lives, because the buffer holds its owner. Operations in the ring hold
-//!   the buffer.
-//! * Whole pages only, so that O_DIRECT accepts it wherever it accepts the arena, and no sector is split.
+//! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
+//!   Operations in the ring hold the buffer.
+//! * The memory consists of whole pages. So O_DIRECT accepts it like the arena, and no sector is
+//!   split.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -18,25 +19,25 @@ use vm_memory::VolatileSlice;
 use super::{Arena, Buffer, PAGE_BYTES};
 use crate::checksum::{sector_sums, shared_sector_sum};
 
-/// A contiguous part of such a buffer.
+/// A contiguous part of guest memory that a buffer covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) to: *mut u8,
     pub(crate) len: usize,
 }
 
-/// The parts of a buffer's memory; see [`Arena::adopt`].
+/// The parts of guest memory that form a buffer; see [`Arena::adopt`].
 #[derive(Debug)]
 pub struct Pieces<'a> {
     parts: Vec<Part>,
     len: usize,
     fits: bool,
-    /// Pushed slices must live as long as their owner is borrowed.
+    /// Marker: pushed slices must live as long as their owner is borrowed.
     _life: std::marker::PhantomData<std::cell::Cell<&'a ()>>,
 }
 
 impl<'a> Pieces<'a> {
-    /// Appends the next part.
+    /// Appends the next part of guest memory to the buffer.
     pub fn push(&mut self, slice: &VolatileSlice<'a>) {
         let (to, len) = (slice.ptr_guard_mut().as_ptr(), slice.len());
         self.fits &= (to as usize | len).is_multiple_of(PAGE_BYTES);
@@ -49,12 +50,12 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// State of a buffer outside the arena.
+/// State of a buffer that is outside the arena.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Empty for a buffer in the arena. Its memory is reused.
+    /// Parts of the buffer's memory; empty for a buffer in the arena. The list's memory is reused.
     parts: Vec<Part>,
-    /// Keeps the parts mapped.
+    /// Owner that keeps the parts mapped.
     owner: Option<Owner>,
 }
 
@@ -78,9 +79,9 @@ impl Shared {
 }
 
 impl Arena {
-    /// Creates a buffer, with one reference, from memory of `owner`: the parts that `describe` pushes.
-    /// Returns `None` if there are none, or they are not whole pages. It takes no room in the arena. It can
-    /// only be read into from files, and released.
+    /// Creates a buffer with one reference from memory of `owner`: the parts that `describe` adds.
+    /// Returns `None` if there are no parts, or they are not whole pages. The buffer takes no space
+    /// in the arena. File reads can fill it; other uses are not possible.
     pub fn adopt<M: Send + Sync + 'static>(
         &mut self,
         owner: &Arc<M>,
@@ -111,7 +112,7 @@ impl Arena {
         self.buffer(id).shared.is_some()
     }
 
-    /// Returns the addresses of such a buffer's bytes.
+    /// Returns the addresses of the bytes of a buffer outside the arena.
     pub(crate) fn shared_parts(&self, slice: BufferSlice) -> impl Iterator<Item = Part> {
         let buffer = self.buffer(slice.id);
         buffer.assert_holds(slice);
@@ -125,7 +126,7 @@ impl Arena {
         })
     }
 
-    /// Copies bytes into such a buffer.
+    /// Copies bytes into a buffer outside the arena.
     pub(crate) fn put_shared(&mut self, slice: BufferSlice, mut bytes: &[u8]) {
         for Part { to, len } in self.shared_parts(slice) {
             let (here, rest) = bytes.split_at(len);
@@ -136,8 +137,8 @@ impl Arena {
         }
     }
 
-    /// Replaces the contents of `sums` with the checksums of a slice's sectors, whole ones, inside or
-    /// outside the arena.
+    /// Replaces the contents of `sums` with the checksums of a slice's whole sectors. The buffer
+    /// may be inside or outside the arena.
     pub fn sector_sums(&self, slice: BufferSlice, sums: &mut Vec<u32>) {
         if !self.is_shared(slice.id) {
             return sector_sums(self.slice(slice), sums);
@@ -152,7 +153,8 @@ impl Arena {
         }
     }
 
-    /// Keeps all memory outside the arena mapped for ever: the kernel may still write to it.
+    /// Keeps all memory outside the arena mapped for ever, because the kernel may still write to
+    /// it.
     pub(crate) fn leak_shared(&mut self) {
         for buffer in &mut self.buffers {
             std::mem::forget(buffer.shared.owner.take());

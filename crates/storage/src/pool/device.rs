@@ -1,8 +1,9 @@
 //! One device of a pool: opening, checks, reservation, locking.
 //!
-//! A device has two descriptors: one for the caches' data, O_DIRECT if the filesystem supports it, and a
-//! buffered one for superblock and segment table. They never access the same 4 KiB. The lock is on the
-//! first, which shards hold duplicates of, so it lasts as long as any writer.
+//! A device has two descriptors. The first is for the caches' data, with O_DIRECT if the filesystem
+//! supports it. The second, buffered, is for superblock and segment table. The two descriptors
+//! never access the same 4 KiB. The lock is on the first descriptor. Shards have duplicates of it,
+//! so the lock lasts as long as any writer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -25,28 +26,28 @@ use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
-/// Number of bytes at the start of a device that are searched for other data.
+/// Number of bytes at the start of a device that hob searches for other data.
 const HEAD_BYTES: usize = 256 << 10;
 
 /// A device to add to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// A file, a block device, or a socket that leads to another host's device.
+    /// Path of a file, a block device, or a socket that connects to another host's device.
     pub path: PathBuf,
-    /// Size of a file that does not exist yet, in bytes; all of it is reserved.
+    /// Size of a file that does not exist yet, bytes. All of it is reserved.
     pub size_bytes: Option<u64>,
 }
 
 /// Whether existing data may be destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// No: a device with data is refused.
+    /// A device with data is refused.
     Refuse,
     /// Yes.
     Force,
 }
 
-/// Signatures of data that hob does not overwrite without being told to: name, offset, bytes.
+/// Signatures of data that hob overwrites only with --force: name, offset, bytes.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("a qcow2 image", 0, b"QFI\xfb"),
     ("a VMDK image", 0, b"KDMV"),
@@ -91,11 +92,11 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
-    /// hob has just created the file.
+    /// Whether hob has just created the file.
     created: bool,
 }
 
-/// Access to the caches' data.
+/// Descriptor or connection for the caches' data.
 #[derive(Debug)]
 pub(super) enum Data {
     Here(OwnedFd, FdClass),
@@ -107,7 +108,7 @@ pub(super) enum Data {
 pub(super) struct Device {
     pub(super) open: OpenDevice,
     pub(super) superblock: Superblock,
-    /// Number of the current superblock copy.
+    /// Number of the superblock copy that is current.
     pub(super) copy: u8,
     pub(super) table: Table,
 }
@@ -121,7 +122,7 @@ impl OpenDevice {
         }
         let control =
             OpenOptions::new().read(true).write(true).open(path).map_err(|e| system("open it", e))?;
-        let file_type = control.metadata().map_err(|e| system("look at it", e))?.file_type();
+        let file_type = control.metadata().map_err(|e| system("read its type", e))?.file_type();
         if !file_type.is_file() && !file_type.is_block_device() {
             let reason = format!("{} is neither a file nor a block device", path.display());
             return Err(PoolError::Unworkable { reason });
@@ -140,7 +141,7 @@ impl OpenDevice {
         if access == "buffered" {
             tracing::warn!(
                 path = %path.display(),
-                "this filesystem has no O_DIRECT; the pool's data will be in the page cache a second time"
+                "this filesystem has no O_DIRECT; the page cache will hold a second copy of the pool's data"
             );
         }
         match crate::lock::lock(&data) {
@@ -174,7 +175,7 @@ impl OpenDevice {
         })
     }
 
-    /// Opens a device that will be added to a pool; creates the file if it does not exist.
+    /// Opens a device that will be added to a pool, and creates the file if it does not exist.
     pub(super) fn create(spec: &DeviceSpec) -> Result<OpenDevice, PoolError> {
         let path = &spec.path;
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
@@ -205,8 +206,8 @@ impl OpenDevice {
         file.map_or(Ok(()), |file| file.set_len(self.size_bytes)).map_err(|e| self.system("size it", e))
     }
 
-    /// Reserves all bytes of a file now, so that a full filesystem cannot cause errors later. On failure,
-    /// the file is left as it was.
+    /// Reserves all bytes of a file now, so that a full filesystem cannot cause errors later. On
+    /// failure, the file stays unchanged.
     fn reserve(&self) -> Result<(), PoolError> {
         let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
         let Some(file) = self.control.file().filter(is_file) else { return Ok(()) };
@@ -234,7 +235,7 @@ impl OpenDevice {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device that has any data.
+    /// Refuses a device that contains any data.
     pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
@@ -251,8 +252,8 @@ impl OpenDevice {
         Err(PoolError::Foreign { path: self.path.clone(), what })
     }
 
-    /// Refuses a device that the kernel uses through a loop device, for example as a swap area, even with
-    /// --force.
+    /// Refuses a device that the kernel uses through a loop device, for example as a swap area. A
+    /// device in use is refused even with --force.
     pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
         let Data::Here(data, _) = &self.data else { return Ok(()) };
         let over = FileId::of(data).and_then(swap::loops_over);
@@ -261,7 +262,7 @@ impl OpenDevice {
             Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
             // A process that may not list loop devices has not created one either.
             Err(error) => {
-                tracing::debug!(%error, "cannot look at loop devices");
+                tracing::debug!(%error, "cannot list the loop devices");
                 Ok(())
             }
         }
@@ -298,7 +299,7 @@ impl OpenDevice {
         }
     }
 
-    /// Makes the device appear empty to probes.
+    /// Overwrites the start of the device, so that programs see it as empty.
     pub(super) fn wipe(&self) -> Result<(), PoolError> {
         let zeroes = vec![0; HEAD_BYTES.min(SUPERBLOCK_OFFSETS[1] as usize)];
         let wiped = self
@@ -309,15 +310,15 @@ impl OpenDevice {
         wiped.map_err(|e| self.system("wipe it", e))
     }
 
-    /// Returns an error of this device.
+    /// Creates an error for this device.
     pub(super) fn system(&self, action: &'static str, source: io::Error) -> PoolError {
         PoolError::System { path: self.path.clone(), action, source }
     }
 }
 
 impl Device {
-    /// Makes an open device part of a pool. Its superblock is written last: until it is complete, the
-    /// device belongs to no pool.
+    /// Makes an open device part of a pool. The superblock is written last: until it is complete,
+    /// the device belongs to no pool.
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
@@ -369,7 +370,7 @@ impl Device {
         stored.map_err(|e| self.open.system("write its segment table", e))
     }
 
-    /// Duplicates the access to the data for a shard.
+    /// Duplicates the descriptor or connection for the caches' data, for a shard.
     pub(super) fn clone_data(&self) -> Result<FlashFile, PoolError> {
         match &self.open.data {
             Data::Here(file, class) => {
@@ -381,14 +382,14 @@ impl Device {
         }
     }
 
-    /// Returns true if the device is another host's, and so for replicas only.
+    /// Returns true if the device is on another host, so that it stores only replicas.
     pub(super) fn is_remote(&self) -> bool {
         matches!(self.open.data, Data::Remote(_))
     }
 }
 
-/// Returns the UUID in a file's superblock; `None` without one. Changes nothing, and works while the file
-/// is open elsewhere.
+/// Returns the UUID in a file's superblock; `None` if it has none. The function changes nothing,
+/// and works while the file is open elsewhere.
 pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).ok()?;
@@ -400,14 +401,14 @@ pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     copies.max_by_key(|superblock| superblock.generation).map(|superblock| superblock.device_uuid)
 }
 
-/// Returns how many bytes of a file of `size_bytes` have no space on its filesystem yet; `None` if the
-/// filesystem does not report it.
+/// Returns how many bytes of a file of `size_bytes` have no space on the filesystem yet; `None` if
+/// the filesystem does not report that.
 fn missing_bytes(file: &File, size_bytes: u64) -> Option<u64> {
     let allocated = file.metadata().ok()?.blocks() * 512;
     Some(size_bytes.saturating_sub(allocated))
 }
 
-/// Returns the bytes that are free for this process on a file's filesystem; the maximum if it does not
+/// Returns the free bytes of a file's filesystem for this process; the maximum if it does not
 /// report them.
 fn free_bytes(file: &File) -> u64 {
     let Ok(status) = rustix::fs::fstatvfs(file) else { return u64::MAX };
@@ -431,8 +432,8 @@ fn holes(file: &File, size_bytes: u64) -> Vec<(u64, u64)> {
     holes
 }
 
-/// Frees the space that was allocated in these former holes: a failed fallocate keeps what it allocated
-/// before.
+/// Frees the space that was allocated in these former holes. A failed fallocate keeps the space
+/// that it already allocated.
 fn release(file: &File, holes: &[(u64, u64)]) {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for (offset, len) in holes {
@@ -440,7 +441,7 @@ fn release(file: &File, holes: &[(u64, u64)]) {
     }
 }
 
-/// Opens a device for the caches' data, and says how that is accessed.
+/// Opens a device for the caches' data, and returns how it is accessed.
 fn open_data_file(memory: bool, open: impl Fn(i32) -> io::Result<File>) -> io::Result<(File, &'static str)> {
     let direct = if memory { None } else { open_direct(&open)? };
     match direct {

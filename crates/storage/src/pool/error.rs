@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use hob_engine::units::DeviceId;
 
-/// Why a pool operation failed. Nothing was changed, as far as the devices allow.
+/// Why a pool operation failed. The pool is unchanged, as far as the devices allow.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The device has no superblock of hob.
+    /// The device has no superblock of a hob pool.
     #[error("{path} holds no hob pool; check the path. If a device of a pool was replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. For a new pool: `hob pool create`", path = path.display())]
     NotAPool {
         /// The device.
         path: PathBuf,
     },
-    /// The device holds other data.
+    /// The device contains other data.
     #[error(
         "{path} holds {what}; hob does not overwrite it. Pass --force to overwrite it",
         path = path.display()
@@ -33,12 +33,12 @@ pub enum PoolError {
     OtherPool {
         /// The device.
         path: PathBuf,
-        /// Its pool: name and UUID.
+        /// Name and UUID of the pool that the device belongs to.
         found: String,
-        /// The pool it was named with.
+        /// Name and UUID of the pool that the operation concerns.
         expected: String,
     },
-    /// Another process has the device.
+    /// Another process has the device open.
     #[error(
         "{path} is in use by another process; a pool has one daemon. Stop the other one first",
         path = path.display()
@@ -47,7 +47,7 @@ pub enum PoolError {
         /// The device.
         path: PathBuf,
     },
-    /// The device has no room for one segment, or is smaller than its superblock says.
+    /// The device has no space for one segment, or is smaller than its superblock says.
     #[error("{path} has {bytes} bytes; at least {needed} are needed", path = path.display())]
     TooSmall {
         /// The device.
@@ -57,7 +57,7 @@ pub enum PoolError {
         /// Required bytes.
         needed: u64,
     },
-    /// The filesystem is full.
+    /// The filesystem of the device's file is full.
     #[error(
         "the filesystem of {path} has no room for {bytes} bytes; the pool reserves all of them at once. \
          Give it a smaller size or another place",
@@ -69,15 +69,15 @@ pub enum PoolError {
         /// Requested bytes.
         bytes: u64,
     },
-    /// There are too few free segments.
+    /// The pool has too few free segments.
     #[error("the pool has {free} free segments of {wanted} that are needed; add a device or shrink a cache")]
     Full {
         /// Requested segments.
         wanted: u64,
-        /// Free segments on devices with allocation on.
+        /// Number of free segments on devices with allocation on.
         free: u64,
     },
-    /// There is no contiguous room for a swap area.
+    /// No device has enough contiguous space for a swap area.
     #[error(
         "no device has {wanted} free segments in one piece: {free} are free on it, the longest piece has {longest}; ask for less, make \
          a cache smaller, or add a device"
@@ -85,12 +85,12 @@ pub enum PoolError {
     InPieces {
         /// Requested segments.
         wanted: u64,
-        /// Free segments on the device with the longest contiguous range.
+        /// Free segments on the device with the longest contiguous free range.
         free: u64,
-        /// Length of that range in segments.
+        /// Length of the longest contiguous free range in segments.
         longest: u64,
     },
-    /// A loop device uses it.
+    /// A loop device uses the pool's device.
     #[error(
         "{path} lies under {device}, and what is there is in use, as swap or as a filesystem; end that first ('swapon' and \
          'losetup -l' show it)",
@@ -103,7 +103,7 @@ pub enum PoolError {
         /// The loop device.
         device: PathBuf,
     },
-    /// The journal's copies need more devices.
+    /// The pool has too few devices for the journal's copies.
     #[error(
         "{copies} copies of a journal need as many devices with {segments} free segments each, and the pool has \
          {devices}; add a device, make a cache smaller, or keep fewer copies"
@@ -113,10 +113,10 @@ pub enum PoolError {
         copies: usize,
         /// Segments of each.
         segments: u64,
-        /// Devices with allocation on that have room for a copy.
+        /// Number of devices with allocation on and space for a copy.
         devices: usize,
     },
-    /// Segments of the device are in use.
+    /// Segments of the device are still in use.
     #[error("device {device} still has {segments} segments in use; move the caches to other devices first")]
     DeviceBusy {
         /// The device.
@@ -124,7 +124,7 @@ pub enum PoolError {
         /// Segments in use.
         segments: u64,
     },
-    /// The device does not exist.
+    /// The pool has no such device.
     #[error("the pool has no device {device}")]
     NoSuchDevice {
         /// The requested id.
@@ -142,18 +142,18 @@ pub enum PoolError {
         /// The damage.
         what: String,
     },
-    /// A newer hob wrote the device.
+    /// A newer version of hob wrote the device.
     #[error("{path} was written by a later version of hob ({what}); use that one", path = path.display())]
     Newer {
         /// The device.
         path: PathBuf,
-        /// The unknown feature or version.
+        /// The feature or version that this hob does not know.
         what: String,
     },
-    /// The request is invalid.
+    /// The requested operation is invalid.
     #[error("{reason}")]
     Unworkable {
-        /// The reason, and a valid alternative.
+        /// Why the operation is invalid, and a valid alternative.
         reason: String,
     },
     /// A system call failed.

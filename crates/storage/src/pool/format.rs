@@ -1,13 +1,13 @@
-//! The format of a pool device, version 1, as specified in `docs/FORMAT.md`.
+//! Encodes and decodes the format of a pool device, version 1, as specified in `docs/FORMAT.md`.
 //!
-//! Only encoding, decoding and arithmetic; no file is accessed. All numbers are little-endian, offsets and
-//! lengths are bytes. Data from a device is validated before it is used.
+//! The format code accesses no file. All numbers are little-endian; offsets and lengths are in
+//! bytes. Data from a device is validated before it is used.
 
 use std::fmt;
 
 use super::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-/// Format version that this hob writes, and the only one it reads.
+/// Version of the device format that this hob reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Size of a superblock, and of a page of the segment table, in bytes.
@@ -19,7 +19,8 @@ pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, (1 << 20) - PAGE_BYTES as u6
 /// Offset of the segment table.
 const TABLE_OFFSET: u64 = 1 << 20;
 
-/// Alignment of the second copy's distance from the first: more than flash loses in one torn write.
+/// Alignment of the second copy's distance from the first, larger than a torn write of a flash
+/// device.
 const COPY_ALIGNMENT: u64 = 64 << 10;
 
 /// Alignment of the first segment's offset.
@@ -28,7 +29,8 @@ const DATA_ALIGNMENT: u64 = 1 << 20;
 /// Number of entries in a table page.
 pub(super) const ENTRIES_PER_PAGE: u64 = 126;
 
-/// Maximum number of segments per device: bounds the memory that a superblock can make hob allocate.
+/// Maximum number of segments per device. The maximum number of segments limits the memory that a
+/// superblock can make hob allocate.
 pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 
 /// Maximum length of a pool's name in bytes.
@@ -37,7 +39,7 @@ pub(super) const NAME_BYTES_MAX: usize = 63;
 const MAGIC: [u8; 8] = *b"hob-pool";
 const PAGE_MAGIC: [u8; 4] = *b"hobT";
 
-/// Offsets in a superblock.
+/// Offsets of the fields in a superblock.
 mod superblock_at {
     pub(super) const MAGIC: usize = 0x00;
     pub(super) const VERSION: usize = 0x08;
@@ -59,7 +61,7 @@ mod superblock_at {
     pub(super) const NAME: usize = 0x81;
 }
 
-/// Offsets in a page of the segment table.
+/// Offsets of the fields in a page of the segment table.
 mod page_at {
     pub(super) const MAGIC: usize = 0x00;
     pub(super) const CRC: usize = 0x04;
@@ -70,7 +72,7 @@ mod page_at {
     pub(super) const ENTRIES: usize = 0x40;
 }
 
-/// Offsets in an entry of a page.
+/// Offsets of the fields in an entry of a table page.
 mod entry_at {
     pub(super) const OWNER: usize = 0x00;
     pub(super) const ORDINAL: usize = 0x10;
@@ -86,7 +88,7 @@ const KIND_DATA_PERSISTENT: u32 = 2;
 const KIND_RING: u32 = 3;
 const KIND_SWAP: u32 = 4;
 
-/// Maximum number of copies of a ring.
+/// Maximum number of copies of a journal ring.
 pub(super) const RING_COPIES_MAX: u8 = 2;
 
 /// A random 128-bit identifier.
@@ -111,20 +113,21 @@ impl fmt::Debug for Uuid {
     }
 }
 
-/// The cache or swap area a segment belongs to: a UUID or a hash, chosen by the caller, never 0.
+/// Id of the cache or swap area that owns a segment: a UUID or a hash, chosen by the caller, never
+/// 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(pub u128);
 
-/// Switches of a device, one bit each.
+/// Flags of a device, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SuperblockFlags(pub(super) u32);
 
 impl SuperblockFlags {
-    /// The device gets no new segments (allocation off).
+    /// Flag: no new segments are allocated on the device.
     pub(super) const OUT: SuperblockFlags = SuperblockFlags(1);
 }
 
-/// Features that a hob must know to open a device, one bit each.
+/// Features that hob must support to open a device, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features(pub(super) u64);
 
@@ -143,7 +146,7 @@ impl Features {
     }
 }
 
-/// The features that this hob knows.
+/// Features that this version of hob supports.
 const FEATURES_KNOWN: Features = Features::JOURNAL.with(Features::SWAP);
 
 /// The superblock of a device.
@@ -153,7 +156,7 @@ pub(super) struct Superblock {
     pub(super) pool_uuid: Uuid,
     pub(super) device_uuid: Uuid,
     pub(super) ordinal: u16,
-    /// First ordinal that no device of the pool has ever had.
+    /// First ordinal that was never given to a device of the pool.
     pub(super) next_ordinal: u16,
     pub(super) flags: SuperblockFlags,
     pub(super) device_bytes: u64,
@@ -163,18 +166,18 @@ pub(super) struct Superblock {
     pub(super) name: String,
 }
 
-/// Why 4 KiB are not a valid superblock.
+/// Why a page is not a valid superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NotSuperblock {
-    /// They have no signature of hob.
+    /// The page has no signature of hob.
     Foreign,
-    /// Their version or a feature is unknown to this hob.
+    /// The superblock has a version or a feature that this hob does not know.
     Newer(String),
-    /// They are a damaged superblock.
+    /// The superblock is damaged.
     Damaged(&'static str),
 }
 
-/// Offsets on a device.
+/// Positions of table and segments on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) segments: u64,
@@ -192,7 +195,7 @@ impl Layout {
         Layout { segments, table_offset: TABLE_OFFSET, table_pages, data_offset }
     }
 
-    /// Returns the layout with as many segments as fit; `None` if none fits.
+    /// Returns the layout with as many segments as fit on the device; `None` if none fits.
     pub(super) fn fitting(device_bytes: u64, segment_bytes: u64) -> Option<Layout> {
         let mut segments = (device_bytes / segment_bytes).min(SEGMENTS_MAX);
         while segments > 0 {
@@ -206,18 +209,18 @@ impl Layout {
         None
     }
 
-    /// Returns the offset of copy 0 or 1 of a table page.
+    /// Returns the offset of a copy (0 or 1) of a table page.
     pub(super) fn page_offset(&self, page: u64, copy: u8) -> u64 {
         self.table_offset + u64::from(copy) * copy_bytes(self.table_pages) + page * PAGE_BYTES as u64
     }
 }
 
-/// Returns the size of one copy of the table in bytes.
+/// Returns the size of one copy of the segment table in bytes.
 fn copy_bytes(table_pages: u64) -> u64 {
     (table_pages * PAGE_BYTES as u64).next_multiple_of(COPY_ALIGNMENT)
 }
 
-/// Returns the size in bytes of a device on which `cache_bytes` of caches fit.
+/// Returns the size in bytes of a device that has space for `cache_bytes` of caches.
 pub fn device_bytes_for(cache_bytes: u64, segment_bytes: u64) -> u64 {
     let layout = Layout::new(cache_bytes.div_ceil(segment_bytes).max(1));
     layout.data_offset + layout.segments * segment_bytes
@@ -249,7 +252,7 @@ impl Superblock {
         bytes
     }
 
-    /// Decodes a superblock; `bytes` is one page.
+    /// Decodes a superblock from `bytes`, one page.
     pub(super) fn decode(bytes: &[u8]) -> Result<Superblock, NotSuperblock> {
         use superblock_at as at;
         if bytes.len() != PAGE_BYTES || bytes[at::MAGIC..at::VERSION] != MAGIC {
@@ -286,13 +289,13 @@ impl Superblock {
                 data_offset: u64_at(bytes, at::DATA_OFFSET),
             },
             features,
-            name: name.ok_or(NotSuperblock::Damaged("the pool's name is no text"))?.to_owned(),
+            name: name.ok_or(NotSuperblock::Damaged("the pool's name is not valid text"))?.to_owned(),
         };
         superblock.check().map_err(NotSuperblock::Damaged)?;
         Ok(superblock)
     }
 
-    /// Checks the numbers: a correct checksum does not make them valid.
+    /// Validates the superblock's numbers, because a correct checksum does not make them valid.
     fn check(&self) -> Result<(), &'static str> {
         let Layout { segments, table_offset, table_pages, data_offset } = self.layout;
         let page = PAGE_BYTES as u64;
@@ -306,7 +309,7 @@ impl Superblock {
             || !table_offset.is_multiple_of(page)
             || !data_offset.is_multiple_of(page)
         {
-            return Err("a region is misplaced");
+            return Err("a region has a wrong offset");
         }
         // No overflow from here on: `segments` and `segment_bytes` are bounded.
         let table_end = table_offset.checked_add(2 * copy_bytes(table_pages));
@@ -314,10 +317,10 @@ impl Superblock {
         if !(table_end.is_some_and(|end| end <= data_offset)
             && data_end.is_some_and(|end| end <= self.device_bytes))
         {
-            return Err("regions overlap or leave the device");
+            return Err("regions overlap or exceed the device");
         }
         if self.ordinal >= self.next_ordinal {
-            return Err("the device's number was never given out");
+            return Err("the device's ordinal is invalid");
         }
         Ok(())
     }
@@ -328,13 +331,14 @@ pub fn is_segment_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
 }
 
-/// A segment's row in the table.
+/// An entry of the segment table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Free,
     Owned {
         owner: OwnerId,
-        /// Position among the owner's segments of this kind; in a ring, among the copy's segments.
+        /// Position among the owner's segments of this kind. For a ring: position in the ring's
+        /// copy.
         ordinal: u32,
         kind: Kind,
     },
@@ -343,17 +347,18 @@ pub(super) enum Entry {
 /// Purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Data of a volatile cache: free when the pool is opened.
+    /// Data of a volatile cache. The segment becomes free when the pool is opened.
     Volatile,
-    /// Data of a persistent cache, which had no ring with a number above `since` when it got the segment.
+    /// Data of a persistent cache. When the cache got the segment, it had no ring with a number
+    /// above `since`.
     Data { since: u32 },
-    /// Part of a copy of a journal ring of a persistent cache.
+    /// Part of a copy of a persistent cache's journal ring.
     Ring { number: u32, copy: u8 },
     /// Part of a swap area of `of` consecutive segments.
     Swap { of: u32 },
 }
 
-/// A page of the segment table, without its entries.
+/// Header of a segment table page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageHeader {
     pub(super) generation: u64,
@@ -361,7 +366,7 @@ pub(super) struct PageHeader {
     pub(super) index: u32,
 }
 
-/// Encodes one page with its entries, at most [`ENTRIES_PER_PAGE`].
+/// Encodes a table page with its entries, at most [`ENTRIES_PER_PAGE`].
 pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     assert!(entries.len() as u64 <= ENTRIES_PER_PAGE, "entries of one page only");
     let mut bytes = vec![0; PAGE_BYTES];
@@ -397,7 +402,7 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes one page of `count` entries; `None` if it is not exactly that page of that device, and complete.
+/// Decodes a table page of `count` entries; `None` if it is damaged or another page.
 pub(super) fn decode_page(
     bytes: &[u8],
     device_uuid: Uuid,
@@ -440,7 +445,8 @@ fn decode_entry(bytes: &[u8]) -> Option<Entry> {
     Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), kind })
 }
 
-/// Returns the CRC-32C of all bytes, with those of the checksum itself taken as zeroes.
+/// Returns the CRC-32C of a page. The CRC covers all bytes, with the checksum's own bytes as
+/// zeroes.
 fn page_crc(bytes: &[u8], at: usize) -> u32 {
     let before = crc32c::crc32c(&bytes[..at]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[at + 4..])

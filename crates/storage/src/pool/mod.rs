@@ -1,16 +1,18 @@
 //! The pool: the flash devices of this host, divided into segments that caches own.
 //!
-//! A pool belongs to a control thread. Its calls read and write devices and wait for them. They are rare:
-//! caches are created, removed and resized. Shards get descriptors of their own ([`Pool::file`]) and do
-//! cache I/O without the pool. `docs/FORMAT.md` specifies the bytes on the devices.
+//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Calls
+//! of the pool are rare: caches are created, removed and resized. Shards have their own descriptors
+//! ([`Pool::file`]) and perform cache I/O without the pool. `docs/FORMAT.md` specifies the format
+//! of the devices.
 //!
 //! # Rules
-//! * A segment has one owner, which is recorded on its device before one of the `allocate` functions returns.
-//! * Segments of volatile caches are free when a pool is opened: their contents were lost with the index.
-//!   Those of persistent caches and of swap areas stay their owner's until they are released.
-//! * A device with other data on it is refused, unless overwriting is forced.
-//! * All devices of a pool have segments of one size. A device's id is its ordinal and stays for
-//!   as long as it belongs to the pool.
+//! * A segment has one owner. It is recorded on the device before an `allocate` function returns.
+//! * Segments of volatile caches are free when a pool is opened, because the index of their
+//!   contents was lost. Segments of persistent caches and of swap areas belong to their owner until
+//!   they are released.
+//! * A device with other data is refused, unless overwriting is forced.
+//! * All devices of a pool have segments of one size. A device's id is its ordinal, and is constant
+//!   while the device belongs to the pool.
 
 mod device;
 mod error;
@@ -47,7 +49,7 @@ use crate::ring::FdClass;
 /// Default segment size in bytes.
 pub const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
 
-/// Minimum segment size in bytes: a cache block must fit.
+/// Minimum segment size in bytes: the largest cache block.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
 /// Maximum segment size in bytes.
@@ -64,7 +66,7 @@ pub enum FlashFile {
 }
 
 impl FlashFile {
-    /// Returns the descriptor of a device on this host; `None` for another host's.
+    /// Returns the descriptor of a device on this host; `None` for a device on another host.
     pub fn here(self) -> Option<LocalFlash> {
         match self {
             FlashFile::Here(local) => Some(local),
@@ -78,27 +80,27 @@ impl FlashFile {
 pub struct LocalFlash {
     /// Open for reading and writing.
     pub file: OwnedFd,
-    /// How the ring handles it.
+    /// How the ring accesses the device.
     pub class: FdClass,
 }
 
-/// Whether a device gets new segments.
+/// Whether new segments are allocated on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Yes.
     In,
-    /// No; segments in use stay in use.
+    /// No new segments are allocated; segments in use stay.
     Out,
 }
 
-/// Public information on a device.
+/// Properties of a pool device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its id.
     pub id: DeviceId,
     /// Its path.
     pub path: PathBuf,
-    /// Its UUID, from its superblock.
+    /// UUID of the device, from its superblock.
     pub uuid: Uuid,
     /// Size of the file or block device in bytes.
     pub size_bytes: u64,
@@ -106,10 +108,10 @@ pub struct DeviceInfo {
     pub segments: u64,
     /// Number of free segments.
     pub free_segments: u64,
-    /// Whether it gets new segments.
+    /// Whether new segments are allocated on the device.
     pub admission: Admission,
-    /// How it is accessed: `direct`, `buffered`, `memory` or `remote`. A remote one, on another host, is
-    /// for replicas only.
+    /// How the device is accessed: `direct`, `buffered`, `memory` or `remote`. A remote device is
+    /// on another host and stores only replicas.
     pub access: &'static str,
 }
 
@@ -121,7 +123,7 @@ pub struct Pool {
     segment_bytes: u64,
     next_ordinal: u16,
     devices: Vec<Device>,
-    /// Index of the device that gets the next segment.
+    /// Index of the device on which the next segment is allocated.
     turn: usize,
 }
 
@@ -129,7 +131,7 @@ impl Pool {
     /// Creates a pool of `devices`. Files that do not exist are created.
     ///
     /// # Errors
-    /// [`PoolError`]; files created by the call are removed again.
+    /// [`PoolError`]; files that the call created are removed again.
     pub fn create(
         name: &str,
         devices: &[DeviceSpec],
@@ -168,11 +170,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Opens a pool with the available devices at `paths`, at least one. Segments of volatile caches become
-    /// free.
+    /// Opens a pool with the available devices at `paths`, at least one. Segments of volatile
+    /// caches become free.
     ///
     /// # Errors
-    /// [`PoolError`] if any of the devices is not of this pool, or not usable.
+    /// [`PoolError`] if a device does not belong to the pool, or is not usable.
     pub fn open(paths: &[PathBuf]) -> Result<Pool, PoolError> {
         let mut pool: Option<Pool> = None;
         for path in paths {
@@ -196,7 +198,9 @@ impl Pool {
             device.store_table()?;
             pool.devices.push(device);
         }
-        pool.ok_or_else(|| PoolError::Unworkable { reason: "a pool is opened by naming its devices".into() })
+        pool.ok_or_else(|| PoolError::Unworkable {
+            reason: "name at least one device of the pool to open it".into(),
+        })
     }
 
     /// Adds devices of the same pool that were opened later.
@@ -212,7 +216,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Checks that it is another device of this pool.
+    /// Checks that a superblock belongs to another device of this pool.
     fn check_sibling(&self, superblock: &Superblock, path: &Path) -> Result<(), PoolError> {
         if superblock.pool_uuid != self.uuid || superblock.segment_bytes != self.segment_bytes {
             return Err(PoolError::OtherPool {
@@ -231,7 +235,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// [`PoolError`]; a file created by the call is removed again.
+    /// [`PoolError`]; a file that the call created is removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec)?;
         let path = open.made();
@@ -253,7 +257,9 @@ impl Pool {
         open.refuse_in_use()?;
         let ordinal = self.next_ordinal;
         let Some(next_ordinal) = ordinal.checked_add(1) else {
-            let reason = "a pool can be given 65 535 devices in its life; make a new pool".to_owned();
+            let reason =
+                "the pool had 65 535 devices already, the maximum in its lifetime; create a new pool"
+                    .to_owned();
             return Err(PoolError::Unworkable { reason });
         };
         let superblock = Superblock {
@@ -273,7 +279,7 @@ impl Pool {
         for device in &mut self.devices {
             device.superblock.next_ordinal = next_ordinal;
             if let Err(error) = device.store_superblock() {
-                tracing::warn!(%error, "a device of the pool did not learn of its new sibling");
+                tracing::warn!(%error, "a device of the pool could not record that the pool has a new device");
             }
         }
         self.next_ordinal = next_ordinal;
@@ -281,10 +287,10 @@ impl Pool {
         Ok(DeviceId(ordinal))
     }
 
-    /// Removes a device without segments in use from the pool and wipes its superblock.
+    /// Removes a device without segments in use from the pool, and wipes its superblock.
     ///
     /// # Errors
-    /// `DeviceBusy`, `NoSuchDevice`. A device that cannot be wiped is removed all the same.
+    /// `DeviceBusy`, `NoSuchDevice`. A device that cannot be wiped is removed nevertheless.
     pub fn remove_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let table = &self.devices[at].table;
@@ -294,23 +300,23 @@ impl Pool {
         }
         let device = self.devices.remove(at);
         if let Err(error) = device.open.wipe() {
-            tracing::warn!(%error, "the removed device still carries its old superblock");
+            tracing::warn!(%error, "the superblock of the removed device could not be wiped");
         }
         Ok(())
     }
 
-    /// Closes a device and leaves its content unchanged: it can be opened and join again.
+    /// Closes a device and leaves its content unchanged, so that it can be opened and added again.
     pub fn close_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         self.devices.remove(at);
         Ok(())
     }
 
-    /// Switches the allocation of new segments on a device on or off.
+    /// Allows or forbids the allocation of new segments on a device.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the device's own: then allocation is off in either case, but only until the pool
-    /// is opened again.
+    /// `NoSuchDevice`, or an error of the device. After an error, allocation is forbidden until the
+    /// pool is opened again.
     pub fn set_admission(&mut self, id: DeviceId, admission: Admission) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];
@@ -323,7 +329,8 @@ impl Pool {
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
-    /// Abandons a device on another host: nothing is read or written there, and it provides no segments.
+    /// Abandons a device on another host: hob neither reads nor writes it, and allocates no
+    /// segments on it.
     ///
     /// # Errors
     /// `NoSuchDevice`.
@@ -342,7 +349,7 @@ impl Pool {
         self.devices.iter().fold(Features::default(), |all, device| all.with(device.superblock.features))
     }
 
-    /// Records a required feature on every device that does not have it yet.
+    /// Records a required feature on every device that lacks it.
     fn require(&mut self, feature: Features) -> Result<(), PoolError> {
         for device in &mut self.devices {
             let old = device.superblock.features;
@@ -394,7 +401,7 @@ impl Pool {
     /// Returns a descriptor of a device, for a shard.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the system's if there are no descriptors left.
+    /// `NoSuchDevice`, or the system's error if descriptors are lacking.
     pub fn file(&self, id: DeviceId) -> Result<FlashFile, PoolError> {
         let device = &self.devices[self.position(id)?];
         device.clone_data()
@@ -410,7 +417,7 @@ fn admits(device: &Device) -> bool {
     device.superblock.flags.0 & SuperblockFlags::OUT.0 == 0
 }
 
-/// Returns true if the device provides segments for all of a cache's data.
+/// Returns true if data of every kind can be allocated on the device.
 fn admits_all(device: &Device) -> bool {
     admits(device) && !device.is_remote()
 }

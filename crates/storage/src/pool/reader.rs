@@ -1,7 +1,7 @@
-//! Direct, blocking reads of flash: for recovery, and for copying dirty data out by command.
+//! Blocking reads of flash, for recovery and for exporting dirty data.
 //!
-//! It uses the descriptors of the caches' data, which are O_DIRECT if possible, so it reads the device's
-//! content and not the host's page cache. Nothing is written.
+//! The reader uses the descriptors of the caches' data, which are O_DIRECT if possible. So it reads
+//! the device's content and not the host's page cache. It writes nothing.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::volatile::{self, VolatileFile};
 /// Memory alignment for O_DIRECT, bytes.
 const ALIGNMENT: usize = 4096;
 
-/// Memory that O_DIRECT reads into.
+/// A buffer that is aligned for O_DIRECT reads.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer {
     memory: Vec<u8>,
@@ -49,11 +49,11 @@ impl AlignedBuffer {
 #[derive(Debug)]
 enum Source {
     Here(OwnedFd, Option<Arc<VolatileFile>>),
-    /// With a flag whether a read failed.
+    /// Device on another host; the flag says whether a read failed.
     Remote(Arc<RemoteFile>, AtomicBool),
 }
 
-/// The devices of a pool, open for reading. Independent of the pool's lock.
+/// Devices of a pool, open for reading, independent of the pool's lock.
 #[derive(Debug)]
 pub(super) struct Devices(Vec<(DeviceId, Source)>);
 
@@ -73,7 +73,7 @@ impl Devices {
         Ok(Devices(files.collect::<Result<_, PoolError>>()?))
     }
 
-    /// Fills `bytes`, which are aligned, from `offset` on.
+    /// Reads `bytes`, an aligned buffer, from `offset` on.
     pub(super) fn read(&self, device: DeviceId, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         let found = self.0.iter().find(|(id, ..)| *id == device);
         match &found.ok_or(Errno::NODEV)?.1 {
@@ -86,7 +86,7 @@ impl Devices {
         }
     }
 
-    /// Returns the devices on other hosts of which a read failed: they may be gone.
+    /// Returns the remote devices of which a read failed. Devices with failed reads may be gone.
     pub(super) fn unread(&self) -> Vec<DeviceId> {
         let is_unread = |source: &Source| match source {
             Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),
@@ -101,20 +101,20 @@ impl Devices {
 pub struct SectorCopy {
     /// The data segment.
     pub place: Segment,
-    /// The sector's index in it.
+    /// Index of the sector in its segment.
     pub sector: u64,
-    /// CRC-32C of its bytes; `None` if it is unknown and any content is accepted.
+    /// CRC-32C of the sector; `None` if it is unknown and any content is accepted.
     pub sum: Option<u32>,
 }
 
 /// Why a sector cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SectorLost {
-    /// No copy of it can be read.
-    #[error("no copy of it can be read from flash")]
+    /// No copy of the sector can be read.
+    #[error("no copy of the sector can be read from flash")]
     Unreadable,
-    /// The readable copies have other checksums.
-    #[error("what flash holds has another checksum")]
+    /// The readable copies of the sector have wrong checksums.
+    #[error("the sector on flash has a wrong checksum")]
     Wrong,
 }
 
@@ -130,13 +130,13 @@ impl SectorReader {
     /// Creates a reader of the devices that `pool` has now.
     ///
     /// # Errors
-    /// The system's if there are no descriptors left.
+    /// The system's error if descriptors are lacking.
     pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
         let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
         Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })
     }
 
-    /// Returns the bytes of a dirty sector of a cache with these data segments.
+    /// Reads a dirty sector of a cache with these data segments.
     ///
     /// # Errors
     /// As [`SectorReader::read`].
@@ -152,11 +152,10 @@ impl SectorReader {
         }
     }
 
-    /// Returns the bytes of the first of these copies of one sector that is readable and has the right
-    /// checksum.
+    /// Reads the first of a sector's copies that is readable and has the right checksum.
     ///
     /// # Errors
-    /// [`SectorLost`] if there is none.
+    /// [`SectorLost`] if no copy is usable.
     pub fn read(&mut self, copies: &[SectorCopy]) -> Result<&[u8], SectorLost> {
         let mut lost = SectorLost::Unreadable;
         for copy in copies {

@@ -1,17 +1,18 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! `hob_engine::journal` interprets the pages, without I/O; this module reads them. A ring is read twice,
-//! in runs of up to 1 MiB by a thread of its own, while the calling thread interprets them. Then the
-//! sectors of the tail that the journal cannot vouch for are read and checksummed, several at a time.
-//! Nothing is written: the new owner writes a new ring, and a crash before that changes nothing.
+//! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
+//! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
+//! After that, the sectors of the tail that the journal cannot prove are read and checksummed,
+//! several at a time. Nothing is written: the new owner writes a new ring, and a crash before that
+//! changes nothing.
 //!
 //! # Failures
-//! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A page
-//! that was present in the first reading and differs in the second is left out, and everything is read
-//! again; a device that does this often is an error. If segments are missing because their device is
-//! missing, the journal shows what is lost. But if a journal's only copy is on a missing device, there
-//! seems to be no journal at all. Call `recover` only if all devices of the pool are present, or the
-//! operator has decided to do without the missing ones.
+//! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
+//! page that differs in the second reading is left out, and everything is read again. A device that
+//! does this often is an error. If segments are missing because their device is missing, the
+//! journal shows what is lost. But if a journal's only copy is on a missing device, the cache seems
+//! to have no journal. So call `recover` only if all devices of the pool are present, or the
+//! operator decided to continue without the missing ones.
 
 mod pages;
 mod tail;
@@ -33,17 +34,19 @@ const CHANGED_PAGES_MAX: usize = 16;
 /// Result of the recovery of a persistent cache.
 #[derive(Debug)]
 pub enum Found {
-    /// No valid journal: the cache holds no data.
+    /// The cache has no valid journal, so it holds no data.
     Nothing(RecoveredPool),
-    /// A valid journal, and its index. Frames are numbered by the order of the data segments of `RecoveredPool`.
+    /// The recovered index of a valid journal. Frames are numbered by the order of the data
+    /// segments in `RecoveredPool`.
     Recovered(Box<Recovered>, RecoveredPool),
-    /// A damaged journal. Nothing in it can be trusted: dirty data cannot be distinguished from clean data.
+    /// The journal is damaged. The content of a damaged journal cannot be trusted, so dirty data
+    /// cannot be distinguished from clean data.
     Damaged {
-        /// The ring that was read.
+        /// Number of the ring that was read.
         ring: u32,
-        /// The damage, a sentence for users.
+        /// Description of the damage for users.
         what: String,
-        /// The segments found all the same.
+        /// Segments of the cache that were found.
         remains: RecoveredPool,
     },
 }
@@ -51,11 +54,11 @@ pub enum Found {
 /// Segments of a persistent cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredPool {
-    /// Data segments, by number.
+    /// Data segments of the cache, by number.
     pub data: Vec<DataSegment>,
-    /// Journal rings, the newest first. They are released when a new ring is in use.
+    /// Journal rings of the cache, newest first. Old rings are released when a new ring is in use.
     pub rings: Vec<RingOnFlash>,
-    /// Devices on other hosts that failed during the recovery; they were treated as empty.
+    /// Remote devices that failed during the recovery and were treated as empty.
     pub unread: Vec<DeviceId>,
 }
 
@@ -70,13 +73,13 @@ impl Found {
     }
 }
 
-/// Why a cache cannot be examined.
+/// Why a cache cannot be recovered.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
     /// An error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Pages differ at each reading.
+    /// Pages of the journal differ at each reading.
     #[error(
         "ring {ring} reads differently each time; a device of the pool is failing. Try again, or remove the cache and its data"
     )]
@@ -113,7 +116,7 @@ enum Outcome {
     Unfinished,
     Damaged(String),
     Recovered(Box<Recovered>),
-    /// This page of this copy differs from the first reading.
+    /// A page of a copy differs in the second reading: the copy's index and the page's number.
     Changed(usize, u64),
 }
 
@@ -125,8 +128,8 @@ pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> R
     Recovery::of(pool, owner)?.run(progress, |_| ())
 }
 
-/// A prepared recovery. It does not need the pool, which can be used meanwhile; the owner's segments must
-/// not be released.
+/// A prepared recovery. The pool can be used meanwhile, but the owner's segments must not be
+/// released.
 #[derive(Debug)]
 pub struct Recovery {
     owner: OwnerId,
@@ -136,21 +139,22 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// Prepares the recovery of what the pool has of this owner now.
+    /// Prepares the recovery of an owner's segments in the pool.
     ///
     /// # Errors
-    /// The system's if there are no descriptors left.
+    /// The system's error if descriptors are lacking.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
         let remains =
             RecoveredPool { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };
         Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
     }
 
-    /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known. `surveyed`
-    /// gets the result of the first reading of a whole ring, perhaps several times.
+    /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known.
+    /// `surveyed` gets the result of the first reading of a whole ring; it may be called several
+    /// times.
     ///
     /// # Errors
-    /// [`RecoverError`]. A cache without any data left is not an error.
+    /// [`RecoverError`]. A cache without data is not an error.
     pub fn run(
         self,
         progress: impl FnMut(u64, u64),
@@ -197,7 +201,7 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    /// First reading of some pages. `advance` gets the bytes read.
+    /// Reads some pages for the first time. `advance` gets the bytes read.
     fn survey(
         &self,
         runs: &[Run],

@@ -1,14 +1,13 @@
-//! A pool device on another host: reached through a socket of this host, where the device is served as an
-//! NBD export.
+//! A pool device on another host, served as an NBD export at a socket of this host.
 //!
-//! The listener at the socket connects it with the other host. It ensures that the same device answers,
-//! from a process that has run ever since: nothing that was acknowledged is lost with a connection.
-//! Superblock and segment table are read and written here, by threads that may wait. Cache I/O uses a
-//! separate connection of each shard ([`RemoteFlash`]).
+//! The listener at the socket connects to the other host. The listener ensures that the same device
+//! answers, from the same running process. So no acknowledged write is lost with a connection.
+//! `RemoteFile` reads and writes superblock and segment table, on threads that may block. Cache I/O
+//! uses a separate connection of each shard ([`RemoteFlash`]).
 //!
 //! # Refused
-//! An export that cannot flush, or is read-only. A request without an answer within [`WAIT_MAX`] fails, and
-//! all others within [`PAUSE`] of it fail immediately.
+//! An export that cannot flush, or is read-only. A request without a reply within [`WAIT_MAX`]
+//! fails. Further requests within [`PAUSE`] fail immediately.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,44 +26,45 @@ use crate::backing::nbd::sample::{self, SampleError};
 use crate::backing::nbd::{NbdBacking, open_uri};
 use crate::backing::{BackingOptions, OpenError};
 
-/// Name of the export.
+/// Name of the NBD export that a lender's device has.
 pub const REMOTE_EXPORT: &str = "lent";
 
-/// Timeout of connecting, and of a read, write or flush of superblock or table.
+/// Time limit for connecting, and for a read, write or flush of superblock or table.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// A request that failed after this time suspends the device: further requests fail immediately for
+/// Time after which a failing request suspends the device: further requests fail immediately for
 /// [`PAUSE`].
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
-/// Length of the suspension. Reading a journal sends thousands of requests.
+/// Duration of a device's suspension. Reading a journal sends thousands of requests, which would
+/// otherwise each time out.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Timeout of a shard's I/O, which is held until it is failed explicitly.
+/// Time limit of a shard's I/O. I/O to a remote device is kept until it is failed explicitly.
 const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
 
-/// Maximum payload of one request in bytes: every server accepts this size.
+/// Maximum payload of one request, bytes. Every server accepts this size.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The device, for threads that may wait.
+/// A remote device, for threads that may block.
 #[derive(Debug)]
 pub(crate) struct RemoteFile {
     socket: PathBuf,
     size_bytes: u64,
     connection: Mutex<Connection>,
-    /// The device was abandoned: no more requests are sent.
+    /// Whether the device was abandoned: no more requests are sent.
     given_up: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// `None` after the connection broke; the next request connects again.
+    /// Connection to the device; `None` after it broke. The next request connects again.
     link: Option<Link>,
-    /// The device is suspended until then.
+    /// End of the device's suspension.
     paused_until: Option<Instant>,
 }
 
-/// The device, for a shard.
+/// A remote device, for a shard.
 pub struct RemoteFlash {
     pub(crate) driver: NbdBacking,
 }
@@ -80,7 +80,7 @@ fn uri(socket: &Path) -> NbdUri {
 }
 
 impl RemoteFile {
-    /// Connects to the device behind a socket.
+    /// Connects to the remote device behind a socket.
     pub(crate) fn open(socket: &Path) -> Result<RemoteFile, PoolError> {
         let unworkable = |what: String| PoolError::Unworkable {
             reason: format!("the device behind {} cannot be used: {what}", socket.display()),
@@ -88,7 +88,7 @@ impl RemoteFile {
         let link = connect(&uri(socket), WAIT_MAX, WAIT_MAX).map_err(unworkable)?;
         let flags = link.negotiated.flags;
         if flags.contains(TransmissionFlags::READ_ONLY) || !flags.contains(TransmissionFlags::SEND_FLUSH) {
-            return Err(unworkable("it has to be written and flushed".to_owned()));
+            return Err(unworkable("its export must be writable and support FLUSH".to_owned()));
         }
         let size_bytes = link.negotiated.size_bytes;
         Ok(RemoteFile {
@@ -145,16 +145,16 @@ impl RemoteFile {
         self.with(|link| sample::flush(link, WAIT_MAX))
     }
 
-    /// Sends one request, over the present connection or a new one. There is no second attempt after a
-    /// broken connection: the caller's timeout is for one.
+    /// Sends one request, over the present connection or a new one. The function does not retry
+    /// after a broken connection, because the caller's timeout is for one attempt.
     fn with(&self, ask: impl FnMut(&Link) -> Result<(), SampleError>) -> io::Result<()> {
         if self.given_up.load(Ordering::Relaxed) {
-            return Err(io::Error::other("it was given up"));
+            return Err(io::Error::other("the remote device was abandoned"));
         }
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
         if connection.paused_until.is_some_and(|until| began < until) {
-            return Err(io::Error::other("it did not answer a moment ago"));
+            return Err(io::Error::other("the remote device did not answer a moment ago"));
         }
         let asked = self.ask(&mut connection.link, ask);
         let is_silent = asked.is_err() && began.elapsed() >= SILENT_AFTER;
@@ -172,7 +172,7 @@ impl RemoteFile {
             None => {
                 let link = connect(&uri(&self.socket), WAIT_MAX, WAIT_MAX).map_err(io::Error::other)?;
                 if link.negotiated.size_bytes != self.size_bytes {
-                    return Err(io::Error::other("it is back with another size"));
+                    return Err(io::Error::other("the remote device has another size after a reconnection"));
                 }
                 link
             }

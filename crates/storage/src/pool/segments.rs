@@ -1,8 +1,8 @@
-//! Segments: allocation to caches, look-up after a restart, release.
+//! Segments: allocates them to caches, finds them after a restart, and releases them.
 //!
-//! A volatile cache has data segments without order. A persistent one has data segments with permanent
-//! numbers, and rings for its journal, of one or two copies on different devices. docs/FORMAT.md specifies
-//! the table's content and the order of writes.
+//! A volatile cache has data segments without order. A persistent cache has data segments with
+//! permanent numbers, and rings for its journal with one or two copies on different devices.
+//! docs/FORMAT.md specifies the table's content and the order of writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -15,12 +15,12 @@ use super::error::PoolError;
 use super::format::{Entry, Features, Kind, OwnerId, RING_COPIES_MAX};
 use super::{Pool, admits, admits_all};
 
-/// A ring of a journal, as far as its devices are present.
+/// A ring of a journal, with the copies on present devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingOnFlash {
-    /// Its number; the finished journal with the highest number is valid.
+    /// Number of the ring. The finished journal with the highest number is valid.
     pub number: u32,
-    /// Segments of each copy, in order; all copies have the same number.
+    /// Segments of each copy, in order. All copies have the same number of segments.
     pub copies: Vec<Vec<Segment>>,
 }
 
@@ -35,8 +35,8 @@ impl Pool {
         Ok(segments.into_iter().map(|segment| segment.place).collect())
     }
 
-    /// Allocates `count` free data segments to a persistent cache, from all devices with allocation on, in
-    /// turn. They get the lowest numbers that the owner does not use.
+    /// Allocates `count` free data segments to a persistent cache, from all devices with allocation
+    /// on, in turn. The segments get the lowest numbers that the owner does not use.
     ///
     /// # Errors
     /// `Full`, or a device's own.
@@ -48,10 +48,11 @@ impl Pool {
         self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
     }
 
-    /// As [`Pool::allocate_data`], up to `most` segments, from devices of this host other than `besides`.
+    /// Allocates up to `most` segments like [`Pool::allocate_data`], but only from devices of this
+    /// host other than `besides`.
     ///
     /// # Errors
-    /// A device's own.
+    /// An error of a device.
     pub fn allocate_data_besides(
         &mut self,
         owner: OwnerId,
@@ -76,12 +77,12 @@ impl Pool {
         Ok(segments)
     }
 
-    /// Allocates up to `most` free segments for replicas to a persistent cache, from devices of other hosts
-    /// with allocation on, but leaves a given number free on each. They get the lowest numbers that the
-    /// owner does not use.
+    /// Allocates up to `most` free segments for replicas to a persistent cache, from devices of
+    /// other hosts. A given number of segments stays free on each device. The segments get the
+    /// lowest numbers that the owner does not use.
     ///
     /// # Errors
-    /// A device's own.
+    /// An error of a device.
     pub fn allocate_seconds(
         &mut self,
         owner: OwnerId,
@@ -104,12 +105,14 @@ impl Pool {
         Ok(segments)
     }
 
-    /// Allocates a journal ring to a persistent cache: the given number of copies and segments, each copy
-    /// on a device of this host of its own. Devices with the most room are used first, those in `avoid`
-    /// last. The number is [`Pool::next_ring_number`]'s.
+    /// Allocates a journal ring to a persistent cache, with the given number of copies and
+    /// segments. Each copy of the ring is on a different device of this host. Devices with the most
+    /// free space are used first, those in `avoid` last. The number is from
+    /// [`Pool::next_ring_number`].
     ///
     /// # Errors
-    /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
+    /// `TooFewDevices`, or an error of a device; `Unworkable` for a number in use, or not one or
+    /// two copies.
     pub fn allocate_ring(
         &mut self,
         owner: OwnerId,
@@ -122,11 +125,11 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, here)
     }
 
-    /// As [`Pool::allocate_ring`], for a ring of two copies of which the second is on another host, or of
-    /// one copy that is there.
+    /// Allocates a ring like [`Pool::allocate_ring`], but with a copy on another host: the second
+    /// of two copies, or the only one.
     ///
     /// # Errors
-    /// As [`Pool::allocate_ring`]'s.
+    /// As [`Pool::allocate_ring`].
     pub fn allocate_ring_far(
         &mut self,
         owner: OwnerId,
@@ -141,7 +144,7 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, devices)
     }
 
-    /// Returns the devices with allocation on that have room for `segments`, in order of preference.
+    /// Returns the devices with allocation on and space for `segments`, in order of preference.
     fn with_room(&self, segments: u64, avoid: &[DeviceId], which: impl Fn(&Device) -> bool) -> Vec<usize> {
         let fits = |at: &usize| {
             let device = &self.devices[*at];
@@ -214,8 +217,8 @@ impl Pool {
         &mut self.devices[at]
     }
 
-    /// Writes the owners of `segments`. Devices that have none of them are not written, so a faulty one
-    /// does no harm.
+    /// Writes the owners of `segments` to their devices. Other devices are not written, so that a
+    /// faulty one causes no error.
     pub(super) fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
@@ -226,14 +229,14 @@ impl Pool {
         })
     }
 
-    /// Frees segments of any kind. Segments of devices that are gone are ignored.
+    /// Frees segments of any kind. Segments on missing devices are ignored.
     ///
     /// # Errors
-    /// That of a device which has some of them; the segments count as free nevertheless, and the next write
-    /// to the device records that.
+    /// The error of a device with some of the segments. The segments count as free nevertheless,
+    /// and the next write to the device records that.
     ///
     /// # Panics
-    /// If one of them is free already or does not exist.
+    /// If a segment is free already or does not exist.
     pub fn release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         for segment in segments {
             let Ok(at) = self.position(segment.device) else { continue };
@@ -257,7 +260,7 @@ impl Pool {
         told
     }
 
-    /// Returns all segments of one owner, of any kind, including those left over from changes that a crash
+    /// Returns all segments of an owner, of any kind, including those of changes that a crash
     /// interrupted. Data segments come first, in their order.
     pub fn segments_of(&self, owner: OwnerId) -> Vec<Segment> {
         let order = |kind| match kind {
@@ -270,8 +273,8 @@ impl Pool {
         found.into_iter().map(|(.., place)| place).collect()
     }
 
-    /// Returns the data segments of a persistent cache, by number. If a returning device has a segment
-    /// whose number was reused meanwhile, that segment is left out.
+    /// Returns the data segments of a persistent cache, by number. If a device returns with a
+    /// segment whose number was reused meanwhile, that segment is left out.
     pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
         let data = |(kind, ordinal, place)| match kind {
             Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),
@@ -286,8 +289,9 @@ impl Pool {
         found.into_iter().map(segment).collect()
     }
 
-    /// Returns the rings of a persistent cache, highest number first. A copy on a missing device is left
-    /// out. A ring of which a crash left only parts is left out too, since nothing was ever written to it.
+    /// Returns the rings of a persistent cache, highest number first. A copy on a missing device is
+    /// left out. A ring of which a crash left only parts is left out too, because nothing was ever
+    /// written to it.
     pub fn rings_of(&self, owner: OwnerId) -> Vec<RingOnFlash> {
         let mut rings: BTreeMap<u32, [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]> = BTreeMap::new();
         for (kind, ordinal, place) in self.rows_of(owner) {
@@ -298,12 +302,12 @@ impl Pool {
         rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
     }
 
-    /// Invalidates the rings of a persistent cache up to this number: no later recovery can use them, also
-    /// after a crash. Their segments stay the owner's. Call it only while all devices of the pool are
-    /// present: missing devices are not changed.
+    /// Invalidates the rings of a persistent cache up to this number. No later recovery can use
+    /// them, even after a crash. The rings' segments still belong to the cache. Call this only
+    /// while all devices of the pool are present, because missing devices are not changed.
     ///
     /// # Errors
-    /// A device's own. Then the rings may be invalid or not.
+    /// An error of a device. After an error, the rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
         // No page on flash has this number, so none belongs to a ring with it.
         let number = self.ring_number_max(owner).saturating_add(1);
@@ -322,9 +326,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Returns a number for a new ring: higher than that of any earlier ring of the cache, including those
-    /// on missing devices. (It is the time in seconds, so that a ring created while a device was missing
-    /// takes precedence over those on that device.)
+    /// Returns a number for a new ring, higher than that of any earlier ring of the cache,
+    /// including those on missing devices. The number is the time in seconds. So a ring created
+    /// while a device was missing takes precedence over rings on that device.
     pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
         let seconds =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -332,7 +336,7 @@ impl Pool {
         above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
-    /// Returns the numbers of all rings of an owner with any segments, lowest first.
+    /// Returns the numbers of all rings of an owner that have a segment, lowest first.
     fn ring_numbers(&self, owner: OwnerId) -> Vec<u32> {
         let number = |(kind, ..): (Kind, u32, Segment)| match kind {
             Kind::Ring { number, .. } => Some(number),
@@ -378,7 +382,7 @@ fn is_of_persistent_cache(kind: Kind) -> bool {
     matches!(kind, Kind::Data { .. } | Kind::Ring { .. })
 }
 
-/// Returns a ring each of whose copies is complete or absent; `None` otherwise.
+/// Returns the ring if each of its copies is complete or absent; `None` otherwise.
 fn whole_ring(number: u32, copies: [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]) -> Option<RingOnFlash> {
     let mut ring = RingOnFlash { number, copies: Vec::new() };
     for mut copy in copies {

@@ -1,7 +1,8 @@
 //! Segments of swap areas: consecutive on one device, and found again by their owner.
 //!
-//! An area is allocated at the end of the smallest hole that is large enough, on the device with the most
-//! room. Caches use the lowest free segments, so that the two stay apart as long as possible.
+//! A swap area is allocated at the end of the smallest free range that is large enough, on the
+//! device with the most free space. Caches use the lowest free segments, so that both stay apart as
+//! long as possible.
 
 use std::collections::BTreeMap;
 
@@ -13,29 +14,29 @@ use super::format::{Entry, Features, Kind, OwnerId};
 use super::segments::segment_at;
 use super::{Pool, admits_all};
 
-/// Consecutive segments that the host swaps to.
+/// A swap area of the host: consecutive segments on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapArea {
-    /// Its owner id, which no cache has.
+    /// Owner id of the swap area, which no cache has.
     pub owner: OwnerId,
     /// Its device.
     pub device: DeviceId,
-    /// Its first byte on the device.
+    /// First byte of the swap area on its device.
     pub offset: u64,
-    /// Number of its segments that were found.
+    /// Number of segments of the swap area that were found.
     pub segments: u64,
-    /// True if it is complete and contiguous. Otherwise a crash left parts of it, and nothing was ever
-    /// written there.
+    /// Whether the area is complete and contiguous. If not, a crash left parts of the area, and
+    /// nothing was ever written to it.
     pub whole: bool,
 }
 
 impl Pool {
-    /// Allocates a swap area of `segments`, on the given device, or on any with allocation on that is not
-    /// in `but`.
+    /// Allocates a swap area of `segments` on the given device, or on any device with allocation on
+    /// that is not in `but`.
     ///
     /// # Errors
-    /// `NoSuchDevice`, `InPieces`, a device's own; `Unworkable` for a device with allocation off, or no
-    /// segments at all.
+    /// `NoSuchDevice`, `InPieces`, or an error of a device; `Unworkable` for a device with
+    /// allocation off, or if `segments` is 0.
     pub fn allocate_swap(
         &mut self,
         owner: OwnerId,
@@ -45,7 +46,7 @@ impl Pool {
     ) -> Result<SwapArea, PoolError> {
         let unworkable = |reason: &str| PoolError::Unworkable { reason: reason.to_owned() };
         let of = u32::try_from(segments).ok().filter(|count| *count > 0);
-        let of = of.ok_or_else(|| unworkable("a swap area has at least one segment, and at most 2³² − 1"))?;
+        let of = of.ok_or_else(|| unworkable("a swap area must have 1 to 2³² − 1 segments"))?;
         let chosen: Vec<usize> = match device {
             Some(id) => vec![self.position(id)?],
             None => (0..self.devices.len()).collect(),
@@ -56,7 +57,7 @@ impl Pool {
             .filter(|at| !but.contains(&DeviceId(self.devices[*at].superblock.ordinal)))
             .collect();
         if chosen.is_empty() {
-            return Err(unworkable("no such device of the pool gives new segments"));
+            return Err(unworkable("no device of the pool allows the allocation of new segments"));
         }
         chosen.sort_by_key(|at| std::cmp::Reverse(self.devices[*at].table.free()));
         let holes = chosen.iter().map(|at| (*at, holes(self.devices[*at].table.entries())));
@@ -110,7 +111,7 @@ impl Pool {
     }
 }
 
-/// Returns the ranges of consecutive free segments: first one, and length.
+/// Returns the ranges of consecutive free segments: first segment, and length.
 fn holes(entries: &[Entry]) -> Vec<(usize, u64)> {
     let mut holes: Vec<(usize, u64)> = Vec::new();
     for (index, _) in entries.iter().enumerate().filter(|(_, entry)| **entry == Entry::Free) {

@@ -1,7 +1,7 @@
 //! A device's segment table, in memory and on the device: the owner of each segment.
 //!
-//! A changed page is written over its older copy, with the next generation number. The newer copy stays
-//! intact until that write is durable, so a torn write loses only the change it carried.
+//! A changed page is written over its older copy, with the next generation number. The newer copy
+//! stays intact until that write is durable. So a torn write loses only its own change.
 
 use std::io;
 
@@ -10,16 +10,16 @@ use super::format::{
 };
 use crate::volatile::ControlFile;
 
-/// A page's state on the device.
+/// State of a table page on the device.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     generation: u64,
-    /// The copy, 0 or 1, that holds its present state.
+    /// Number (0 or 1) of the copy that has the page's present state.
     copy: u8,
     dirty: bool,
 }
 
-/// The table; see the module documentation.
+/// The segment table of a device.
 #[derive(Debug)]
 pub(super) struct Table {
     device_uuid: Uuid,
@@ -27,12 +27,12 @@ pub(super) struct Table {
     entries: Vec<Entry>,
     pages: Vec<Page>,
     free: u64,
-    /// No lower segment is free.
+    /// Index below which no segment is free.
     lowest_free: usize,
 }
 
 impl Table {
-    /// Creates a table of free segments whose pages must all be written.
+    /// Creates a table of free segments. All its pages must be written.
     pub(super) fn new(device_uuid: Uuid, layout: Layout) -> Table {
         Table {
             device_uuid,
@@ -44,10 +44,10 @@ impl Table {
         }
     }
 
-    /// Reads a table.
+    /// Reads a segment table.
     ///
     /// # Errors
-    /// The system's; `InvalidData` if both copies of a page are damaged.
+    /// A system error; `InvalidData` if both copies of a page are damaged.
     pub(super) fn load(file: &ControlFile, device_uuid: Uuid, layout: Layout) -> io::Result<Table> {
         let mut table = Table::new(device_uuid, layout);
         table.entries.clear();
@@ -81,7 +81,7 @@ impl Table {
     /// Writes changed pages and makes them durable.
     ///
     /// # Errors
-    /// The system's. The pages stay marked as changed, and the next call writes them again.
+    /// A system error. The pages stay marked as changed, and the next call writes them again.
     pub(super) fn store(&mut self, file: &ControlFile) -> io::Result<()> {
         if !self.pages.iter().any(|page| page.dirty) {
             return Ok(());
@@ -134,7 +134,7 @@ impl Table {
         }
     }
 
-    /// Returns all rows, by segment.
+    /// Returns all entries, by segment.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }

@@ -21,7 +21,7 @@ pub enum RingKind {
 pub struct RingConfig {
     /// Implementation.
     pub kind: RingKind,
-    /// Number of entries of the submission queue. More operations than that may be in flight.
+    /// Number of entries of the ring's submission queue. More operations may be in flight.
     pub entries: u32,
     /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
     /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).

@@ -6,29 +6,30 @@ use std::sync::Arc;
 use super::workers::Gate;
 use crate::volatile::VolatileFile;
 
-/// Kind of a descriptor, which determines how its operations are performed.
+/// Class of a descriptor. The class determines how the ring performs operations on the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdClass {
-    /// A file or block device with a latency.
+    /// A file or block device whose I/O takes time.
     File,
-    /// A file whose filesystem may block the thread that starts an operation, such as FUSE and NFS: the
-    /// kernel's workers perform all operations.
+    /// A file whose filesystem may block the thread that starts an operation, such as FUSE and NFS.
+    /// The kernel's workers perform all operations.
     Foreign,
-    /// A file in memory (tmpfs, ramfs): read and written synchronously by the calling thread.
+    /// A file in memory (tmpfs, ramfs). The calling thread reads and writes it synchronously.
     Memory,
-    /// A file or block device under the power-cut layer: the ring performs its I/O itself, through the
-    /// layer's cache, in any order. For tests; see [`volatile`](crate::volatile).
+    /// A file of the power-cut layer, for tests: the ring performs its I/O through the layer's
+    /// cache, in any order; see [`volatile`](crate::volatile).
     Volatile,
     /// A stream socket or pipe.
     Socket,
-    /// A character device whose messages the ring's user reads and writes directly, without waiting: the
-    /// ring only reports that one is available.
+    /// A character device whose messages the ring's user reads and writes directly. The ring only
+    /// reports that a message is available.
     Device,
     /// An eventfd that another process shares.
     Event,
 }
 
-/// A descriptor attached to a ring. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).
+/// A descriptor attached to a ring. The handle is valid until
+/// [`Ring::detach`](super::Ring::detach).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fd {
     pub(super) index: u16,
@@ -40,18 +41,18 @@ pub struct Fd {
 pub(super) struct FdEntry {
     pub(super) file: Option<Arc<OwnedFd>>,
     pub(super) class: FdClass,
-    /// The cache of a [`FdClass::Volatile`].
+    /// Cache of a file with class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Checked before each change.
+    /// Gate that is checked before each change of the file.
     pub(super) gate: Option<Arc<dyn Gate>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,
-    /// Registered with the kernel under its index.
+    /// Whether the descriptor is registered with the kernel under its index.
     pub(super) fixed: bool,
-    /// A blocking eventfd: attempts to write to it may wait.
+    /// Whether the descriptor is a blocking eventfd, to which writes may block.
     pub(super) patient: bool,
-    /// The last receive left bytes in the socket.
+    /// Whether the last receive left bytes in the socket.
     pub(super) more_to_receive: bool,
 }
 

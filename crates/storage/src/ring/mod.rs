@@ -1,26 +1,27 @@
 //! The ring: asynchronous file and socket operations of one shard.
 //!
 //! # Two implementations, one interface
-//! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for sockets, for
-//! hosts on which io_uring is missing or forbidden. This file is the common part: the table of operations
-//! in flight, the memory they use, and the rules for their completion. A driver only starts one attempt and
-//! reports its result; this file continues short transfers.
+//! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
+//! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
+//! part: the table of operations in flight, their memory, and the rules for their completion. A
+//! driver starts one attempt and reports its result; this file continues short transfers.
 //!
 //! # Call order
-//! [`Ring::attach`] a descriptor, start operations, [`Ring::submit_and_wait`], then
-//! [`Ring::next_completion`] until it returns `None`, and again. Nothing reaches the kernel before
-//! `submit_and_wait`, except I/O of [`FdClass::Memory`], which is performed immediately: memory never
-//! blocks, and io_uring would pass it to a worker thread.
+//! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
+//! [`Ring::next_completion`] until it returns `None`. Repeat. Operations reach the kernel in
+//! `submit_and_wait`. The exception is I/O of [`FdClass::Memory`], which is performed immediately,
+//! because memory never blocks.
 //!
 //! # Guarantees
-//! * Every operation has exactly one completion; none is lost or refused because queues are full.
-//! * A read ends with as many bytes as it asked for, or an error. A file that ends too early is an
-//!   error (ENODATA), because it was truncated. A write and a send are complete or failed.
-//!   [`Ring::recv_into`] is complete, or short because the peer closed.
-//! * One send and one receive per socket at a time; the caller ensures this, because two sends
-//!   could mix their bytes.
-//! * Memory of an operation in flight stays valid: buffers are referenced, descriptors kept open,
-//!   and dropping the ring waits, or leaks memory that the kernel still uses.
+//! * Every operation has exactly one completion. No operation is lost or refused because queues are
+//!   full.
+//! * A read ends with all requested bytes, or with an error. A file that ends too early is an error
+//!   (ENODATA), because it was truncated. A write or send is complete or failed.
+//!   [`Ring::recv_into`] is complete, or short because the peer closed the connection.
+//! * A socket has at most one send and one receive in flight. The caller ensures this, because two
+//!   sends could mix their bytes.
+//! * Memory of an operation in flight stays valid: buffers are referenced and descriptors kept
+//!   open. Dropping the ring waits, or leaks memory that the kernel still uses.
 //! * The ring stays on the thread that created it; only its [`Waker`]s move between threads.
 
 mod config;
@@ -63,7 +64,8 @@ use workers::{Job, Workers};
 /// Bytes of [`Ring::zeroes`].
 pub const ZEROES_BYTES: u32 = 64 << 10;
 
-/// Size in bytes of each ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`].
+/// Size of each ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`],
+/// bytes.
 pub const JOURNAL_ROOM_BYTES: u32 = 512 << 10;
 
 /// Maximum time for which dropping a ring waits for operations in flight.
@@ -75,13 +77,13 @@ enum Driver {
     Threads(Box<threads::Threads>),
 }
 
-/// The ring of one shard; see the module documentation.
+/// The ring of one shard: its operations in flight and its payload buffers.
 #[derive(Debug)]
 pub struct Ring {
     driver: Driver,
     arena: Arena,
-    /// The arena's mapping. Kept separately so that no use of `arena_mut` can unmap memory that the kernel
-    /// uses.
+    /// The arena's mapping. The mapping is stored separately, so that no use of `arena_mut` can
+    /// unmap memory that the kernel uses.
     memory: Option<Arc<Memory>>,
     fds: Vec<FdEntry>,
     free_fds: Vec<u16>,
@@ -93,22 +95,24 @@ pub struct Ring {
     ready: VecDeque<Completion>,
     waker: Waker,
     in_flight: usize,
-    /// Operations on volatile files that were not performed yet.
+    /// Operations on volatile files that are not performed yet.
     held: Vec<u32>,
-    /// Selects the next of those.
+    /// Random numbers that select the next operation on a volatile file.
     rng: SimRng,
-    /// Writes whose gate is checked before the kernel is entered next.
+    /// Writes whose gate is checked before the next system call.
     gated: Vec<u32>,
-    /// Threads beside io_uring, started when a change of a file with a gate would have blocked.
+    /// Threads in addition to io_uring. The threads are started when a change of a file with a gate
+    /// would block.
     workers: Option<Workers>,
-    /// Operations that the threads have ended.
+    /// Operations that the additional threads have ended.
     worked: VecDeque<(u32, i32)>,
     threads_max: usize,
-    /// Buffer of zeroes; never written to, never released.
+    /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
-    /// The journal buffer until it is taken.
+    /// The journal buffer, until it is taken.
     journal_room: Option<BufferId>,
-    /// Keeps the ring on its thread: the kernel accepts submissions from one task only.
+    /// Marker that keeps the ring on its thread, because the kernel accepts submissions from one
+    /// task only.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -130,7 +134,7 @@ impl Ring {
                 Ok(uring) => Some(uring),
                 Err(error) if kind == RingKind::IoUring => return Err(RingError::NoUring(error)),
                 Err(error) => {
-                    tracing::warn!(%error, "no io_uring here; a thread pool does its work, at several times the CPU time");
+                    tracing::warn!(%error, "io_uring is not available; a thread pool performs the I/O, with several times the CPU time");
                     None
                 }
             },
@@ -179,19 +183,19 @@ impl Ring {
         &self.arena
     }
 
-    /// Returns the payload buffers for writing. Those of two rings must not be swapped: operations check it
-    /// and panic.
+    /// Returns the payload buffers for writing. Two rings must not swap their buffers; operations
+    /// check that and panic.
     pub fn arena_mut(&mut self) -> &mut Arena {
         &mut self.arena
     }
 
-    /// Returns `len` zero bytes to write from; at most [`ZEROES_BYTES`].
+    /// Returns `len` zero bytes as the source of a write; at most [`ZEROES_BYTES`].
     pub fn zeroes(&self, len: u32) -> BufferSlice {
         BufferSlice { id: self.zeroes, offset: 0, len: len.min(ZEROES_BYTES) }
     }
 
-    /// Returns the buffer of [`JOURNAL_ROOM_BYTES`], which exists however full the arena is. Only the first
-    /// call gets it, for the lifetime of the ring.
+    /// Returns the buffer of [`JOURNAL_ROOM_BYTES`], which is reserved even if the arena is full.
+    /// Only the first call returns it.
     pub(crate) fn take_journal_room(&mut self) -> Option<BufferId> {
         self.journal_room.take()
     }
@@ -209,7 +213,7 @@ impl Ring {
     /// Attaches a descriptor. A socket is made blocking, so that its operations wait in the ring.
     ///
     /// # Panics
-    /// With more than 65 535 descriptors, which is above the system's usual limit; or with a
+    /// With more than 65 535 descriptors, which exceeds the system's usual limit; or with a
     /// [`FdClass::Volatile`] that the power-cut layer does not know.
     pub fn attach(&mut self, file: impl Into<Arc<OwnedFd>>, class: FdClass) -> Fd {
         let file = file.into();
@@ -254,7 +258,7 @@ impl Ring {
         Fd { index, generation: entry.generation }
     }
 
-    /// Detaches a descriptor. It is closed when its last operation in flight has ended, which for a socket
+    /// Detaches a descriptor. The descriptor is closed when its last operation has ended. A socket
     /// needs [`Ring::shutdown`] first.
     pub fn detach(&mut self, fd: Fd) {
         let entry = self.entry_mut(fd);
@@ -264,8 +268,8 @@ impl Ring {
         }
     }
 
-    /// Shuts a socket down in both directions: its operations complete, early or with an error. For a
-    /// [`FdClass::Device`], ends a wait for messages.
+    /// Shuts a socket down in both directions: its operations complete, early or with an error. For
+    /// a [`FdClass::Device`], ends the wait for messages.
     pub fn shutdown(&mut self, fd: Fd) {
         if self.entry_mut(fd).class == FdClass::Device {
             return self.end_waits(fd);
@@ -275,8 +279,8 @@ impl Ring {
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
-    /// Cancels a [`Ring::recv`] that waits for bytes: it completes with -ECANCELED, or with bytes that
-    /// arrived before. No byte is lost.
+    /// Cancels a [`Ring::recv`] that waits for bytes. The receive completes with -ECANCELED, or
+    /// with bytes that arrived before. No byte is lost.
     pub fn cancel_recv(&mut self, fd: Fd) {
         self.entry_mut(fd);
         match &mut self.driver {
@@ -301,17 +305,18 @@ impl Ring {
         }
     }
 
-    /// Lets changes of a file start only while `gate` is open. The gate is checked just before each system
-    /// call; a change that it stops ends with -ECANCELED. Changes that would block in the kernel are made
-    /// by threads of this process, not by io_uring's workers: a change queued for such a worker starts at
-    /// an unknown time, without a check. A system call that has started is not stopped.
+    /// Sets a gate: changes of a file start only while `gate` is open. The gate is checked just
+    /// before each system call. A change that it blocks ends with -ECANCELED. Changes that would
+    /// block in the kernel are made by threads of this process. io_uring's workers would start them
+    /// at an unknown time, without a check. A system call that has started is not stopped.
     ///
-    /// No effect on [`FdClass::Memory`] and [`FdClass::Volatile`], which are not shared.
+    /// The gate has no effect on [`FdClass::Memory`] and [`FdClass::Volatile`], because other hosts
+    /// do not share these files.
     pub fn set_gate(&mut self, fd: Fd, gate: Arc<dyn Gate>) {
         self.entry_mut(fd).gate = Some(gate);
     }
 
-    /// Returns the descriptor itself, for example to set options.
+    /// Returns the attached descriptor itself, for example to set options.
     pub fn borrow(&self, fd: Fd) -> BorrowedFd<'_> {
         let entry = &self.fds[usize::from(fd.index)];
         assert!(entry.generation == fd.generation && !entry.detached, "this descriptor was detached");
@@ -337,8 +342,8 @@ impl Ring {
         self.free_fds.push(index);
     }
 
-    /// Fills `slice` from a file. Result: `slice.len`. Only for this operation the buffer may be [outside
-    /// the arena](Arena::adopt); if that memory is gone, the read fails.
+    /// Reads from a file into `slice`. Result: `slice.len`. Only for this operation, the buffer may
+    /// be [outside the arena](Arena::adopt). If that memory was removed, the read fails.
     pub fn read(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
@@ -366,32 +371,32 @@ impl Ring {
         self.start(token, fd, Work::Fsync);
     }
 
-    /// fallocate(2) with its `mode` bits. Result: 0.
+    /// Calls fallocate(2) with its `mode` bits. Result: 0.
     pub fn fallocate(&mut self, token: Token, fd: Fd, mode: i32, offset: u64, len: u64) {
         self.start(token, fd, Work::Fallocate { mode, offset, len });
     }
 
-    /// Receives bytes and appends them to those in `rx`. Result: number of bytes; 0 when the peer closed.
-    /// `rx` is returned with the completion.
+    /// Receives bytes and appends them to those in `rx`. Result: number of bytes; 0 when the peer
+    /// closed the connection. The completion returns `rx`.
     pub fn recv(&mut self, token: Token, fd: Fd, rx: RxBuf) {
         assert!(rx.room() > 0, "no room to receive into");
         self.start(token, fd, Work::Recv(rx));
     }
 
-    /// Receives exactly `slice`. Result: `slice.len`, or less if the peer closed before.
+    /// Receives exactly `slice`. Result: `slice.len`, or less if the peer closed the connection.
     pub fn recv_into(&mut self, token: Token, fd: Fd, slice: BufferSlice) {
         self.arena_mut().pin(slice, Traffic::KernelWrites);
         self.start(token, fd, Work::RecvInto(slice));
     }
 
-    /// Waits until a [`FdClass::Device`] has a message or an error. Result: not negative; ECANCELED after
-    /// [`Ring::shutdown`]. One at a time.
+    /// Waits until a [`FdClass::Device`] has a message or an error. Result: not negative;
+    /// -ECANCELED after [`Ring::shutdown`]. A device can have one such wait at a time.
     pub fn readable(&mut self, token: Token, fd: Fd) {
         assert!(self.entry_mut(fd).class == FdClass::Device, "only devices are waited for");
         self.start(token, fd, Work::Readable);
     }
 
-    /// Sends everything in `gather`. Result: bytes. `gather` is returned with the completion.
+    /// Sends everything in `gather`. Result: number of bytes. The completion returns `gather`.
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
         let arena = &mut self.arena;
         for piece in &gather.pieces {
@@ -404,34 +409,34 @@ impl Ring {
         self.start(token, fd, Work::Send { gather, message, total });
     }
 
-    /// Waits until an eventfd is written to, and sets its count to zero. Result: 0, or -ECANCELED after
-    /// [`Ring::detach_event`]. One such wait per descriptor at a time.
+    /// Waits until an eventfd is signalled, and resets its count to zero. Result: 0, or -ECANCELED
+    /// after [`Ring::detach_event`]. An eventfd can have one such wait at a time.
     pub fn await_event(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::AwaitEvent);
     }
 
-    /// Detaches an eventfd, as [`Ring::detach`] does. Waits for it complete.
+    /// Detaches an eventfd, as [`Ring::detach`] does. Its waits complete.
     pub fn detach_event(&mut self, fd: Fd) {
         self.end_waits(fd);
         self.detach(fd);
     }
 
-    /// Adds one to an eventfd. Result: 0. Its end does not wake a waiting ring, since no one waits for it.
+    /// Adds one to an eventfd. Result: 0. The completion of a signal does not wake a waiting ring.
     pub fn signal(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::Signal);
     }
 
-    /// Creates a completion without an operation, for callers that know the result already.
+    /// Creates a completion without an operation, for callers that already know the result.
     pub fn post(&mut self, token: Token, result: i32) {
         self.ready.push_back(Completion { token, result, returned: Returned::None });
     }
 
-    /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout` expires;
-    /// `None` waits for ever. Before it sleeps it polls for up to `spin`, which saves the wake-up's latency
-    /// at the cost of CPU time. May return early.
+    /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout`
+    /// expires; `None` waits for ever. Before it sleeps it polls for up to `spin`, which avoids the
+    /// wake-up's latency at the cost of CPU time. The function may return early.
     ///
     /// # Errors
-    /// The kernel's, none of which is expected; the ring remains usable.
+    /// An error of the kernel; none is expected. The ring remains usable.
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.run_waiting();
         let awake = self.waker.take() || !self.ready.is_empty();
@@ -444,8 +449,9 @@ impl Ring {
         result
     }
 
-    /// Submits started operations and polls, for at most `spin`, until one completes or `look` returns
-    /// true. Returns true in these cases. The thread pool needs the CPU and does not poll.
+    /// Submits started operations and polls, for at most `spin`, until one completes or `look`
+    /// returns true. Returns true in these cases. The thread pool does not poll, because it needs
+    /// the CPU.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
         self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {
@@ -457,9 +463,9 @@ impl Ring {
         }
     }
 
-    /// Submits started operations and sleeps until `events` operations have completed, for at most `nap`,
-    /// so that they are handled together: fewer wake-ups and longer sends at the cost of that much latency.
-    /// The thread pool waits as usual.
+    /// Submits started operations and sleeps until `events` operations have completed, for at most
+    /// `nap`. The caller then handles them together: fewer wake-ups and longer sends, at the cost
+    /// of latency. The thread pool waits as usual.
     ///
     /// # Errors
     /// As for [`Ring::submit_and_wait`].
@@ -471,7 +477,7 @@ impl Ring {
         }
     }
 
-    /// Returns the next operation that ended.
+    /// Returns the next completed operation.
     pub fn next_completion(&mut self) -> Option<Completion> {
         loop {
             if let Some(completion) = self.ready.pop_front() {
@@ -528,13 +534,13 @@ impl Ring {
         self.attempt(index);
     }
 
-    /// Checks that this is the ring's own arena: operations hold its addresses.
+    /// Checks that the arena is the ring's own, because operations contain its addresses.
     fn assert_own_arena(&self) {
         let own = self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, self.arena.memory()));
         assert!(own, "the ring's arena was exchanged");
     }
 
-    /// Starts an operation, or the rest of it.
+    /// Starts an operation, or its remaining part.
     fn attempt(&mut self, index: u32) {
         self.assert_own_arena();
         let op = &mut self.ops[index as usize];
@@ -583,7 +589,7 @@ impl Ring {
         }
     }
 
-    /// Returns the next operation that a thread beside io_uring has ended.
+    /// Returns the next operation that an additional thread has ended.
     fn next_worked(&mut self) -> Option<(u32, i32)> {
         if let Some(workers) = self.workers.as_ref().filter(|_| self.worked.is_empty()) {
             self.worked.extend(workers.take_done());
@@ -591,8 +597,8 @@ impl Ring {
         self.worked.pop_front()
     }
 
-    /// Handles the end of an attempt, whose `result` is that of the system call: continues or completes the
-    /// operation.
+    /// Handles the end of an attempt: continues or completes the operation. `result` is the result
+    /// of the system call.
     fn advance(&mut self, index: u32, result: i32) {
         let op = &mut self.ops[index as usize];
         match op.judge(result) {

@@ -11,13 +11,13 @@ use super::Fd;
 use crate::buffers::{Arena, Part};
 use crate::token::Token;
 
-/// Maximum number of iovecs per sendmsg; the kernel's UIO_MAXIOV.
+/// Maximum number of iovecs in one sendmsg; the kernel's UIO_MAXIOV.
 const IOVECS_MAX: usize = 1024;
 
-/// Alignment of O_DIRECT transfers: a read that ends elsewhere has reached the file's end.
+/// Alignment of O_DIRECT transfers. A read that ends elsewhere has reached the end of the file.
 const DIRECT_BYTES_MIN: u32 = 512;
 
-/// A receive buffer: received bytes, and room for more.
+/// A receive buffer: received bytes, and space for more.
 #[derive(Debug, Default)]
 pub struct RxBuf {
     // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing rules
@@ -52,59 +52,60 @@ impl RxBuf {
         self.filled -= count;
     }
 
-    /// Returns the free room in bytes.
+    /// Returns the free space in the receive buffer, bytes.
     pub fn room(&self) -> usize {
         self.bytes.len() - self.filled
     }
 }
 
-/// Memory that a completion returns.
+/// Memory that a completion returns to the caller.
 #[derive(Debug)]
 pub enum Returned {
     /// Nothing.
     None,
     /// The buffer of a receive.
     Rx(RxBuf),
-    /// The list of a send.
+    /// The list of buffers of a send.
     Gather(Gather),
 }
 
-/// An operation that ended.
+/// A completed operation of the ring.
 #[derive(Debug)]
 pub struct Completion {
     /// The token of the operation.
     pub token: Token,
-    /// Bytes moved, or a negative errno.
+    /// Number of bytes transferred, or a negative errno.
     pub result: i32,
-    /// Memory that the operation returns.
+    /// Memory that the operation returns to the caller.
     pub returned: Returned,
 }
 
-/// An operation in flight. Its memory must stay in place until the attempt has ended.
+/// An operation in flight. The operation's memory must stay in place until the attempt has ended.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) token: Token,
     pub(super) fd: Fd,
     /// Bytes that earlier attempts have moved.
     pub(super) done: u32,
-    /// For sends, signals, and writes to a file with a gate.
+    /// Pace of sends, signals, and writes to a file with a gate.
     pub(super) pace: Pace,
     pub(super) work: Work,
 }
 
-/// Whether an attempt may wait for the other end.
+/// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// No: it ends while it is submitted. Its end needs no wake-up unless it was incomplete.
+    /// The attempt does not block: it ends while it is submitted. The attempt's end needs no
+    /// wake-up unless the attempt was incomplete.
     AtOnce,
-    /// Yes: an earlier attempt was incomplete.
+    /// The attempt may block, because an earlier attempt was incomplete.
     Patient,
 }
 
 #[derive(Debug)]
 pub(super) enum Work {
     Vacant,
-    /// With a list of parts if the buffer is outside the arena.
+    /// A read; it has a list of parts if the buffer is outside the arena.
     Read {
         slice: BufferSlice,
         offset: u64,
@@ -133,17 +134,17 @@ pub(super) enum Work {
     Signal,
 }
 
-/// One system call. The addresses belong to the operation of the same index.
+/// One system call. The addresses in an attempt belong to the operation with the same index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
-    /// There is nothing to do.
+    /// No system call is needed.
     Nothing,
     Read {
         to: *mut u8,
         len: u32,
         offset: u64,
     },
-    /// As many of an operation's parts as one system call accepts.
+    /// Reads as many of the operation's parts as one system call accepts.
     ReadParts {
         parts: *const libc::iovec,
         count: u32,
@@ -161,12 +162,12 @@ pub(super) enum Attempt {
         offset: u64,
         len: u64,
     },
-    /// Into memory outside the arena.
+    /// Receives into memory outside the arena.
     Recv {
         to: *mut u8,
         len: u32,
     },
-    /// All of it, unless the peer closes.
+    /// Receives everything, unless the peer closes the connection.
     RecvAll {
         to: *mut u8,
         len: u32,
@@ -181,19 +182,20 @@ pub(super) enum Attempt {
         len: usize,
         pace: Pace,
     },
-    /// Until it is readable, or has an error.
+    /// Waits until the descriptor is readable or has an error.
     Poll,
     /// Adds one to an eventfd.
     Signal(Pace),
 }
 
 impl Attempt {
-    /// Returns true if it changes a file.
+    /// Returns true if the attempt changes a file.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Attempt::Write { .. } | Attempt::Fallocate { .. })
     }
 
-    /// Returns the result that it has when submitted, unless it fails; `None` if it may wait.
+    /// Returns the result that a non-blocking attempt has after its submission, unless it fails;
+    /// `None` if it may block.
     pub(super) fn result_at_once(&self) -> Option<i32> {
         match *self {
             Attempt::Send { len, pace: Pace::AtOnce, .. } => Some(len as i32),
@@ -204,7 +206,7 @@ impl Attempt {
     }
 }
 
-/// Meaning of an attempt's result.
+/// Meaning of an attempt's result for the operation.
 pub(super) enum Verdict {
     /// The operation continues with another attempt.
     Again,
@@ -227,8 +229,8 @@ impl Default for Message {
 }
 
 impl Message {
-    /// Describes `gather` after its first `skip` bytes, as far as it fits. Returns the number of bytes
-    /// described.
+    /// Describes `gather` after its first `skip` bytes, as far as it fits into the header. Returns
+    /// the number of described bytes.
     fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) -> usize {
         let (mut skip, mut described) = (skip, 0);
         self.iovecs.clear();
@@ -251,7 +253,7 @@ impl Message {
         described
     }
 
-    /// Describes part of a buffer outside the arena, as far as it fits.
+    /// Describes a part of a buffer outside the arena, as far as it fits into the header.
     fn describe_shared(&mut self, slice: BufferSlice, arena: &Arena) -> &[libc::iovec] {
         let parts = arena.shared_parts(slice).take(IOVECS_MAX);
         self.iovecs.clear();
@@ -271,7 +273,7 @@ fn piece_address(piece: &GatherPart, gather: &Gather, arena: &Arena) -> (*const 
 }
 
 impl Op {
-    /// Returns the next attempt.
+    /// Returns the operation's next attempt.
     pub(super) fn attempt(&mut self, arena: &Arena) -> Attempt {
         let (done, pace) = (self.done, self.pace);
         let rest = |slice: &BufferSlice| {
@@ -328,7 +330,7 @@ impl Op {
         matches!(self.work, Work::Signal | Work::Write { .. }) && self.pace == Pace::AtOnce
     }
 
-    /// Evaluates an attempt's result.
+    /// Evaluates the result of an attempt.
     pub(super) fn judge(&mut self, result: i32) -> Verdict {
         // EOPNOTSUPP: an eventfd of a kernel, or a file, that does not support non-blocking writes.
         if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_write()) {
@@ -398,7 +400,7 @@ pub(super) fn clear_event(event: &OwnedFd) {
     let _ = rustix::io::preadv2(event, &mut parts, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
 }
 
-/// Fills `bytes` from a file on the calling thread.
+/// Reads from a file into `bytes` on the calling thread.
 pub(crate) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -412,7 +414,7 @@ pub(crate) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// Fills a slice outside the arena from a file on the calling thread.
+/// Reads from a file into memory outside the arena, on the calling thread.
 pub(super) fn read_shared_now(
     file: &OwnedFd,
     offset: u64,

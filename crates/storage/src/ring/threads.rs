@@ -1,8 +1,9 @@
 //! The ring's driver without io_uring: threads for files, epoll for sockets.
 //!
-//! A file operation occupies a thread of a bounded pool for as long as the device takes. A socket operation
-//! is tried immediately and, if it would block, again when epoll reports readiness. So sockets cost no
-//! thread, however many are idle. A wait does not poll: the threads need the CPU.
+//! A file operation occupies a thread of a bounded pool until the device answers. A socket
+//! operation is tried immediately. If it would block, it is tried again when epoll reports that the
+//! socket is ready. So idle sockets need no threads. Waiting does not poll, because the threads
+//! need the CPU.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -18,10 +19,10 @@ use super::uring::Ended;
 use super::waker::Waker;
 use super::workers::{Job, Workers, run};
 
-/// epoll data of the eventfd; those of descriptors are their indexes.
+/// epoll data of the eventfd. The epoll data of other descriptors is their index.
 const EVENT: u64 = u64::MAX;
 
-/// Maximum number of readiness reports per call.
+/// Maximum number of reports per epoll call.
 const REPORTS: usize = 128;
 
 /// Operations of one socket that wait for it to become ready.
@@ -29,7 +30,7 @@ const REPORTS: usize = 128;
 struct Waiting {
     receive: Option<u32>,
     send: Option<u32>,
-    /// The socket is registered with epoll.
+    /// Whether the socket is registered with epoll.
     watched: bool,
 }
 

@@ -1,8 +1,8 @@
 //! The ring's driver over io_uring.
 //!
 //! Submissions are batched: one `io_uring_enter` submits them, waits, and runs the completions
-//! (DEFER_TASKRUN), so a shard under load needs less than one system call per I/O. No SQPOLL, which would
-//! use a core per shard, and no IOPOLL, which excludes sockets from the ring.
+//! (DEFER_TASKRUN). So a shard under load needs less than one system call per I/O. SQPOLL is not
+//! used, because it needs a core per shard. IOPOLL is not used, because it excludes sockets.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -19,13 +19,14 @@ use super::waker::Waker;
 use super::{FdClass, FdEntry};
 use crate::buffers::Arena;
 
-/// Number of descriptors in the kernel's table, which saves a look-up for each operation.
+/// Number of descriptors in the kernel's table. Registered descriptors save a look-up for each
+/// operation.
 const FIXED_FILES: u32 = 1024;
 
 /// Maximum number of kernel workers for blocking operations, per ring.
 const WORKERS_MAX: u32 = 1024;
 
-/// User data of the wake-up read.
+/// User data of the read that wakes the ring.
 const WAKE: u64 = u64::MAX;
 
 /// User data of a cancellation; its completion is ignored.
@@ -40,22 +41,23 @@ const LOOKS_PER_CLOCK: u32 = 64;
 /// The value written to an eventfd to signal it.
 static ONE: [u8; 8] = 1u64.to_ne_bytes();
 
-/// Set in the user data of attempts that end while they are submitted. Above it is their number, below it
-/// their operation's index.
+/// Flag in the user data of inline attempts, which end while they are submitted. The bits above it
+/// are the attempt's number, the bits below are its operation's index.
 const HASTY: u64 = 1 << 32;
 
-/// Range of the numbers, which are reused after it.
+/// Range of the inline attempts' numbers, which are then reused.
 const NUMBERS: u32 = 1 << 30;
 
-/// An attempt that ends while it is submitted.
+/// An inline attempt, which ends while it is submitted.
 #[derive(Clone, Copy, Debug)]
 struct Hasty {
     op: u32,
-    /// Distinguishes it from earlier ones: operations' indexes are reused.
+    /// Number that distinguishes the attempt from earlier ones with the same operation index.
     number: u32,
-    /// Its result, unless the kernel reports another.
+    /// Result of the attempt, unless the kernel reports another.
     result: i32,
-    /// It holds memory, or others queue behind it: its end must be seen before a sleep.
+    /// Whether the attempt's end must be seen before a sleep, because it holds memory or others
+    /// wait for it.
     is_awaited: bool,
 }
 
@@ -65,25 +67,25 @@ impl Hasty {
     }
 }
 
-/// Attempts that end while they are submitted, and are reported only if they fail.
+/// Inline attempts, which end while they are submitted. The kernel reports only failures.
 #[derive(Debug, Default)]
 struct InlineCompletions {
     queued: Vec<Hasty>,
     submitted: VecDeque<Hasty>,
-    /// Number of the last one.
+    /// Number of the last inline attempt.
     number: u32,
-    /// No deferred work can report a failure of submitted ones any more.
+    /// Whether no deferred work can still report a failure of submitted attempts.
     is_sure: bool,
 }
 
 impl InlineCompletions {
-    /// Returns a number that is not in use.
+    /// Returns a number that no inline attempt uses.
     fn next_number(&mut self) -> u32 {
         self.number = (self.number + 1) % NUMBERS;
         self.number
     }
 
-    /// Records that an attempt failed. Returns false if it counts as done already.
+    /// Records that an inline attempt failed. Returns false if it already counts as done.
     fn forget(&mut self, name: u64) -> bool {
         let is_it = |hasty: &Hasty| hasty.name() == name;
         let known = self.queued.len() + self.submitted.len();
@@ -92,18 +94,18 @@ impl InlineCompletions {
         self.queued.len() + self.submitted.len() < known
     }
 
-    /// Returns true if the end of any attempt, submitted or not, is awaited.
+    /// Returns true if the end of any inline attempt is awaited, submitted or not.
     fn are_awaited(&self) -> bool {
         self.queued.iter().any(|queued| queued.is_awaited) || self.have_ended()
     }
 
-    /// Returns true if an awaited attempt has ended.
+    /// Returns true if an awaited inline attempt has ended.
     fn have_ended(&self) -> bool {
         self.submitted.iter().any(|submitted| submitted.is_awaited)
     }
 }
 
-/// An attempt that ended.
+/// A completed attempt of an operation.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) op: u32,
@@ -115,14 +117,14 @@ pub(super) struct Uring {
     ring: IoUring,
     backlog: VecDeque<Entry>,
     waker: Waker,
-    /// Where the kernel stores the eventfd's count, which is not used.
+    /// Memory in which the kernel stores the eventfd's count, which is not used.
     wake_count: *mut u64,
     wake_awaited: bool,
-    /// The arena's first address and one past its last, if it is registered.
+    /// Address range of the arena, if it is registered with the kernel.
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
-    /// This kernel can report failures only.
+    /// Whether this kernel can report failures only.
     can_skip: bool,
     hasty: InlineCompletions,
 }
@@ -152,7 +154,7 @@ impl Uring {
         // per CPU, would soon be exhausted, and the fsync of every other disk would wait. Older kernels
         // keep the default.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
-            tracing::debug!(%error, "the kernel's workers stay as few as usual");
+            tracing::debug!(%error, "the maximum number of io_uring workers cannot be raised");
         }
         // Timed waits (5.11), stable submissions and no dropped completions are required: older kernels use
         // threads.
@@ -189,8 +191,8 @@ impl Uring {
         Ok(uring)
     }
 
-    /// Registers a descriptor in the kernel's table. Returns false if operations must use the descriptor
-    /// itself.
+    /// Registers a descriptor in the kernel's table. Returns false if operations must use the
+    /// descriptor itself.
     pub(super) fn register(&mut self, index: u16, fd: RawFd) -> bool {
         self.fixed_files
             && u32::from(index) < FIXED_FILES
@@ -293,7 +295,7 @@ impl Uring {
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
-    /// Moves the backlog into the queue, as far as the kernel has room.
+    /// Moves waiting entries into the submission queue, as far as it has space.
     fn push_backlog(&mut self) {
         while let Some(entry) = self.backlog.pop_front() {
             let pushed =
@@ -305,7 +307,7 @@ impl Uring {
         }
     }
 
-    /// Submits everything that is queued.
+    /// Submits all queued entries to the kernel.
     fn submit(&mut self) -> io::Result<usize> {
         let result = self.ring.submit();
         self.note_submitted();
@@ -363,7 +365,7 @@ impl Uring {
         quiet(result)
     }
 
-    /// Submits, and polls for completions, or until `look` returns true.
+    /// Submits, and polls until there are completions or `look` returns true.
     pub(super) fn watch(&mut self, spin: Duration, look: impl FnMut() -> bool) -> bool {
         self.push_backlog();
         let queued = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
@@ -373,7 +375,8 @@ impl Uring {
         self.spin(spin, look)
     }
 
-    /// Polls for completions without a system call. Returns true if there are some, or `look` returns true.
+    /// Polls for completions without a system call. Returns true if there are some, or if `look`
+    /// returns true.
     fn spin(&mut self, limit: Duration, mut look: impl FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -421,9 +424,9 @@ impl Uring {
         }
     }
 
-    /// Called before attempts count as done because nothing was reported. Takes completions that the kernel
-    /// could not report immediately, for lack of room or because it defers them, as it does with failed
-    /// writes. Returns false if nothing was reported by this.
+    /// Takes completions that the kernel could not report immediately, because the queue was full
+    /// or it defers them, as with failed writes. Call it before unreported attempts count as done.
+    /// Returns false if it found no completion.
     fn run_deferred(&mut self) -> bool {
         if self.hasty.submitted.is_empty() || self.hasty.is_sure {
             return false;
@@ -438,12 +441,12 @@ impl Uring {
         !self.hasty.is_sure
     }
 
-    /// Asks the kernel to cancel an operation.
+    /// Requests the cancellation of an operation.
     pub(super) fn cancel(&mut self, op: u32) {
         self.push(opcode::AsyncCancel::new(u64::from(op)).build().user_data(CANCEL));
     }
 
-    /// Asks the kernel to cancel everything that can be cancelled.
+    /// Requests the cancellation of all operations.
     pub(super) fn cancel_all(&mut self) {
         let all = types::CancelBuilder::any();
         self.push(opcode::AsyncCancel2::new(all).build().user_data(CANCEL));
@@ -469,7 +472,8 @@ impl Drop for Uring {
     }
 }
 
-/// Interruptions, timeouts and full completion queues are no errors of a wait.
+/// Converts interruptions, timeouts and full completion queues into success, because they are not
+/// errors of a wait.
 fn quiet(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),

@@ -1,8 +1,9 @@
-//! I/O on volatile files: carried out by the ring itself, in an order that nobody may rely on.
+//! I/O on volatile files: the ring performs it itself, in random order.
 //!
-//! An operation is held until the ring is asked to wait, and then some of those held are carried out, any of them.
-//! So operations in flight overtake each other, a flush may pass the write that was started before it, and a kill
-//! may come between the start of an operation and its effect, all of which real devices do too.
+//! An operation is kept until the ring waits; then some of the kept operations are performed, in
+//! random order. So operations in flight overtake each other, a flush may overtake an earlier
+//! write, and a kill may occur between the start of an operation and its effect. Real devices
+//! behave like this too.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use super::op::Work;
 use super::{Ring, Traffic};
 use crate::volatile::{self, VolatileFile};
 
-/// The cache of a file that is being attached.
+/// Returns the cache of a volatile file that is being attached.
 pub(super) fn of(file: impl AsFd) -> Arc<VolatileFile> {
     volatile::known(file).expect("a volatile file went through the power-cut layer when it was opened")
 }
 
 impl Ring {
-    /// Carries out some of the held operations, at least one if there are any.
+    /// Performs some of the kept operations, at least one if there are any.
     pub(super) fn run_held(&mut self) {
         if self.held.is_empty() {
             return;
@@ -32,7 +33,7 @@ impl Ring {
         }
     }
 
-    /// As the system call would end.
+    /// Performs an operation, and returns the result of its system call.
     fn perform(&mut self, index: u32) -> i32 {
         let op = &self.ops[index as usize];
         let entry = &self.fds[usize::from(op.fd.index)];

@@ -1,4 +1,4 @@
-//! Waking a sleeping ring from another thread, with one system call at most per sleep.
+//! Wakes a sleeping ring from another thread, with at most one system call per sleep.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Makes [`Ring::submit_and_wait`](super::Ring::submit_and_wait) return. What was put where the
-/// ring's thread will look, before `wake`, is visible to that thread when it returns.
+/// Makes [`Ring::submit_and_wait`](super::Ring::submit_and_wait) return. Data that was published
+/// before `wake` is visible to the ring's thread when it returns.
 #[derive(Clone, Debug)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -17,7 +17,7 @@ pub struct Waker {
 #[derive(Debug)]
 struct Shared {
     event: OwnedFd,
-    /// Somebody called and the ring has not taken notice.
+    /// Whether a wake was requested that the ring has not seen yet.
     called: AtomicBool,
 }
 
@@ -34,13 +34,13 @@ impl Waker {
         }
     }
 
-    /// Writes to the eventfd without the flag. The ring must be reading it.
+    /// Writes to the eventfd without checking the flag. The ring must be reading the eventfd.
     pub(super) fn signal(&self) {
         // Fails only when 2⁶⁴ − 2 calls are unread.
         let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
     }
 
-    /// Was there a call since the last `take`?
+    /// Returns true if a wake was requested since the last `take`.
     pub(super) fn take(&self) -> bool {
         self.shared.called.load(Ordering::Acquire) && self.shared.called.swap(false, Ordering::AcqRel)
     }

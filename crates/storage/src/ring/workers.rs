@@ -1,8 +1,8 @@
 //! A bounded pool of threads that make system calls for a ring.
 //!
-//! The ring without io_uring does all file I/O here. With io_uring, changes of a file with a [`Gate`] come
-//! here if they would block: io_uring would queue them in the kernel, where they cannot be stopped any
-//! more.
+//! Without io_uring, the pool performs all file I/O. With io_uring, it performs changes of a file
+//! with a [`Gate`] that would block. io_uring would queue them in the kernel, where they cannot be
+//! stopped any more.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -15,18 +15,19 @@ use hob_engine::io::Durability;
 use super::op::Attempt;
 use super::waker::Waker;
 
-/// Decides whether a file may be changed now. Checked just before each system call that changes it.
+/// Decides whether a file may be changed now. The gate is checked just before each system call that
+/// changes the file.
 pub trait Gate: Send + Sync + std::fmt::Debug {
     /// Returns true if changes may start.
     fn is_open(&self) -> bool;
 }
 
-/// One file operation for a thread.
+/// A file operation that a thread of the pool performs.
 pub(super) struct Job {
     pub(super) op: u32,
     pub(super) fd: RawFd,
     pub(super) attempt: Attempt,
-    /// Must be open when the system call is made.
+    /// Gate that must be open when the system call is made.
     pub(super) gate: Option<Arc<dyn Gate>>,
 }
 
@@ -35,7 +36,8 @@ pub(super) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Makes the system call. The result is that of the ring: ECANCELED if the gate is closed.
+    /// Makes the job's system call. The result is that of the ring: ECANCELED if the gate is
+    /// closed.
     fn run(self) -> (u32, i32) {
         let may_run = self.gate.is_none_or(|gate| gate.is_open());
         (self.op, if may_run { run(self.fd, self.attempt) } else { -libc::ECANCELED })
@@ -100,7 +102,7 @@ impl Workers {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
                     // Slow, but correct: the calling thread does it.
-                    tracing::warn!(%error, "no thread for disk I/O; the shard waits for its disks");
+                    tracing::warn!(%error, "cannot start a thread for disk I/O; the shard's thread performs the I/O and blocks meanwhile");
                     let jobs = std::mem::take(&mut queue.jobs);
                     drop(queue);
                     return jobs.into_iter().for_each(|job| self.shared.finish(job.run()));
@@ -163,7 +165,7 @@ fn ready(fd: RawFd, events: i16) -> isize {
     }
 }
 
-/// Makes the system call; socket operations do not block.
+/// Makes the attempt's system call. Socket operations do not block.
 pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: addresses and lengths belong to an operation in flight, whose memory stays; the

@@ -1,10 +1,10 @@
-//! Checks whether the kernel may swap to a pool device: follows the device stack through filesystems, loop
-//! devices, device mappings and arrays down to the disks.
+//! Checks whether the kernel can safely swap to a pool device. The check follows the device stack
+//! through filesystems, loop devices, device mappings and arrays down to the disks.
 //!
-//! The kernel swaps out when it has no memory left. A device stack that needs memory, a process or a
-//! network for a write can then hang the host. So only stacks that are known to be safe are accepted. It
-//! cannot see what is below a disk that another machine presents to this host, nor that an LVM volume is
-//! thin.
+//! The kernel swaps out when it has no memory left. A device stack that needs memory, a process or
+//! a network for a write can then hang the host. So only stacks that are known to be safe are
+//! accepted. The check cannot see what is below a virtual disk of this host, nor that an LVM volume
+//! is thin.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use rustix::fs::FsWord;
 
 use super::SwapError;
 
-/// Maximum depth of device mappings: a deeper stack is a loop.
+/// Maximum depth of device mappings. A deeper stack is treated as a loop.
 const DEPTH_MAX: usize = 16;
 
 /// Filesystems that overwrite blocks in place, by `f_type`.
@@ -67,10 +67,10 @@ const BAD_DEVICES: &[(&str, &str)] = &[
     ("dcssblk", MEMORY),
 ];
 
-/// Checks that the kernel may swap to this file.
+/// Checks that the kernel can safely swap to this file.
 ///
 /// # Errors
-/// [`SwapError::Unsafe`] with the reason, else the system's.
+/// [`SwapError::Unsafe`] with the reason, or a system error.
 pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
     check_file(file, 0)
 }
@@ -160,7 +160,7 @@ fn judge_device(disk: &Path) -> Result<(), String> {
     }
 }
 
-/// Returns the transport of each path of an NVMe disk; nothing for other disks.
+/// Returns the transport of each path of an NVMe disk; empty for other disks.
 fn transports(disk: &Path) -> Vec<String> {
     let device = disk.join("device");
     let paths = fs::read_dir(&device).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,16 +1,18 @@
-//! The first page of a swap area in Linux's format (`union swap_header` in its `linux/swap.h`, version 1).
+//! Encodes the first page of a swap area in Linux's format (`union swap_header` in `linux/swap.h`,
+//! version 1).
 //!
-//! It has the byte order and page size of this host: swap is meaningless to other hosts.
+//! The page has the byte order and page size of this host, because no other host uses the swap
+//! area.
 
 use crate::pool::Uuid;
 
-/// Maximum length of a label in bytes; longer ones are cut.
+/// Maximum length of a label in bytes; longer labels are cut.
 const LABEL_BYTES_MAX: usize = 16;
 
 /// Signature at the end of the first page.
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
 
-/// Offsets in the page; the space before them is for a boot loader.
+/// Offsets in the page. The space before them is for a boot loader.
 mod at {
     pub(super) const VERSION: usize = 1024;
     pub(super) const LAST_PAGE: usize = 1028;
@@ -36,7 +38,7 @@ pub(super) fn encode(bytes: u64, page_bytes: usize, uuid: Uuid, label: &str) -> 
     page
 }
 
-/// Returns true if `page` is the first page of this area, with any label.
+/// Returns true if `page` is the first page of this swap area, with any label.
 pub(super) fn is_of(page: &[u8], bytes: u64, uuid: Uuid) -> bool {
     let wanted = encode(bytes, page.len(), uuid, "");
     page[..at::LABEL] == wanted[..at::LABEL] && page[at::LABEL_END..] == wanted[at::LABEL_END..]

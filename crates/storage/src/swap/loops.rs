@@ -1,11 +1,12 @@
 //! Loop devices: lists them, and creates one over a part of a file.
 //!
-//! The kernel swaps to a whole block device; a loop device provides one for a part of another device, or of
-//! a file. It outlives its creator, and is removed when its last user closes it (AUTOCLEAR). So deactivated
-//! swap leaves nothing behind, nor does a crash before the activation.
+//! The kernel swaps only to whole block devices. A loop device provides one for a part of another
+//! device or of a file. The loop device outlives its creator, and is removed when its last user
+//! closes it (AUTOCLEAR). So neither deactivated swap nor a crash before the activation leaves a
+//! loop device behind.
 //!
-//! Why `unsafe`: ioctls take addresses. Each is of a local of the type that the kernel's `linux/loop.h`
-//! defines for the request.
+//! Why `unsafe`: ioctls take addresses. Each ioctl's address is that of a local variable of the
+//! type that the kernel's `linux/loop.h` defines for the request.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -22,11 +23,12 @@ const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
-/// Logical block size of the new device, bytes: swap I/O is in pages, and flash devices need no smaller
-/// blocks.
+/// Logical block size of the new loop device, bytes. Swap I/O is in pages, and flash devices need
+/// no smaller blocks.
 const BLOCK_BYTES: u32 = 4096;
 
-/// Another process may take a free number first.
+/// Number of attempts to create a loop device, because another process may take a free number
+/// first.
 const TRIES: usize = 16;
 
 /// `struct loop_info64`
@@ -78,7 +80,7 @@ const EMPTY: Info = Info {
 pub(super) struct LoopDevice {
     pub(super) path: PathBuf,
     pub(super) file: FileId,
-    /// The range of the file that it maps; up to the file's end if there is no limit.
+    /// Range of the file that the loop device maps; up to the file's end if there is no limit.
     pub(super) range: Range,
 }
 
@@ -127,15 +129,15 @@ pub(super) fn control() -> Result<File, SwapError> {
     })
 }
 
-/// A loop device over a part of a file, which exists while it is open or swapped to.
+/// A loop device over a part of a file. The loop device exists while it is open or swapped to.
 pub(super) struct New {
     pub(super) path: PathBuf,
-    /// Keeps the loop device alive.
+    /// Open descriptor that keeps the loop device.
     _device: File,
 }
 
-/// Creates a loop device. `file` is open for reading and writing, and used by nothing else: the device
-/// keeps its open file description, with its locks.
+/// Creates a loop device. `file` is open for reading and writing, and has no other use. The loop
+/// device keeps its open file description, with its locks.
 pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError> {
     let control = control()?;
     for _ in 0..TRIES {
@@ -157,7 +159,7 @@ pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError>
             // From here on, dropping `device` removes it.
             return match info.flags & DIRECT_IO {
                 0 => Err(SwapError::Unsafe(
-                    "its filesystem has no direct I/O, so that each page that is swapped out would be in memory once more"
+                    "its filesystem has no direct I/O, so each swapped-out page would also stay in memory"
                         .to_owned(),
                 )),
                 _ => Ok(New { path, _device: device }),

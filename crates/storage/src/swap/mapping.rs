@@ -1,8 +1,8 @@
-//! Checks that every byte of a part of a file has its final position, so that later writes need neither
-//! space nor memory for metadata.
+//! Checks that every byte of a part of a file has its final position on the device. Later writes
+//! then need neither space nor memory for metadata.
 //!
-//! Why `unsafe`: the ioctl takes an address. It is of a local of the type that the kernel's
-//! `linux/fiemap.h` defines, with room for as many extents as it says.
+//! Why `unsafe`: the ioctl takes an address. The address is that of a local variable of the type
+//! that the kernel's `linux/fiemap.h` defines, with space for the stated number of extents.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,7 +18,7 @@ const EXTENTS: usize = 64;
 const LAST: u32 = 1;
 const SHARED: u32 = 0x2000;
 
-/// Flags of extents that are not yet on the device, compressed, encrypted by the filesystem, among
+/// Flags of extents without a final position: not on the device yet, compressed, encrypted, inside
 /// metadata, in a tail, or reserved and never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
@@ -46,16 +46,16 @@ struct Map {
     extents: [Extent; EXTENTS],
 }
 
-/// Why a part of a file cannot be swapped to.
+/// Why the kernel cannot swap to a part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// Part of it is a hole, or was never written.
+    /// A part of the range is a hole, or was never written.
     Hole,
-    /// Part of it is shared with another file.
+    /// A part of the range is shared with another file.
     Shared,
 }
 
-/// Returns the first problem of a part of a file.
+/// Returns the first problem in a part of a file.
 pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack>> {
     let (mut at, end) = (range.offset, range.offset + range.bytes);
     while at < end {

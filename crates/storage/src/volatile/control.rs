@@ -1,4 +1,5 @@
-//! A file that a control thread reads and writes in place, synchronously: superblocks and tables.
+//! A file that a control thread reads and writes in place, synchronously: superblocks and segment
+//! tables.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +13,10 @@ use super::VolatileFile;
 use crate::failing;
 use crate::pool::RemoteFile;
 
-/// Number of bytes that a failing write leaves.
+/// Number of bytes that a failing write still writes.
 const TORN_BYTES: usize = 512;
 
-/// A file, through the power-cut layer if that is on; or a device of another host.
+/// A file, through the power-cut layer if that is on, or a device of another host.
 #[derive(Debug)]
 pub(crate) enum ControlFile {
     /// Of this host.
@@ -36,7 +37,7 @@ impl ControlFile {
     /// Wraps the file at `path`, which is open for reading and writing.
     ///
     /// # Errors
-    /// The layer is on and cannot open the file again.
+    /// If the power-cut layer is on and cannot open the file again.
     pub(crate) fn new(file: File, path: &Path) -> io::Result<ControlFile> {
         let volatile = super::volatile(&file)?;
         Ok(ControlFile::Here(LocalFile { file, path: path.to_owned(), volatile }))
@@ -50,7 +51,7 @@ impl ControlFile {
         }
     }
 
-    /// Returns true if the layer is on.
+    /// Returns true if the power-cut layer is on.
     pub(crate) fn is_volatile(&self) -> bool {
         matches!(self, ControlFile::Here(LocalFile { volatile: Some(_), .. }))
     }

@@ -1,12 +1,12 @@
-//! One file with a write cache that a kill discards.
+//! A file with a write cache that a kill discards.
 //!
-//! Written data is *held* in memory, in units of 512 bytes, and reads see it. A flush writes all held units
-//! to the file, in pieces and in any order; a durable write writes its own range. In addition, some held
-//! units are written at random: a whole write immediately, single units of it, and sometimes older ones. So
-//! a kill leaves any subset of the unflushed data, torn at 512 bytes.
+//! Written data is *held* in memory, in units of 512 bytes, and reads see it. A flush writes all
+//! held units to the file, in pieces and in any order; a durable write writes its own range. In
+//! addition, random held units are written: a whole write immediately, single units of it, and
+//! sometimes older ones. So a kill leaves any subset of the unflushed data, torn at 512 bytes.
 //!
-//! "In the file" means in the kernel: a kill does not affect it there, and the tests never cut the real
-//! power.
+//! "In the file" means in the kernel: a kill does not affect data there, and the tests never cut
+//! the real power.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ use rustix::fs::FallocateFlags;
 
 use super::{Flushes, SimRng, lock, step};
 
-/// Size in bytes of an atomic write of a device.
+/// Size of a device's atomic write, bytes.
 pub(crate) const UNIT_BYTES: u64 = 512;
 
 const PAGE_BYTES: u64 = 4096;
@@ -36,19 +36,19 @@ const STRAY_PAGES: usize = 32;
 
 /// The held units of one 4 KiB page of the file.
 struct Page {
-    /// One bit per unit: held, and not in the file.
+    /// One bit per unit that is held and not in the file.
     held: u8,
     bytes: Box<[u8; PAGE_BYTES as usize]>,
 }
 
 struct Cache {
-    /// By page number. Each page has held units.
+    /// Pages with held units, by page number.
     pages: BTreeMap<u64, Page>,
     held: usize,
     rng: SimRng,
 }
 
-/// The file and its cache; see the module documentation.
+/// A file and its write cache, which a kill discards.
 pub(crate) struct VolatileFile {
     file: File,
     flushes: Flushes,
@@ -62,16 +62,16 @@ impl std::fmt::Debug for VolatileFile {
 }
 
 impl VolatileFile {
-    /// `file` must be readable and writable at any offset and length.
+    /// Creates a volatile file. `file` must be readable and writable at any offset and length.
     pub(crate) fn new(file: File, seed: u64, flushes: Flushes) -> VolatileFile {
         let cache = Cache { pages: BTreeMap::new(), held: 0, rng: SimRng::new(seed) };
         VolatileFile { file, flushes, cache: Mutex::new(cache) }
     }
 
-    /// Fills `bytes` with the data written last.
+    /// Reads the data that was written last.
     ///
     /// # Errors
-    /// The file's; `UnexpectedEof` beyond its end.
+    /// The file's error; `UnexpectedEof` beyond its end.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         step();
         let cache = lock(&self.cache);
@@ -80,10 +80,11 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Writes `bytes`. A durable write is in the file when this returns; of other writes, a random part.
+    /// Writes `bytes`. A durable write is in the file when this function returns. A random part of
+    /// other writes is in the file.
     ///
     /// # Errors
-    /// The file's.
+    /// The file's error.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8], durability: Durability) -> io::Result<()> {
         step();
         let mut guard = lock(&self.cache);
@@ -114,20 +115,20 @@ impl VolatileFile {
         }
     }
 
-    /// As [`VolatileFile::flush`], even if flushes are ignored.
+    /// Flushes like [`VolatileFile::flush`], even if flushes are ignored.
     ///
     /// # Errors
-    /// The file's.
+    /// The file's error.
     pub(crate) fn settle(&self) -> io::Result<()> {
         let mut cache = lock(&self.cache);
         let all = cache.all();
         cache.let_through(&self.file, all)
     }
 
-    /// Calls fallocate(2). Its effect is in the file immediately, which a device may do.
+    /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// The file's; held units then stay held.
+    /// The file's error; held units then stay held.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);
@@ -142,7 +143,7 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Returns the number of units that a kill would lose.
+    /// Returns the number of held units, which a kill would lose.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         lock(&self.cache).held
@@ -173,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// Holds a write in memory.
+    /// Holds a write in the cache.
     fn hold(&mut self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
@@ -229,7 +230,7 @@ impl Cache {
         self.pages.iter().flat_map(units).filter(|unit| self.is_held(*unit)).collect()
     }
 
-    /// Returns the units to write at random after `written` was written.
+    /// Returns the units to write at random, after `written` was written.
     fn lucky(&mut self, written: Range<u64>) -> Vec<u64> {
         let mut lucky: Vec<u64> = match self.rng.below(8) {
             0 => written.collect(),
@@ -242,7 +243,7 @@ impl Cache {
         lucky
     }
 
-    /// Returns some older units.
+    /// Returns some older held units, to be written at random.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
         let from = self.rng.below(last as usize + 1) as u64;
@@ -252,7 +253,7 @@ impl Cache {
         units.filter(|_| self.rng.once_in(2)).collect()
     }
 
-    /// Writes the held ones of `units` to the file, in pieces, in any order.
+    /// Writes those of `units` that are held to the file, in pieces, in any order.
     fn let_through(&mut self, file: &File, mut units: Vec<u64>) -> io::Result<()> {
         units.sort_unstable();
         units.dedup();

@@ -1,25 +1,28 @@
-//! The power-cut layer: files that lose unflushed data, for the power cuts of `hob selftest`.
+//! The power-cut layer: files that lose unflushed data, for the simulated power cuts of `hob
+//! selftest`.
 //!
 //! # Purpose
-//! A kill -9 does not lose data that a process has written: the kernel has it. A power cut does: it
-//! discards any part of the device's cache, in units of 512 bytes. Here that cache is memory of the process
-//! ([`VolatileFile`]), so that kill -9 acts as a power cut, with the real process, its sockets and its
-//! files.
+//! A kill -9 does not lose data that a process has written, because the kernel has it. A power cut
+//! discards any part of the device's cache, in units of 512 bytes. With this layer, that cache is
+//! memory of the process ([`VolatileFile`]). So kill -9 acts like a power cut, with the real
+//! process, its sockets and its files.
 //!
 //! # Operation
-//! [`switch_on`] is called once, before any file is opened. It makes every pool device, and every raw
-//! backing that is opened for writing, a volatile file. The ring then performs their I/O itself, some time
-//! later and in any order, and the pool does that of its tables in place. Disks behind NBD are other
-//! processes and lose nothing. A process that ends cleanly calls [`settle`]: then the power stayed on.
+//! [`switch_on`] is called once, before any file is opened. The call makes every pool device, and
+//! every raw backing that is opened for writing, a volatile file. The ring then performs their I/O
+//! itself, some time later and in any order. The pool performs the I/O of its tables synchronously.
+//! Disks behind NBD are in other processes and lose nothing. A process that ends cleanly calls
+//! [`settle`], as if the power had stayed on.
 //!
 //! # Limits
-//! It cannot be switched on twice, or by anything but the caller. It is for tests only: if it is switched
-//! on by mistake, data is lost that a healthy disk would keep. So it logs a warning. Performance is not a
-//! goal.
+//! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by
+//! mistake, data is lost that a healthy disk would keep, so it logs a warning. The layer's
+//! performance does not matter.
 //!
 //! # Cutting by itself
-//! A kill from outside rarely happens during a flush. With [`VolatileOptions::cut_after`] the process kills
-//! itself after that many steps; each piece that a flush writes is a step.
+//! A kill from outside rarely occurs during a flush. With [`VolatileOptions::cut_after`] the
+//! process kills itself after that many steps. Each piece that a flush writes to a file counts as a
+//! step.
 
 mod control;
 mod file;
@@ -43,18 +46,18 @@ pub(crate) use rng::SimRng;
 /// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flushes {
-    /// It makes written data durable.
+    /// A flush makes written data durable.
     #[default]
     Honest,
-    /// It has no effect and reports success, like a defective device. hob cannot keep its promises on one,
-    /// so this shows whether a test would notice.
+    /// A flush has no effect and reports success, like a defective device. hob cannot keep its
+    /// promises on such a device, so this shows whether a test detects it.
     Ignored,
 }
 
-/// Behaviour of the layer.
+/// Behaviour of the power-cut layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolatileOptions {
-    /// Seed of the random choices: which units are written early, and in which order operations happen.
+    /// Seed of random choices: which units are written early, and the order of operations.
     pub seed: u64,
     /// Effect of flushes and durable writes.
     pub flushes: Flushes,
@@ -62,20 +65,20 @@ pub struct VolatileOptions {
     pub cut_after: Option<u64>,
 }
 
-/// Set once the layer is switched on.
+/// Options of the power-cut layer, set when it is switched on.
 static LAYER: OnceLock<VolatileOptions> = OnceLock::new();
 
-/// By device and inode: all descriptors of a file share one. Kept until the process ends, with their
-/// descriptors, so that no number is reused for another file.
+/// Volatile files by device and inode: all descriptors of a file share one. The volatile files are
+/// kept until the process ends, so that no inode number is reused for another file.
 static FILES: Mutex<BTreeMap<(u64, u64), Arc<VolatileFile>>> = Mutex::new(BTreeMap::new());
 
-/// Steps until the process kills itself; 0: never.
+/// Steps until the process kills itself; 0 means never.
 static STEPS_LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// Makes all files that are opened from now on lose unflushed data at a kill.
 ///
 /// # Errors
-/// The layer is on already.
+/// If the power-cut layer is on already.
 pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
     LAYER.set(options).map_err(|_| AlreadyOn)?;
     STEPS_LEFT.store(options.cut_after.unwrap_or(0), Ordering::Relaxed);
@@ -86,13 +89,13 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
     Ok(())
 }
 
-/// The layer was switched on before.
+/// The power-cut layer was switched on before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the power-cut layer is on already")]
 pub struct AlreadyOn;
 
-/// Writes all held data to the files, for a process that ends while the power stays on. Without the layer,
-/// it has no effect.
+/// Writes all held data to the files, for a process that ends cleanly. The function has no effect
+/// without the power-cut layer.
 ///
 /// # Errors
 /// The first error of a file.
@@ -102,15 +105,16 @@ pub fn settle() -> io::Result<()> {
     files.iter().map(|file| file.settle()).fold(Ok(()), Result::and)
 }
 
-/// Returns the volatile file for a file that was opened for writing; `None` if the layer is off.
+/// Returns the volatile file for a file that was opened for writing; `None` if the power-cut layer
+/// is off.
 ///
 /// # Errors
-/// The file cannot be opened again.
+/// If the file cannot be opened again.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<Arc<VolatileFile>>> {
     LAYER.get().map(|options| adopt(file, *options)).transpose()
 }
 
-/// As `volatile`, whether or not the layer is on.
+/// Returns the volatile file for a file, whether or not the power-cut layer is on.
 fn adopt(file: &File, options: VolatileOptions) -> io::Result<Arc<VolatileFile>> {
     let key = key(file)?;
     let mut files = lock(&FILES);
@@ -129,7 +133,7 @@ pub(crate) fn known(file: impl AsFd) -> Option<Arc<VolatileFile>> {
     lock(&FILES).get(&key).cloned()
 }
 
-/// Returns a system call's errno for a volatile file's error: there is no data beyond the end.
+/// Converts a volatile file's error into an errno. ENODATA means beyond the end.
 pub(crate) fn errno(error: io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Errno::NODATA,
@@ -142,12 +146,12 @@ fn key(file: impl AsFd) -> io::Result<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Opens the file again, without O_DIRECT and its alignment, and without the lock.
+/// Opens the file again, without O_DIRECT, and without the lock.
 fn reopen(file: &File) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Counts a step; the last one does not return.
+/// Counts a step. The last step kills the process.
 fn step() {
     let left = STEPS_LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
     if left == Ok(1) {

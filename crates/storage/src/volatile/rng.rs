@@ -1,5 +1,6 @@
-//! The layer's random number generator: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-//! number generators", OOPSLA 2014). Small, and uniform enough for random choices.
+//! Random number generator of the power-cut layer: splitmix64 (Steele, Lea and Flood, "Fast
+//! splittable pseudorandom number generators", OOPSLA 2014). The generator is small, and uniform
+//! enough for random choices.
 
 /// Random numbers that depend only on the seed.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl SimRng {
         (self.next() % bound as u64) as usize
     }
 
-    /// Returns true once in `times`, on average.
+    /// Returns true with probability 1 / `times`.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

@@ -1,21 +1,21 @@
-//! The end of a file: a file that has shrunk is not enlarged by writes.
+//! Detects files that have shrunk, so that writes do not enlarge them again.
 
 use hob_engine::units::Instant;
 use rustix::fs::{AtFlags, StatxFlags};
 
 use super::FileBacking;
 
-/// Known position of a file's end.
+/// Last known size of a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FileEnd {
-    /// When the size was asked for.
+    /// Time at which the file's size was read.
     pub(super) asked: Option<Instant>,
-    /// It is shorter than the disk: bytes.
+    /// Size of a file that is shorter than its disk, bytes.
     pub(super) short: Option<u64>,
 }
 
 impl FileBacking {
-    /// Returns true if a change that ends there would enlarge the file.
+    /// Returns true if a change that ends at `end` would enlarge the file.
     pub(super) fn is_past_the_end(&mut self, now: Instant, end: u64) -> bool {
         if self.is_block_device {
             return false;

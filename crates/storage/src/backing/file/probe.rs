@@ -10,7 +10,8 @@ use super::super::identity::ChangeMark;
 use super::super::{Status, StatusExtent};
 use crate::volatile::VolatileFile;
 
-/// The alignment that O_DIRECT needs, determined by trying; `None` if O_DIRECT does not work.
+/// Returns the alignment that O_DIRECT needs on this file, found by trying; `None` if O_DIRECT does
+/// not work.
 pub(super) fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
     let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
@@ -24,10 +25,10 @@ pub(super) fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// Maximum number of extents of one status answer; the caller asks again for more.
+/// Maximum number of extents in one reply to a status query. The caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// The parts of `offset..end` of a file that have data. May block as long as the file's filesystem
+/// Returns the allocated parts of `offset..end` of a file. May block while the file's filesystem
 /// hangs.
 pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
     let mut extents = Vec::new();
@@ -55,7 +56,7 @@ pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
     Ok(extents)
 }
 
-/// When a file was last changed. May block for as long as its filesystem hangs.
+/// Returns the time of a file's last change. May block while the file's filesystem hangs.
 pub(super) fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
     if let Some(volatile) = volatile {
         // Data that is written back later would look like another program's change.

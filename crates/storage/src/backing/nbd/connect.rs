@@ -1,4 +1,4 @@
-//! Connecting to an NBD server and negotiating, with blocking sockets, away from the shard's thread.
+//! Connects to an NBD server and negotiates, with blocking sockets on a helper thread.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,18 +11,18 @@ use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
 
-/// A connection without traffic is probed after so long.
+/// Idle time after which TCP keepalive probes a connection.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
-/// A connection that is ready for requests.
+/// A negotiated connection that is ready for requests.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) socket: OwnedFd,
     pub(crate) negotiated: Negotiated,
 }
 
-/// Connects to what `uri` names, within `limit`. What the peer's host has not confirmed for `silence_max` ends the connection. The error is a
-/// sentence for people.
+/// Connects to the server of `uri`, within `limit`. If the server's host leaves data unconfirmed
+/// for `silence_max`, the kernel closes the connection. The error is a sentence for users.
 pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
     match &uri.address {
@@ -47,7 +47,7 @@ pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> R
     }
 }
 
-/// The first of the host's addresses that answers.
+/// Connects to the first of the host's addresses that accepts.
 fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, String> {
     let addresses = (host, port).to_socket_addrs().map_err(|error| error.to_string())?;
     let mut last = format!("{host} has no address");
@@ -69,13 +69,13 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
     Err(last)
 }
 
-/// Makes the kernel drop unsent data when the connection or this process ends. Otherwise it would
-/// resend unconfirmed data for a quarter of an hour, and a late write could overwrite data of
-/// another host that has taken over the disk. Nothing is lost by it: every acknowledged request had
-/// its reply.
+/// Makes the kernel drop unsent data when the connection or this process ends. By default the
+/// kernel would resend unconfirmed data for 15 minutes, and a late write could overwrite data of
+/// another host that has taken over the disk. No acknowledged write is lost, because its reply has
+/// arrived.
 ///
-/// A stopped process ends nothing. For this case the kernel gives up by itself at the time when the
-/// process would, and not earlier.
+/// A stopped process does not close its connections. For that case, the kernel's timeout equals the
+/// process's own timeout.
 fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
@@ -87,7 +87,8 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a connection with nothing in flight: sends NBD_CMD_DISC, and lets the kernel deliver it.
+/// Closes a connection without requests in flight: sends NBD_CMD_DISC, and lets the kernel deliver
+/// it.
 pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, None);
     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
@@ -95,14 +96,15 @@ pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &request::disconnect(), flags);
 }
 
-/// Makes the kernel drop a connection's unsent data now. Closing may take longer, since older
-/// kernels keep a ring's sockets until all earlier I/O of the ring has ended. The connection is
-/// shut down already, and no request waits for it. Only TCP sockets can deliver data late.
+/// Makes the kernel drop a connection's unsent data now. Closing may take longer, because older
+/// kernels keep a ring's sockets until earlier I/O of the ring has ended. The connection is shut
+/// down already, and no request waits for it. Only TCP sockets deliver data late.
 pub(super) fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }
 
-/// Talks until the server agrees or refuses. `set_timeout` concerns both directions of `stream`.
+/// Negotiates until the server agrees or refuses. `set_timeout` sets the timeout of both directions
+/// of `stream`.
 fn negotiate<S>(
     stream: &S,
     uri: &NbdUri,
@@ -127,14 +129,16 @@ where
         }
         match handshake.poll_outcome() {
             Some(HandshakeOutcome::Connected(_)) if from < to => {
-                return Err("it sent replies before there was a request".into());
+                return Err("the server sent replies before the first request".into());
             }
             Some(HandshakeOutcome::Connected(negotiated)) => {
                 set_timeout(None).map_err(|error| error.to_string())?;
                 return Ok(negotiated);
             }
             Some(HandshakeOutcome::Failed(error)) => return Err(error.to_string()),
-            Some(HandshakeOutcome::Listed(_)) => return Err("it listed its exports unasked".into()),
+            Some(HandshakeOutcome::Listed(_)) => {
+                return Err("the server listed its exports without a request".into());
+            }
             None => {}
         }
         let consumed = handshake.handle_input(&input[from..to]);
@@ -161,17 +165,18 @@ fn in_time(error: &io::Error) -> String {
     }
 }
 
-/// Called first in a connection attempt; an error is a text for people, and ends the attempt.
+/// Function that is called at the start of a connection attempt. An error, a text for users, ends
+/// the attempt.
 pub(crate) type BeforeConnecting = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// A connection attempt in a thread of its own.
+/// An attempt to connect, in its own thread.
 #[derive(Debug)]
 pub(super) struct Attempt {
     result: mpsc::Receiver<Result<Link, String>>,
 }
 
 impl Attempt {
-    /// Starts to connect. The socket that is returned reads as closed when there is a result.
+    /// Starts an attempt to connect. The returned socket reads as closed when there is a result.
     pub(super) fn start(
         before: Option<BeforeConnecting>,
         uri: &NbdUri,
@@ -190,9 +195,9 @@ impl Attempt {
         Ok((Attempt { result }, ours.into()))
     }
 
-    /// The result, once the socket reads as closed.
+    /// Returns the attempt's result, once the socket reads as closed.
     pub(super) fn result(self) -> Result<Link, String> {
-        self.result.try_recv().unwrap_or_else(|_| Err("the attempt was given up".into()))
+        self.result.try_recv().unwrap_or_else(|_| Err("the attempt to connect was cancelled".into()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests out, replies in: what happens on a connection that works.
+//! Sends requests to a connected NBD server and receives replies.
 
 use std::sync::atomic::Ordering;
 
@@ -14,13 +14,13 @@ use super::{Connection, FILL, NbdBacking, RECEIVE, SEND, Shutdown, State};
 use crate::backing::StatusExtent;
 use crate::ring::{FdClass, Ring, RxBuf, ZEROES_BYTES};
 
-/// Room for replies. Payload beyond it is received straight into its buffer.
+/// Size of the receive buffer, bytes. Larger payload is received directly into its destination.
 const RX_BYTES: usize = 64 << 10;
 
-/// Most bytes handed to one send.
+/// Largest number of bytes in one send.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// Most extents of one status answer.
+/// Maximum number of extents in one reply to a status query.
 const EXTENTS_MAX: usize = 1 << 16;
 
 impl NbdBacking {
@@ -58,7 +58,7 @@ impl NbdBacking {
         ring.send(tokens.token(SEND), connection.fd, gather);
     }
 
-    /// Decodes received bytes and continues to receive. An error is a text for people, and ends the
+    /// Decodes received bytes and continues to receive. An error is a text for users, and ends the
     /// connection.
     pub(super) fn digest(&mut self, ring: &mut Ring) -> Result<(), String> {
         let mut at = 0;
@@ -155,7 +155,7 @@ fn read_place(jobs: &mut Jobs, slot: u32, offset: u64, len: u32) -> BufferSlice 
     BufferSlice { offset: slice.offset + (offset - request.offset) as u32, len, ..slice }
 }
 
-/// Appends a request to the send queue; returns its bytes.
+/// Appends a request to the send queue, and returns its length in bytes.
 fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, changes: u64) -> usize {
     let cookie = jobs.cookie(slot);
     let request = jobs.request(slot);
@@ -199,7 +199,7 @@ pub(super) fn io_error(code: ErrorCode) -> IoError {
 }
 
 impl Job {
-    /// Keeps the part of the server's extents, which start at `at`, that is in the job's range.
+    /// Stores the server's extents, which start at `at`, clipped to the job's range.
     fn clip_extents(&mut self, at: u64, extents: &[Extent]) {
         let (from, to) = self.range;
         let mut at = at;

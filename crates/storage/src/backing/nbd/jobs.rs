@@ -1,8 +1,8 @@
-//! The jobs of an NBD backing, each made of requests, and which requests are in flight.
+//! The jobs of an NBD backing and their requests.
 //!
 //! A job is one I/O or one status query; a request is one NBD command. A job has several requests
-//! if it is larger than the server accepts, and one more if a flush must follow because the server
-//! has no FUA. Cookies have a generation, so that a reply to an old request is detected.
+//! if it exceeds the server's limit. A job has one more request if a flush must follow because the
+//! server has no FUA. Cookies contain a generation, so that replies to old requests are detected.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use hob_nbd::{Command, CommandFlags};
 
 use crate::backing::StatusExtent;
 
-/// Deadlines of ended jobs that are kept behind one that does not end.
+/// Number of ended jobs whose deadlines may stay in the list behind an older unfinished job.
 const DEADLINES_SPARE: usize = 1024;
 
 /// The originator of a job.
@@ -28,14 +28,14 @@ pub(super) enum Asker {
 pub(super) enum What {
     Read(BufferSlice),
     Write(BufferSlice, CommandFlags),
-    /// Zeroes written as data.
+    /// Write zeroes as data.
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
-    /// Covers the changes acknowledged before it; `mark` counts them.
+    /// A flush that covers the changes acknowledged before it; `mark` is their number.
     Flush {
         mark: u64,
-        /// It makes a durable write durable, for a server without FUA.
+        /// Whether the flush makes a write durable, because the server has no FUA.
         of_write: bool,
     },
     Status,
@@ -76,35 +76,35 @@ impl Request {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) asker: Asker,
-    /// Requests without an answer.
+    /// Number of the job's unanswered requests.
     pub(super) requests: u32,
     pub(super) result: Result<(), IoError>,
-    /// A flush must follow when all of it went well.
+    /// Whether a flush must follow if all requests succeed.
     pub(super) then_flush: bool,
-    /// The range a status question is about.
+    /// Range of a status query.
     pub(super) range: (u64, u64),
     pub(super) extents: Vec<StatusExtent>,
     number: u64,
     live: bool,
 }
 
-/// All jobs and requests.
+/// All jobs of an NBD backing and their requests.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     jobs: Vec<Job>,
     free_jobs: Vec<u32>,
     requests: Vec<Request>,
     free_requests: Vec<u32>,
-    /// Requests to be sent, in order.
+    /// Requests to send, in order.
     queue: VecDeque<u32>,
-    /// When each job becomes too old, in order; jobs that have ended are skipped.
+    /// Deadlines of the jobs, in order; ended jobs are skipped.
     deadlines: VecDeque<(Instant, u32, u64)>,
     count: u64,
     live: usize,
 }
 
 impl Jobs {
-    /// A job without requests.
+    /// Adds a job without requests.
     pub(super) fn add(
         &mut self,
         asker: Asker,
@@ -133,7 +133,7 @@ impl Jobs {
         slot
     }
 
-    /// One more request of a job, to be sent.
+    /// Adds a request to a job and queues it for sending.
     pub(super) fn ask(&mut self, job: u32, what: What, offset: u64, len: u32) {
         self.jobs[job as usize].requests += 1;
         let old = self.free_requests.last().map(|slot| self.requests[*slot as usize].generation);
@@ -156,7 +156,7 @@ impl Jobs {
         u64::from(self.requests[slot as usize].generation) << 32 | u64::from(slot)
     }
 
-    /// The request of a cookie that was sent and not answered.
+    /// Returns the request with this cookie if it was sent and not answered.
     pub(super) fn find(&self, cookie: u64) -> Option<u32> {
         let slot = cookie as u32;
         let request = self.requests.get(slot as usize)?;
@@ -164,13 +164,13 @@ impl Jobs {
         matches.then_some(slot)
     }
 
-    /// The same, for the decoder.
+    /// Returns what the reply decoder needs to know of the request with this cookie.
     pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
         let request = &self.requests[self.find(cookie)? as usize];
         Some(Expected { command: request.command(), offset: request.offset, length: request.len })
     }
 
-    /// The next request to send.
+    /// Returns the next request to send.
     pub(super) fn next_to_send(&mut self) -> Option<u32> {
         let slot = self.queue.pop_front()?;
         self.requests[slot as usize].sent = true;
@@ -181,7 +181,7 @@ impl Jobs {
         !self.queue.is_empty()
     }
 
-    /// A request is over; returns its job and whether that was the job's last one.
+    /// Ends a request. Returns its job, and whether it was the job's last request.
     pub(super) fn end_request(&mut self, slot: u32, result: Result<(), IoError>) -> (u32, bool) {
         let request = &mut self.requests[slot as usize];
         assert!(request.live, "a request ends once");
@@ -194,7 +194,7 @@ impl Jobs {
         (job_slot, job.requests == 0)
     }
 
-    /// A job is over.
+    /// Ends a job and removes it.
     pub(super) fn end_job(&mut self, slot: u32) -> Job {
         let ended = Job { live: false, extents: Vec::new(), ..self.jobs[slot as usize] };
         let job = std::mem::replace(&mut self.jobs[slot as usize], ended);
@@ -207,12 +207,13 @@ impl Jobs {
         job
     }
 
-    /// When the oldest job becomes too old.
+    /// Returns the deadline of the oldest job.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadlines.front().map(|(deadline, ..)| *deadline)
     }
 
-    /// Jobs that had `before_ns` to wait have `wait_ns` now, counted from the same start; none ends before `now`.
+    /// Changes the deadlines of all jobs from a wait of `before_ns` to `wait_ns`, from the same
+    /// start. No deadline becomes earlier than `now`.
     pub(super) fn move_deadlines(&mut self, now: Instant, before_ns: u64, wait_ns: u64) {
         for (deadline, ..) in &mut self.deadlines {
             let moved = Instant(deadline.0.saturating_sub(before_ns).saturating_add(wait_ns));
@@ -220,7 +221,7 @@ impl Jobs {
         }
     }
 
-    /// Requests, unanswered, of jobs that were too old at `now`.
+    /// Returns the unanswered requests of jobs whose deadline has passed at `now`.
     pub(super) fn expired(&self, now: Instant) -> Vec<u32> {
         let old: Vec<u32> = self
             .deadlines
@@ -232,7 +233,7 @@ impl Jobs {
         self.live_requests().filter(|slot| old.contains(&self.requests[*slot as usize].job)).collect()
     }
 
-    /// All requests without an answer.
+    /// Returns all unanswered requests.
     pub(super) fn live_requests(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
     }
@@ -242,17 +243,17 @@ impl Jobs {
         self.requests.iter().any(|request| request.live && request.sent)
     }
 
-    /// Returns true if a change is unanswered.
+    /// Returns true if a change of the disk is unanswered.
     pub(super) fn has_changes(&self) -> bool {
         self.requests.iter().any(|request| request.live && request.is_change())
     }
 
-    /// Removes requests from the queue, to end them unsent.
+    /// Removes requests from the send queue, so that they end unsent.
     pub(super) fn unqueue(&mut self, slots: &[u32]) {
         self.queue.retain(|slot| !slots.contains(slot));
     }
 
-    /// Marks everything as unsent, after the connection was lost.
+    /// Queues all unanswered requests for sending again, after the connection was lost.
     pub(super) fn send_all_again(&mut self) {
         let slots: Vec<u32> = self.live_requests().collect();
         for slot in &slots {
@@ -271,7 +272,7 @@ fn is_live(jobs: &[Job], slot: u32, number: u64) -> bool {
     job.live && job.number == number
 }
 
-/// Puts something into a free place, or a new one.
+/// Stores an item in a free place of the table, or in a new one.
 fn place<T>(table: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
     match free.pop() {
         Some(slot) => {

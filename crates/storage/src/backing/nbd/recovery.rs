@@ -1,4 +1,5 @@
-//! A connection that broke: taking it down, connecting again, and what becomes of the jobs meanwhile.
+//! Recovery of a broken NBD connection: closes it, connects again, and decides what happens to its
+//! jobs.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::{CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, Shutdown, 
 use crate::ring::{Fd, FdClass, Ring, RxBuf};
 
 impl NbdBacking {
-    /// Gives the connection up.
+    /// Closes the present connection after a failure.
     pub(super) fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
         let State::Connected(connection) = &self.state else { return };
         if self.hold != Hold::Lost && !self.is_provisional() {
@@ -24,7 +25,8 @@ impl NbdBacking {
         self.begin_outage(ring, now, fd, why);
     }
 
-    /// The connection is shut down: once the ring has nothing of it any more, connects again.
+    /// Starts an outage: once the ring has returned the connection's operations, hob connects
+    /// again.
     fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
         let oldest = self.waiting_since().unwrap_or(now).min(now);
         // A server that another is to replace has no outage, and nor has a disk that another host owns.
@@ -38,7 +40,7 @@ impl NbdBacking {
         self.go_on_drained(ring, now);
     }
 
-    /// The time at which a connection to a server that shuts down ends with or without replies.
+    /// Returns the latest time at which the connection to a server that shuts down is closed.
     pub(super) fn disconnect_by(&self) -> Option<Instant> {
         match &self.state {
             State::Connected(connection) => match connection.shutdown? {
@@ -49,7 +51,8 @@ impl NbdBacking {
         }
     }
 
-    /// Sends NBD_CMD_DISC to a server that shuts down, as soon as no reply is outstanding, and ends the connection.
+    /// Sends NBD_CMD_DISC to a server that shuts down once all replies have arrived, and closes the
+    /// connection.
     pub(super) fn disconnect_if_shut_down(&mut self, ring: &mut Ring, now: Instant) {
         let State::Connected(connection) = &mut self.state else { return };
         let Connection { fd, gather, shutdown: Some(shutdown), .. } = &mut **connection else { return };
@@ -62,14 +65,15 @@ impl NbdBacking {
         let fd = *fd;
         tracing::warn!(
             backing = self.info.description,
-            "the server shuts down; waiting until it is back; requests wait meanwhile"
+            "the server shuts down; requests wait until it is back"
         );
         connect::end_politely(ring.borrow(fd));
         ring.shutdown(fd);
         self.begin_outage(ring, now, fd, "the server shuts down");
     }
 
-    /// Once the ring has nothing of the old connection any more: decides what becomes of its requests.
+    /// Decides about the requests of a broken connection, once the ring has returned all of its
+    /// operations.
     pub(super) fn go_on_drained(&mut self, ring: &mut Ring, now: Instant) {
         if self.operations > 0 {
             return;
@@ -101,7 +105,7 @@ impl NbdBacking {
         }
     }
 
-    /// Between half and all of the pause, which doubles.
+    /// Returns a random pause between half and all of the present one, which is then doubled.
     fn next_pause(&mut self) -> u64 {
         let mut rng = [0];
         let _ = rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty());
@@ -110,7 +114,7 @@ impl NbdBacking {
         nanos / 2 + nanos / 2 * u64::from(rng[0]) / 255
     }
 
-    /// Ends requests that are not on any connection.
+    /// Ends requests that were not sent on the present connection.
     fn fail(&mut self, slots: &[u32], error: IoError) {
         self.jobs.unqueue(slots);
         for slot in slots {
@@ -145,7 +149,7 @@ impl NbdBacking {
                 self.state = State::Connecting(attempt, fd);
             }
             Err(error) => {
-                tracing::warn!(%error, "no thread to connect with");
+                tracing::warn!(%error, "cannot start a thread to connect to the backing; retrying");
                 self.state = State::Pausing(now + self.next_pause());
             }
         }

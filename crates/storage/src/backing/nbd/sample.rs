@@ -1,4 +1,5 @@
-//! Reading and writing an export by threads that may wait: with blocking sockets, one request at a time.
+//! Reads and writes an NBD export from threads that may block: one request at a time, with blocking
+//! sockets.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -13,26 +14,27 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use super::connect::Link;
 use super::exchange::io_error;
 
-/// The only request in flight.
+/// Cookie of the only request in flight.
 const COOKIE: u64 = 1;
 
-/// How a read failed.
+/// Why a blocking read or write failed.
 #[derive(Debug)]
 pub(crate) enum SampleError {
-    /// The server said so; the connection is good.
+    /// The server returned an error, and the connection is usable.
     Refused(IoError),
-    /// The connection is over. A sentence.
+    /// The connection is broken; the text says why.
     Broken(String),
 }
 
-/// Fills `bytes` from `offset` on, within `limit`. Range and alignment are the caller's; it is one request.
+/// Reads from `offset` into `bytes` within `limit`, with one request. The caller has checked range
+/// and alignment.
 pub(crate) fn read(link: &Link, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), SampleError> {
     let len = bytes.len() as u32;
     let request = request::read(COOKIE, offset, len, CommandFlags::NONE);
     ask(link, [&request, &[]], Expected { command: Command::Read, offset, length: len }, bytes, limit)
 }
 
-/// Writes `bytes` from `offset` on, within `limit`; durable with the next [`flush`].
+/// Writes `bytes` at `offset` within `limit`. The next [`flush`] makes them durable.
 pub(crate) fn write(link: &Link, offset: u64, bytes: &[u8], limit: Duration) -> Result<(), SampleError> {
     let len = bytes.len() as u32;
     let request = request::write_header(COOKIE, offset, len, CommandFlags::NONE);
@@ -66,7 +68,8 @@ fn ask(
     }
 }
 
-/// One request, of a header and its payload, and its reply; the outer error ends the connection.
+/// Sends one request with its payload, and receives its reply. The outer error means that the
+/// connection is broken.
 fn exchange(
     link: &Link,
     parts: [&[u8]; 2],
@@ -97,10 +100,10 @@ fn exchange(
                 bytes[(at - offset) as usize..][..length as usize].fill(0);
             }
             Some(ReplyEvent::Done { .. }) if from < to => {
-                return Err("it replied to an unknown request".into());
+                return Err("the server replied to an unknown request".into());
             }
             Some(ReplyEvent::Done { error: Some(ErrorCode::Shutdown), .. }) => {
-                return Err("it shuts down".into());
+                return Err("the server shuts down".into());
             }
             Some(ReplyEvent::Done { error, .. }) => {
                 return Ok(error.map_or(Ok(()), |code| Err(io_error(code))));
@@ -109,7 +112,7 @@ fn exchange(
             None if from == to => {
                 set_timeout(&link.socket, Timeout::Recv, deadline)?;
                 match rustix::io::read(&link.socket, &mut input[..]) {
-                    Ok(0) => return Err("it closed the connection".into()),
+                    Ok(0) => return Err("the server closed the connection".into()),
                     Ok(count) => (from, to) = (0, count),
                     Err(rustix::io::Errno::INTR) => {}
                     Err(errno) => return Err(errno.to_string()),
@@ -132,7 +135,7 @@ fn exchange(
 fn set_timeout(socket: &OwnedFd, side: Timeout, deadline: Instant) -> Result<(), String> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err("it does not answer in time".into());
+        return Err("the server did not answer in time".into());
     }
     set_socket_timeout(socket, side, Some(left)).map_err(|errno| errno.to_string())
 }

@@ -1,14 +1,16 @@
-//! Flushes: all layers become objects, and a manifest makes them valid.
+//! Flushes of an object disk: all layers become objects, and a manifest makes them valid.
 //!
-//! Steps: wait for objects that are being put; freeze the dirty layers, which is the flush point;
-//! put them; put pages if too much has changed since the last ones; create the manifest under the
-//! next number, if no other one has that number. From freeze to manifest nothing else is added to
-//! the map. If a step fails, the frozen layers are dirty again and the next flush starts again.
+//! A flush has these steps. Wait for objects that are being written. Freeze the dirty layers, which
+//! is the flush point. Write the layers as objects. Write map pages if too much has changed since
+//! the last ones. Create the manifest under the next number, if no other manifest has that number.
+//! From freeze to manifest nothing else is added to the map. If a step fails, the frozen layers
+//! become dirty again and the next flush retries.
 //!
 //! # Owner of a number
-//! An attempt that was given up may succeed later. So if a number is taken, its manifest is read:
-//! one of our epoch is ours, from an earlier flush, and is ignored, since the next number has all
-//! of its content. One of another epoch means that another writer has taken the disk.
+//! An attempt that timed out may succeed later. So if a number is taken, its manifest is read. A
+//! manifest of this epoch is from an earlier flush of this owner and is ignored, because the next
+//! manifest has all of its content. A manifest of another epoch means that another writer has taken
+//! the disk.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,13 +26,13 @@ use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
-/// Maximum number of consecutive manifests of our own that may have succeeded late.
+/// Maximum number of consecutive manifests of this owner that may have succeeded late.
 const OWN_MAX: usize = 64;
 
-/// Maximum time that closing waits for deletions.
+/// Maximum time that closing waits for deletions of objects.
 const DELETED_MAX: Duration = Duration::from_secs(3);
 
-/// Whether the disk is used after it.
+/// Whether the disk is used after a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// It does.
@@ -40,7 +42,7 @@ pub(super) enum After {
 }
 
 impl Disk {
-    /// Makes everything durable that was acknowledged before.
+    /// Flushes the disk: makes everything durable that was acknowledged before.
     pub(super) async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
         self.check_ours()?;
         if self.here.is_none() {
@@ -57,13 +59,13 @@ impl Disk {
         flush.await.expect("flushes do not panic")
     }
 
-    /// Flushes a last time, and records that no host has the disk any more.
+    /// Flushes a last time, and records in the manifest that no host owns the disk.
     pub(super) async fn close(self: &Arc<Self>) -> Result<(), IoError> {
         if self.here.is_none() || self.state().lost {
             return Ok(());
         }
-        // Deletes the garbage of the last manifest but one before the last one records that there
-        // is none.
+        // Closing first deletes the garbage of earlier manifests. The last manifest then records
+        // that there is none.
         self.flush().await?;
         if !self.deleted().await {
             self.state().leftovers = true;
@@ -90,8 +92,8 @@ impl Disk {
         true
     }
 
-    /// Called at intervals: checks the ownership, and flushes data that was already unflushed the
-    /// last time (`seen`). Returns the value to pass the next time.
+    /// Periodic check: verifies the ownership, and flushes data that was already unflushed the last
+    /// time (`seen`). Returns the value to pass the next time.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() || self.state().lost {
             return seen;
@@ -116,7 +118,7 @@ impl Disk {
         self.look_at_next().await;
     }
 
-    /// Whoever calls it has the turn.
+    /// Checks whether another writer created the next manifest. The caller holds `turn`.
     async fn look_at_next(&self) {
         let next = self.state().sequence + 1;
         if let Ok(bytes) = self.store.peek(Name::Manifest(next)).await {
@@ -124,7 +126,7 @@ impl Disk {
         }
     }
 
-    /// Whoever calls it has the turn.
+    /// Commits all changes with a new manifest. The caller holds `turn`.
     async fn commit(self: &Arc<Self>, after: After) -> Result<(), IoError> {
         self.stop_writing_out().await;
         let (frozen, point) = {
@@ -155,7 +157,7 @@ impl Disk {
         result
     }
 
-    /// Nothing more is begun until the commit is over; waits for what was.
+    /// Starts no further writes of layers until the commit ends, and waits for those in progress.
     async fn stop_writing_out(&self) {
         loop {
             let ended = self.ended.notified();
@@ -172,7 +174,7 @@ impl Disk {
         }
     }
 
-    /// Makes the map's content durable.
+    /// Makes the map's content durable with a new manifest.
     async fn publish(self: &Arc<Self>, point: u64, after: After) -> Result<(), StoreError> {
         let pages = self.renew_pages().await?;
         let (mut manifest, mut garbage) = {
@@ -217,7 +219,7 @@ impl Disk {
         result
     }
 
-    /// Creates a manifest under the first number that is not one of our own.
+    /// Creates a manifest under the first number that no late manifest of this owner has taken.
     async fn create_next(&self, manifest: &mut Manifest, garbage: &mut Vec<Name>) -> Result<(), StoreError> {
         for _ in 0..OWN_MAX {
             let (name, bytes) = (Name::Manifest(manifest.sequence), Bytes::from(manifest.encode()));
@@ -233,11 +235,11 @@ impl Disk {
                 result => return result,
             }
         }
-        Err(StoreError::Failed("the numbers of the next manifests are all taken".into()))
+        Err(StoreError::Failed("the numbers of the next 64 manifests are all taken".into()))
     }
 
-    /// A manifest is durable. Returns the objects that nothing refers to any more, in addition to
-    /// the known ones.
+    /// Records a durable manifest. Returns the objects that are no longer referenced, in addition
+    /// to the known ones.
     fn install(&self, manifest: &Manifest, renewed: bool, point: u64, garbage: &[Name]) -> Vec<Name> {
         let state = &mut *self.state();
         garbage.iter().for_each(|name| _ = state.garbage.remove(name));
@@ -252,7 +254,8 @@ impl Disk {
         gone.map(|(page, (before, _))| Name::Page(page as u32, *before)).collect()
     }
 
-    /// Writes the pages again if too much has changed since; the manifest then refers to them.
+    /// Writes the map pages again if too many objects changed since the last ones. The manifest
+    /// then refers to the new pages.
     async fn renew_pages(self: &Arc<Self>) -> Result<Option<Vec<Generation>>, StoreError> {
         let (mut pages, wanted) = {
             let state = self.state();
@@ -306,17 +309,20 @@ impl Disk {
         result.map(|()| generation)
     }
 
-    /// Returns true if this owner made that manifest in its current ownership. Otherwise the disk
-    /// is lost.
+    /// Returns true if this owner created the manifest in its present ownership. If another owner
+    /// made it, the disk is marked as lost.
     fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
         match Manifest::decode(bytes, sequence) {
             Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,
             Ok(there) => tracing::error!(
-                "the disk was taken over by {}: nothing that is written here counts any more",
+                "the disk was taken over by {}: writes on this host are not part of the disk any more",
                 there.owner
             ),
             Err(error) => {
-                tracing::error!("{}: {error}: nothing can be flushed here any more", Name::Manifest(sequence))
+                tracing::error!(
+                    "{}: {error}: this host can no longer flush the disk",
+                    Name::Manifest(sequence)
+                )
             }
         }
         self.state().lost = true;

@@ -1,18 +1,18 @@
 //! A disk made of objects: reads, writes, zeroes, and the data that is still in memory.
 //!
-//! # Three places
-//! The newest data of an object is in its *dirty* layer, which grows; then in the layer that is
-//! being *written* out, which does not change; then in the store, under the generation in the map.
-//! A layer leaves memory when it was written out, even before a manifest refers to it:
-//! [`commit`](super::commit) makes flush points of the map's content.
+//! # Three places of data
+//! The newest data of an object is in its *dirty* layer, which accepts writes. Older data is in the
+//! layer that is being *written* to the store, which does not change. The rest is in the store,
+//! under the generation in the map. A layer is removed from memory when it was written, even before
+//! a manifest refers to it. [`commit`](super::commit) makes flush points of the map's content.
 //!
-//! # Bounds
-//! The number of objects with layers is limited: a write to another object first writes a layer
-//! out. The lock is never held across an await. Tasks that change anything are spawned, so that a
-//! cancelled caller does not leave them half done.
+//! # Limits
+//! The number of objects with layers is limited: a write to another object first writes a layer to
+//! the store. The lock is never held across an await. Tasks that change anything are spawned, so
+//! that a cancelled caller does not leave them half done.
 //!
-//! Callers ensure that no two calls that overlap in a 4 KiB sector, one of them a change, run at
-//! once, as the engine does.
+//! The callers never run two calls at once that overlap in a 4 KiB sector if one of them is a
+//! change. The engine ensures that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,15 +30,15 @@ use super::owner::{Here, Owner};
 use super::store::{RetryingStore, StoreError};
 use crate::backing::StatusExtent;
 
-/// Memory for data that is not in the store yet, bytes; a disk of large objects has at least four
-/// layers.
+/// Memory for data that is not in the store yet, bytes. A disk of large objects has at least
+/// `LAYERS_MIN` layers.
 const LAYER_BYTES_MAX: u64 = 64 << 20;
 const LAYERS_MIN: u64 = 4;
 
 /// Maximum size of a single change in bytes: memory for it must be available at once.
 const CHANGE_BYTES_MAX: u64 = 32 << 20;
 
-/// Bytes of objects that are being put at once, and their maximum number.
+/// Bytes of objects that are written to the store at once, and minimum number of such objects.
 const PUT_BYTES_MAX: u64 = 64 << 20;
 const PUTS_MIN: u64 = 2;
 const PUTS_MAX: u64 = 32;
@@ -46,45 +46,46 @@ const PUTS_MAX: u64 = 32;
 /// Maximum number of deletions in flight.
 const DELETES_MAX: usize = 8;
 
-/// A read whose object was replaced meanwhile looks again so often.
+/// Maximum number of lookups by a read whose object is replaced meanwhile.
 const LOOKS_MAX: usize = 16;
 
-/// Maximum number of extents of one status answer; the caller asks again for more.
+/// Maximum number of extents in one reply to a status query. The caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
 /// The mutable state.
 #[derive(Debug)]
 pub(super) struct State {
-    /// The newest generations that are in the store.
+    /// Newest generation of each object in the store.
     pub(super) map: Map,
-    /// The pages that the newest manifest names.
+    /// Generations of the map pages that the newest manifest names.
     pub(super) pages: Vec<Generation>,
-    /// Objects whose generation may differ from what those pages say.
+    /// Objects whose generation may differ from the one in the map pages.
     pub(super) changed: BTreeSet<u64>,
-    /// Dirty layers; the number is the age.
+    /// Dirty layers by object; the number is the layer's age.
     pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
-    /// Layers that are being written out.
+    /// Layers that are being written to the store.
     pub(super) writing: BTreeMap<u64, Arc<Layer>>,
-    /// A manifest is being made: nothing gets into the map that it is not to have.
+    /// Whether a manifest is being created. Meanwhile nothing is added to the map.
     pub(super) committing: bool,
-    /// Generations of this epoch that were given out.
+    /// Number of generations of this epoch that were assigned.
     pub(super) given: u64,
-    /// Objects that nothing refers to after the next manifest.
+    /// Objects that are unreferenced after the next manifest.
     pub(super) garbage: BTreeSet<Name>,
-    /// Counts changes, and those that the newest manifest has.
+    /// Number of changes, and number of changes in the newest manifest.
     pub(super) changes: u64,
     pub(super) committed: u64,
     /// The newest manifest's.
     pub(super) content: u64,
     pub(super) sequence: u64,
-    /// The newest manifest is never deleted.
+    /// Whether the newest manifest must never be deleted.
     pub(super) stays: bool,
-    /// Something may be in the store that nothing refers to: of those before us, which is being looked for, and of our own.
+    /// Whether unreferenced objects of earlier owners (`inherited`) or of this owner (`leftovers`)
+    /// may be in the store.
     pub(super) inherited: bool,
     pub(super) leftovers: bool,
-    /// An object that the map has was not in the store.
+    /// Whether an object in the map was missing in the store.
     pub(super) missed: bool,
-    /// Somebody else has the disk.
+    /// Whether another writer has taken the disk.
     pub(super) lost: bool,
 }
 
@@ -95,23 +96,23 @@ pub(super) struct Disk {
     pub(super) owner: Owner,
     pub(super) store: Arc<RetryingStore>,
     pub(super) state: Mutex<State>,
-    /// Something was written out, or a commit ended.
+    /// Notified when a layer was written, or a commit ended.
     pub(super) ended: Notify,
-    /// The disk was lost.
+    /// Notified when another writer has taken the disk.
     pub(super) lost: Notify,
-    /// Held by the commit in progress.
+    /// Lock of the commit in progress.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) puts: Semaphore,
     pub(super) deletes: Semaphore,
     pub(super) deletions: AtomicUsize,
     layers_max: usize,
-    /// With more changes than that, a flush writes pages again.
+    /// Number of changed objects above which a flush writes map pages again.
     pub(super) changes_max: usize,
-    /// None: it is only read.
+    /// This process's registration as writer; `None` for a disk opened read-only.
     pub(super) here: Option<Here>,
 }
 
-/// A part of a range that lies in one object.
+/// A part of a range, within one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     index: u64,
@@ -153,7 +154,7 @@ impl Disk {
         }
     }
 
-    /// With less memory, and fewer changes in a manifest.
+    /// Returns the disk with lower limits on layers and changes, for tests.
     #[cfg(test)]
     pub(super) fn narrow(self, layers_max: usize, changes_max: usize) -> Disk {
         Disk { layers_max, changes_max, ..self }
@@ -163,7 +164,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails if another owner has the disk.
+    /// Fails if another writer has taken the disk.
     pub(super) fn check_ours(&self) -> Result<(), IoError> {
         if self.state().lost { Err(IoError::Failed) } else { Ok(()) }
     }
@@ -185,7 +186,7 @@ impl Disk {
         parts
     }
 
-    /// Returns the content of any range of bytes.
+    /// Returns the content of a range of bytes.
     pub(super) async fn read(self: &Arc<Self>, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
         self.check_range(offset, len)?;
         self.check_ours()?;
@@ -251,7 +252,7 @@ impl Disk {
         Err(IoError::Failed)
     }
 
-    /// Gathers a write. It is durable after the next flush.
+    /// Buffers a write in memory. The write becomes durable with the next flush.
     pub(super) async fn write(self: &Arc<Self>, offset: u64, data: Bytes) -> Result<(), IoError> {
         self.check_range(offset, data.len() as u64)?;
         let end = offset + data.len() as u64;
@@ -271,7 +272,7 @@ impl Disk {
         self.change(first, last - first, Change::Write(&whole)).await
     }
 
-    /// Lets a range be zero; `kept`: it takes up room all the same.
+    /// Zeroes a range. `kept` tells whether it stays allocated.
     pub(super) async fn zero(self: &Arc<Self>, offset: u64, len: u64, kept: Kept) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         let (first, end) = (offset.next_multiple_of(SIZE_UNIT), (offset + len) / SIZE_UNIT * SIZE_UNIT);
@@ -292,7 +293,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Frees the objects that the range covers completely. The rest stays unchanged.
+    /// Removes the objects that the range covers completely. The rest stays unchanged.
     pub(super) async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         for part in self.parts(offset, len) {
@@ -304,7 +305,7 @@ impl Disk {
         self.check_ours()
     }
 
-    /// A change of whole units, all of it at one moment.
+    /// Applies a change of whole units atomically.
     async fn change(self: &Arc<Self>, offset: u64, len: u64, change: Change<'_>) -> Result<(), IoError> {
         if self.here.is_none() {
             return Err(IoError::ReadOnly);
@@ -364,7 +365,8 @@ impl Disk {
         Ok(Tried::Done(full.into_iter().filter(|index| state.begin(*index)).collect()))
     }
 
-    /// Puts what [`State::begin`] has set aside of an object. If that fails, it is dirty again.
+    /// Writes to the store the layer of an object that [`State::begin`] has set aside. If that
+    /// fails, the layer is dirty again.
     pub(super) async fn write_out(self: Arc<Self>, index: u64) -> Result<(), IoError> {
         let _place = self.puts.acquire().await.expect("it is never closed");
         let (layer, base) = {
@@ -421,7 +423,7 @@ impl Disk {
         self.store.put(Name::Data(index, *made), bytes).await
     }
 
-    /// The allocation as known here: data in memory, and existing objects.
+    /// Returns the known allocation of a range: data in memory, and existing objects.
     pub(super) fn status(&self, offset: u64, len: u64) -> Result<Vec<StatusExtent>, IoError> {
         self.check_range(offset, len)?;
         let state = self.state();
@@ -452,14 +454,14 @@ impl Disk {
         })
     }
 
-    /// A number that changes with the content; `None` if there is data that the newest manifest
-    /// does not have.
+    /// Returns a number that changes with the disk's content; `None` if the newest manifest lacks
+    /// some data.
     pub(super) fn mark(&self) -> Option<u64> {
         let state = self.state();
         (state.changes == state.committed).then_some(state.content)
     }
 
-    /// Deletes what a durable manifest does not refer to any more, in the background.
+    /// Deletes unreferenced objects in the background, after a manifest is durable.
     pub(super) fn forget(self: &Arc<Self>, names: Vec<Name>) {
         if names.is_empty() {
             return;
@@ -483,7 +485,7 @@ impl Disk {
     }
 }
 
-/// Objects that wait to be deleted, at most.
+/// Maximum number of objects that wait for their deletion.
 const DELETIONS_MAX: usize = 1 << 17;
 
 /// A change of a range.
@@ -493,7 +495,7 @@ enum Change<'a> {
     Zero(Kept),
 }
 
-/// Whether zeroes take up room.
+/// Whether zeroes stay allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     Yes,
@@ -501,14 +503,16 @@ pub(super) enum Kept {
 }
 
 enum Tried {
-    /// These objects are full, and are to be written out.
+    /// The change was made. The layers of the listed objects are full and should be written to the
+    /// store.
     Done(Vec<u64>),
-    /// This one is to be written out first; none: something ends soon.
+    /// No layer is free. Write this layer to the store first; `None`: wait until one in progress
+    /// ends.
     NoRoom(Option<u64>),
 }
 
 impl State {
-    /// Sets the oldest dirty layer aside to be written out.
+    /// Sets the oldest dirty layer aside, to be written to the store.
     fn begin_oldest(&mut self) -> Option<u64> {
         let may = |index: &u64| !self.committing && !self.writing.contains_key(index);
         let oldest = self.dirty.iter().filter(|(index, _)| may(index)).min_by_key(|(_, (age, _))| *age);
@@ -516,7 +520,8 @@ impl State {
         self.begin(index).then_some(index)
     }
 
-    /// Sets an object's dirty layer aside to be written out, unless it has to wait.
+    /// Sets an object's dirty layer aside, to be written to the store. Returns false if it must
+    /// wait.
     fn begin(&mut self, index: u64) -> bool {
         if self.committing || self.writing.contains_key(&index) {
             return false;
@@ -526,7 +531,7 @@ impl State {
         true
     }
 
-    /// All of an object is zero from now on.
+    /// Makes a whole object zero.
     fn make_zero(&mut self, index: u64, len: usize, kept: Kept) {
         if kept == Kept::No && !self.committing && !self.writing.contains_key(&index) {
             self.dirty.remove(&index);
@@ -542,7 +547,7 @@ impl State {
         self.dirty.insert(index, (self.changes, layer));
     }
 
-    /// An object has another generation from now on.
+    /// Records the new generation of an object.
     fn replace(&mut self, index: u64, generation: Generation) {
         let before = self.map.set(index, generation);
         self.changed.insert(index);
@@ -551,7 +556,7 @@ impl State {
         }
     }
 
-    /// A layer could not be written out.
+    /// Makes a layer dirty again that could not be written to the store.
     fn take_back(&mut self, index: u64, layer: &Arc<Layer>) {
         match self.dirty.get_mut(&index) {
             Some((_, newer)) => newer.put_under(layer),
@@ -565,7 +570,7 @@ impl State {
     }
 }
 
-/// A layer whose bytes are all there.
+/// A layer of which all bytes were written.
 struct FullLayer(Arc<Layer>);
 
 impl AsRef<[u8]> for FullLayer {
@@ -574,7 +579,7 @@ impl AsRef<[u8]> for FullLayer {
     }
 }
 
-/// The engine's word for it.
+/// Converts an error of the store for the engine.
 pub(super) fn io_error(error: &StoreError) -> IoError {
     match error {
         StoreError::NoSpace(_) => IoError::NoSpace,

@@ -1,7 +1,7 @@
-//! The bytes of manifests and pages, as docs/FORMAT.md has them, and the names of objects.
+//! Encodes and decodes manifests and map pages as in docs/FORMAT.md, and the names of objects.
 //!
-//! Little-endian. Whatever was read is checked before it is used: a good checksum makes bytes ours, not sensible. Nothing here
-//! does I/O.
+//! Integers are little-endian. Everything that was read is validated before use: a correct checksum
+//! does not make the content valid. The code that encodes and decodes objects performs no I/O.
 
 use super::owner::Owner;
 use crate::pool::Uuid;
@@ -13,24 +13,24 @@ const PAGE_MAGIC: &[u8; 8] = b"hob-objp";
 /// Version of both.
 const VERSION: u32 = 1;
 
-/// Objects that one page speaks of.
+/// Number of objects that one map page describes.
 pub(super) const PAGE_ENTRIES: usize = 4096;
-/// Changes that a manifest has beside its pages, at most.
+/// Maximum number of changes that a manifest contains in addition to its pages.
 pub(super) const CHANGES_MAX: usize = 2048;
-/// Objects of a disk, at most.
+/// Maximum number of objects of a disk.
 pub(super) const OBJECTS_MAX: u64 = 1 << 24;
 /// Smallest object, bytes.
 pub(super) const OBJECT_BYTES_MIN: u64 = 64 << 10;
 /// Largest, bytes.
 pub(super) const OBJECT_BYTES_MAX: u64 = 64 << 20;
-/// Sizes of disks are multiples of it, bytes.
+/// Unit of disk sizes, bytes.
 pub(super) const SIZE_UNIT: u64 = 512;
 
 /// Offset of a manifest's page table.
 const TABLE_AT: usize = 0x100;
 /// Offset of a page's entries.
 const ENTRIES_AT: usize = 0x40;
-/// Maximum length of a manifest, bytes: longer ones are not read.
+/// Maximum length of a manifest, bytes. Longer manifests are not read.
 pub(super) const MANIFEST_BYTES_MAX: usize =
     TABLE_AT + 8 * (OBJECTS_MAX as usize / PAGE_ENTRIES) + 16 * CHANGES_MAX;
 /// A page, bytes.
@@ -40,31 +40,31 @@ const CLOSED: u64 = 1;
 const LEFTOVERS: u64 = 2;
 const STAYS: u64 = 4;
 
-/// Bits of a generation that count within an epoch.
+/// Bits of a generation that number the generations of one epoch.
 const COUNT_BITS: u32 = 40;
-/// The last epoch there can be.
+/// Largest valid epoch.
 pub(super) const EPOCH_MAX: u64 = (1 << (64 - COUNT_BITS)) - 1;
 
-/// Limit of the numbers of manifests and generations. It is never reached, and leaves a next
+/// Limit of manifest numbers and generations. The limit is never reached, so there is always a next
 /// number.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// Distinguishes an object's content from all earlier and later ones with its index; 0 means no
-/// object.
+/// Version of an object's content, different from all earlier and later versions. 0 means that
+/// there is no object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Generation(pub(super) u64);
 
 impl Generation {
-    /// There is no object; all of it is zero.
+    /// The object does not exist, and its range reads as zeroes.
     pub(super) const ABSENT: Generation = Generation(0);
 
-    /// The `count`th of an epoch, from 1.
+    /// Returns the `count`th generation of an epoch, from 1.
     pub(super) fn new(epoch: u64, count: u64) -> Generation {
         assert!(epoch <= EPOCH_MAX && count > 0 && count < 1 << COUNT_BITS, "generations do not run out");
         Generation(epoch << COUNT_BITS | count)
     }
 
-    /// Epoch of the writer that made it.
+    /// Returns the epoch of the writer that created this generation.
     pub(super) fn epoch(self) -> u64 {
         self.0 >> COUNT_BITS
     }
@@ -78,7 +78,7 @@ impl Generation {
     }
 }
 
-/// Constant properties of the disk.
+/// Properties of the disk that never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) uuid: Uuid,
@@ -87,7 +87,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Why there is no such disk.
+    /// Checks the properties. The error is a text for users.
     pub(super) fn check(&self) -> Result<(), String> {
         let Shape { size_bytes, object_bytes, .. } = *self;
         if !object_bytes.is_power_of_two() || !(OBJECT_BYTES_MIN..=OBJECT_BYTES_MAX).contains(&object_bytes) {
@@ -114,30 +114,30 @@ impl Shape {
         self.objects().div_ceil(PAGE_ENTRIES as u64) as usize
     }
 
-    /// Bytes of that object: all have the same, except the last.
+    /// Returns the length of an object, bytes. All objects have the same length except the last.
     pub(super) fn object_len(&self, index: u64) -> usize {
         (self.size_bytes - index * self.object_bytes).min(self.object_bytes) as usize
     }
 }
 
-/// One flush point, or a record of the owner.
+/// The record of one flush point, or of a change of the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) shape: Shape,
     pub(super) sequence: u64,
     pub(super) epoch: u64,
-    /// Counts manifests that changed what the disk holds.
+    /// Number of manifests that changed the disk's content.
     pub(super) content: u64,
-    /// Its owner has left.
+    /// Whether the owner has closed the disk.
     pub(super) closed: bool,
-    /// There may be objects that nothing refers to.
+    /// Whether the store may contain unreferenced objects.
     pub(super) leftovers: bool,
-    /// It is never deleted: it fences.
+    /// Whether the manifest must never be deleted, because it fences an earlier writer.
     pub(super) stays: bool,
     pub(super) owner: Owner,
-    /// The generation of each page.
+    /// Generation of each map page.
     pub(super) pages: Vec<Generation>,
-    /// Changes since the pages were written, by index.
+    /// Changed objects since the map pages were written, by index.
     pub(super) changes: Vec<(u64, Generation)>,
 }
 
@@ -168,7 +168,7 @@ impl Manifest {
         bytes
     }
 
-    /// Decodes the manifest named `sequence`. The error is a text for people.
+    /// Decodes the manifest named `sequence`. The error is a text for users.
     pub(super) fn decode(bytes: &[u8], sequence: u64) -> Result<Manifest, String> {
         check(bytes, MANIFEST_MAGIC, TABLE_AT)?;
         let shape = Shape {
@@ -187,10 +187,10 @@ impl Manifest {
         let (pages, changes) = (u32_at(bytes, 0x58) as usize, u32_at(bytes, 0x5C) as usize);
         let has_next = sequence.max(u64_at(bytes, 0x40)) <= NUMBER_MAX;
         if !has_next || epoch == 0 || epoch > EPOCH_MAX || pages != shape.pages() || changes > CHANGES_MAX {
-            return Err("its numbers make no sense".into());
+            return Err("its numbers are invalid".into());
         }
         if bytes.len() != TABLE_AT + 8 * pages + 16 * changes {
-            return Err(format!("{} bytes are too few or too many", bytes.len()));
+            return Err(format!("its length of {} bytes is invalid", bytes.len()));
         }
         let word = |at: usize| u64_at(bytes, TABLE_AT + 8 * at);
         let manifest = Manifest {
@@ -212,7 +212,7 @@ impl Manifest {
         let generations =
             manifest.pages.iter().chain(manifest.changes.iter().map(|(_, generation)| generation));
         if !ascend || !inside || !generations.into_iter().all(|generation| generation.is_sound(epoch)) {
-            return Err("its changes or generations make no sense".into());
+            return Err("its changes or generations are invalid".into());
         }
         Ok(manifest)
     }
@@ -238,7 +238,7 @@ pub(super) fn encode_page(
     bytes
 }
 
-/// Decodes a page. The error is a text for people.
+/// Decodes a map page. The error is a text for users.
 pub(super) fn decode_page(
     bytes: &[u8],
     shape: &Shape,
@@ -250,20 +250,20 @@ pub(super) fn decode_page(
         && u32_at(bytes, 0x20) as usize == page
         && u64_at(bytes, 0x28) == generation.0;
     if !is_it || bytes.len() != PAGE_BYTES {
-        return Err("it is another page, or one of another disk".into());
+        return Err("it is a different page, or a page of another disk".into());
     }
     let mut entries = Box::new([Generation::ABSENT; PAGE_ENTRIES]);
     for (at, entry) in entries.iter_mut().enumerate() {
         *entry = Generation(u64_at(bytes, ENTRIES_AT + 8 * at));
         let inside = ((page * PAGE_ENTRIES + at) as u64) < shape.objects();
         if !entry.is_sound(generation.epoch()) || !inside && !entry.is_absent() {
-            return Err("its generations make no sense".into());
+            return Err("its generations are invalid".into());
         }
     }
     Ok(entries)
 }
 
-/// Writes the checksum, which covers everything with itself as zeroes.
+/// Writes the checksum. The checksum covers all bytes, with its own bytes as zeroes.
 fn seal(bytes: &mut [u8]) {
     let sum = crc32c::crc32c(bytes);
     put(bytes, 0x0C, &sum.to_le_bytes());
@@ -302,19 +302,19 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// Folders of manifests, pages and data, below the disk's prefix.
 pub(super) const FOLDERS: [&str; 3] = ["manifest", "pages", "data"];
 
-/// The kind of an object below the disk's prefix.
+/// Name of an object of the disk, below the disk's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Name {
-    /// The manifest of that number.
+    /// The manifest with this number.
     Manifest(u64),
     /// A page.
     Page(u32, Generation),
-    /// Bytes of the disk.
+    /// Data of the disk.
     Data(u64, Generation),
 }
 
 impl Name {
-    /// Understands a name. None: it is not one that hob gives.
+    /// Parses an object's name; `None` if it is not a name that hob uses.
     pub(super) fn parse(text: &str) -> Option<Name> {
         let hex = |text: &str, digits: usize| {
             let is_hex =

@@ -1,7 +1,7 @@
-//! Writes to one object that are not in the store yet: some of its bytes, over its previous
-//! content.
+//! A layer: writes to one object that are not in the store yet. The layer has some of the object's
+//! bytes, over its previous content.
 //!
-//! Units of 512 bytes; offsets are bytes in the object.
+//! Units are 512 bytes; offsets are bytes within the object.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::format::SIZE_UNIT;
 
 const UNIT: usize = SIZE_UNIT as usize;
 
-/// A set of units.
+/// A set of 512-byte units.
 #[derive(Clone, Debug, Default)]
 struct Units {
     words: Vec<u64>,
@@ -30,43 +30,44 @@ impl Units {
     }
 }
 
-/// Some bytes of an object.
+/// Writes to one object that are not in the store yet.
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
     len: usize,
-    /// Empty until something is written.
+    /// Bytes of the object; empty until the first write.
     bytes: Vec<u8>,
     valid: Units,
-    /// Bytes that are not valid are zero, whatever the object had.
+    /// Whether bytes that were not written read as zeroes, regardless of the object's previous
+    /// content.
     over_zeroes: bool,
-    /// The object is to be there though it be zero.
+    /// Whether the object must exist even if it is zero.
     keep: bool,
 }
 
 impl Layer {
-    /// Creates an empty layer for an object of that length.
+    /// Creates an empty layer for an object of `len` bytes.
     pub(super) fn new(len: usize) -> Layer {
         assert!(len > 0 && len.is_multiple_of(UNIT), "objects are whole units");
         let valid = Units { words: vec![0; (len / UNIT).div_ceil(64)], count: 0 };
         Layer { len, bytes: Vec::new(), valid, over_zeroes: false, keep: false }
     }
 
-    /// All of the object is zero.
+    /// Creates a layer that makes the whole object zero.
     pub(super) fn zeroes(len: usize) -> Layer {
         Layer { over_zeroes: true, ..Layer::new(len) }
     }
 
-    /// The object shall be there even if it is zero.
+    /// Requires that the object exists even if it is zero.
     pub(super) fn keep(&mut self) {
         self.keep = true;
     }
 
-    /// Returns true if no previous content of the object remains.
+    /// Returns true if the object's previous content is not needed.
     pub(super) fn is_whole(&self) -> bool {
         self.over_zeroes || self.valid.count == self.len / UNIT
     }
 
-    /// Returns true if all of it was written.
+    /// Returns true if all bytes of the object were written.
     pub(super) fn is_full(&self) -> bool {
         self.valid.count == self.len / UNIT
     }
@@ -93,7 +94,7 @@ impl Layer {
         &mut self.bytes
     }
 
-    /// The unit at this byte, if the layer has it.
+    /// Returns the unit at this byte, if it was written.
     fn unit(&self, at: usize) -> Option<&[u8]> {
         if self.valid.has(at / UNIT) {
             return Some(&self.bytes[at..at + UNIT]);
@@ -101,7 +102,7 @@ impl Layer {
         self.over_zeroes.then_some(&[0; UNIT])
     }
 
-    /// Puts this layer's writes over those in `older`.
+    /// Adds the writes of an older layer below the writes of this layer.
     pub(super) fn put_under(&mut self, older: &Layer) {
         self.keep |= older.keep;
         if self.over_zeroes {
@@ -116,7 +117,8 @@ impl Layer {
         self.over_zeroes = older.over_zeroes;
     }
 
-    /// All bytes of an object that was `base`, of which only what this does not know is looked at; none: it was zero, or is whole.
+    /// Returns all bytes of the object, with `base` as its previous content. `None` means zeroes,
+    /// or that no previous content is needed.
     pub(super) fn over(&self, base: Option<&[u8]>) -> Vec<u8> {
         let mut bytes = base.map_or_else(|| vec![0; self.len], <[u8]>::to_vec);
         assert!(bytes.len() == self.len, "the base has the object's length");
@@ -132,15 +134,14 @@ impl Layer {
         self.keep
     }
 
-    /// Its bytes, if all of them were written.
+    /// Returns the object's bytes, if all of them were written.
     pub(super) fn full(&self) -> Option<&[u8]> {
         self.is_full().then_some(&self.bytes)
     }
 }
 
-/// For a read at `at`, copies the parts that the layers have, newest first. Returns the range in
-/// bytes of `out` that covers everything missing, and its missing units; `None` if nothing is
-/// missing.
+/// For a read at `at`, copies the units that the layers have, newest layer first. Returns the range
+/// of `out` that covers all missing units, and the missing units; `None` if nothing is missing.
 pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Range<usize>, Vec<usize>)> {
     assert!(at.is_multiple_of(UNIT) && out.len().is_multiple_of(UNIT), "whole units are read");
     let mut missing = Vec::new();
@@ -154,7 +155,7 @@ pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Rang
     Some((first..last + UNIT, missing))
 }
 
-/// Fills in the missing units. `bytes` begin at the first missing one.
+/// Fills the missing units. `bytes` starts at the first missing unit.
 pub(super) fn fill(out: &mut [u8], missing: &[usize], bytes: &[u8]) {
     let first = missing[0];
     for start in missing {

@@ -1,11 +1,11 @@
-//! The newest generation of each object, in memory: 8 bytes for each, in pages that are allocated
+//! The newest generation of each object, in memory: 8 bytes per object, in pages that are allocated
 //! on demand.
 
 use super::format::{Generation, PAGE_ENTRIES, Shape};
 
 type Page = Box<[Generation; PAGE_ENTRIES]>;
 
-/// The newest generation of every object of a disk.
+/// Newest generation of every object of a disk.
 #[derive(Debug)]
 pub(super) struct Map {
     pages: Vec<Option<Page>>,
@@ -17,7 +17,7 @@ impl Map {
         Map { pages: vec![None; shape.pages()], present: 0 }
     }
 
-    /// Takes in a page that was read.
+    /// Adds a page that was read from the store.
     pub(super) fn load(&mut self, page: usize, entries: Page) {
         assert!(self.pages[page].is_none(), "a page is loaded once");
         self.present += entries.iter().filter(|entry| !entry.is_absent()).count() as u64;
@@ -29,7 +29,7 @@ impl Map {
         self.pages[page].as_ref().map_or(Generation::ABSENT, |entries| entries[at])
     }
 
-    /// Returns the previous generation.
+    /// Sets the generation of an object, and returns the previous one.
     pub(super) fn set(&mut self, index: u64, generation: Generation) -> Generation {
         let (page, at) = place(index);
         let entries = self.pages[page].get_or_insert_with(|| Box::new([Generation::ABSENT; PAGE_ENTRIES]));
@@ -39,18 +39,18 @@ impl Map {
         before
     }
 
-    /// None: there is nothing in it.
+    /// Returns a map page; `None` if no object in it exists.
     pub(super) fn page(&self, page: usize) -> Option<&[Generation; PAGE_ENTRIES]> {
         self.pages[page].as_deref().filter(|entries| entries.iter().any(|entry| !entry.is_absent()))
     }
 
-    /// Objects that are there.
+    /// Number of objects that exist.
     pub(super) fn present(&self) -> u64 {
         self.present
     }
 }
 
-/// The page that speaks of an object, and where in it.
+/// Returns the map page that describes an object, and the object's index in it.
 pub(super) fn place(index: u64) -> (usize, usize) {
     ((index / PAGE_ENTRIES as u64) as usize, (index % PAGE_ENTRIES as u64) as usize)
 }

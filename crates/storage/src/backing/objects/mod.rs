@@ -1,14 +1,17 @@
-//! A disk as objects of one size in an object store: S3 and its like, or a directory.
+//! A disk stored as objects of one size in an object store, such as S3, or in a directory.
 //!
-//! [The decision](../../../../../docs/decisions/0018-objects.md) says why it is as it is, docs/FORMAT.md which bytes there are. Objects are
-//! never overwritten; a flush is one manifest more. Here is the way from the shard to the thread that does it (`worker.rs`).
+//! [Decision 0018](../../../../../docs/decisions/0018-objects.md) has the reasons, and
+//! docs/FORMAT.md has the format. Objects are never overwritten; each flush creates a manifest. The
+//! file mod.rs connects the shard with the thread that uses the store (`worker.rs`).
 //!
 //! # Durability
-//! Writes are gathered in memory. A flush puts them, and is answered when its manifest is durable; a durable write is a write and a flush. What is
-//! not flushed is lost with the process.
+//! Writes are collected in memory. A flush writes them to the store, and completes when its
+//! manifest is durable. A durable write is a write and a flush. Unflushed data is lost if the
+//! process ends.
 //!
-//! # Who writes it
-//! One owner. Whom another one takes the disk from finds out at the next flush, or within seconds: then [`Driver::is_lost`].
+//! # Writers
+//! A disk has one owner. If another owner takes the disk, the former owner detects it at the next
+//! flush, or within seconds. Then [`Driver::is_lost`] is true.
 
 mod commit;
 mod disk;
@@ -52,10 +55,10 @@ use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 /// Default size of objects, bytes.
 pub const OBJECT_BYTES_DEFAULT: u64 = 4 << 20;
 
-/// Maximum wait of a caller outside of a ring.
+/// Longest wait of a synchronous read.
 const READ_MAX: Duration = Duration::from_secs(60);
 
-/// A disk in an object store, as its newest manifest says.
+/// Properties of a disk in an object store, from its newest manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectDisk {
     /// Its unique id.
@@ -64,13 +67,14 @@ pub struct ObjectDisk {
     pub size_bytes: u64,
     /// Bytes of each object.
     pub object_bytes: u64,
-    /// The newest manifest's number.
+    /// Number of the newest manifest.
     pub manifest: u64,
-    /// How often it was taken by a writer.
+    /// Number of times that a writer has taken the disk.
     pub epoch: u64,
-    /// The owner that has it open, or did not close it; for people.
+    /// The owner that has the disk open or did not close it, for users.
     pub owner: Option<String>,
-    /// Objects that are there: what the disk takes up, at most, in `object_bytes`. None where it was not looked for.
+    /// Number of existing objects. Each object takes at most `object_bytes`. `None` if they were
+    /// not counted.
     pub objects: Option<u64>,
 }
 
@@ -83,15 +87,15 @@ impl ObjectDisk {
     }
 }
 
-/// Returns true if it is a specification of such a disk.
+/// Returns true if `spec` names a disk in an object store.
 pub fn recognise(spec: &str) -> bool {
     place::recognise(spec)
 }
 
-/// Makes a disk of zeroes where there is none. Takes its time.
+/// Creates a disk of zeroes. May take seconds.
 ///
 /// # Errors
-/// [`OpenError`]; `Unfit` if there is one already.
+/// [`OpenError`]; `Unfit` if the disk exists already.
 pub fn create(
     spec: &str,
     size_bytes: u64,
@@ -107,7 +111,7 @@ pub fn create(
     made.map(|manifest| ObjectDisk::of(&manifest, Some(0)))
 }
 
-/// Returns the properties of a disk. Changes nothing.
+/// Returns the properties of a disk in an object store.
 ///
 /// # Errors
 /// [`OpenError`].
@@ -116,25 +120,25 @@ pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenErro
         .map(|(manifest, present)| ObjectDisk::of(&manifest, Some(present)))
 }
 
-/// Takes a disk from an owner that did not close it, so that it can be opened again. If that owner
-/// still runs, it is fenced. Returns the previous properties.
+/// Releases a disk from an owner that did not close it, so that it can be opened again. If that
+/// owner still runs, it is fenced. Returns the disk's previous properties.
 ///
 /// # Errors
-/// [`OpenError`]; `Unfit` if no owner has it, `InUse` if the owner is a running process of this
-/// host.
+/// [`OpenError`]; `Unfit` if no owner has the disk; `InUse` if the owner is a running process of
+/// this host.
 pub fn unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
     converse(spec, Directory::Exists, options, async |store| opening::unlock(&store).await)
         .map(|manifest| ObjectDisk::of(&manifest, None))
 }
 
-/// Waits until the disks that this process has opened and released are closed in their stores, at
-/// most 15 seconds. Call it before the process exits. A disk that is not closed then is refused to
-/// other hosts until it is unlocked.
+/// Waits, at most 15 seconds, until all object disks that this process released are closed in their
+/// stores. Call it before the process exits. Other hosts cannot open an unclosed disk until it is
+/// unlocked.
 pub fn await_closed() {
     owner::await_leaving(CLOSE_MAX);
 }
 
-/// Talks to a store on a thread of its own: the caller may be anywhere.
+/// Uses an object store on a new thread, and waits for the result.
 fn converse<T: Send>(
     spec: &str,
     directory: Directory,
@@ -165,7 +169,7 @@ fn refuse(spec: &str, trouble: Trouble) -> OpenError {
     }
 }
 
-/// Takes the disk, or reads it as it is now.
+/// Takes the disk for writing, or opens its present content read-only.
 pub(super) fn open(
     spec: &str,
     access: Access,
@@ -208,13 +212,15 @@ pub(super) fn open(
     }))
 }
 
-/// The content's number stands where files have a time.
+/// Returns the change mark: the number of the disk's content takes the place of a modification
+/// time.
 fn mark(worker: &Worker) -> Option<ChangeMark> {
     let content = worker.disk.mark()?;
     Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })
 }
 
-/// Each manifest that changes the content has another number.
+/// Returns the evidence of the disk's content. Each manifest that changes the content has a new
+/// number.
 fn evidence(worker: &Worker) -> Option<ChangeToken> {
     worker.disk.mark().map(|content| ChangeToken::of(&format!("objects, content {content}")))
 }
@@ -226,14 +232,14 @@ struct Attached {
 
 struct Objects {
     info: BackingInfo,
-    /// How long requests wait for the store.
+    /// Time that requests wait for the store.
     wait_max: Duration,
     worker: Worker,
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
     /// Destinations of reads.
     reads: HashMap<IoId, BufferSlice>,
-    /// I/Os and questions without an answer.
+    /// Number of unanswered I/Os and status queries.
     in_flight: usize,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
@@ -379,7 +385,7 @@ impl Driver for Objects {
     }
 }
 
-/// Reads beside the ring.
+/// Reads the disk synchronously, without the ring.
 struct Side(UnboundedSender<Job>);
 
 impl Reader for Side {

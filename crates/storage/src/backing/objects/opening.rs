@@ -1,4 +1,5 @@
-//! Making, opening and unlocking disks: the newest manifest, and the next one, with which a writer makes itself known.
+//! Creates, opens and unlocks disks in an object store. A writer registers by creating the manifest
+//! after the newest one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,17 +13,18 @@ use super::owner::{Here, Owner, OwnerLiveness};
 use super::store::{RetryingStore, StoreError};
 use super::worker::CLOSE_MAX;
 
-/// Maximum number of searches: the newest manifest may be replaced meanwhile.
+/// Maximum number of searches for the newest manifest, because it may be replaced meanwhile.
 const LOOKS_MAX: usize = 10;
 
-/// Why a disk cannot be had. Each is one reaction.
+/// Why an object disk cannot be opened or created. Each variant of the error needs another
+/// reaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// A process of this host has it.
+    /// A process of this host has the disk open.
     InUse(String),
-    /// Another way or place is wanted.
+    /// The disk or the store does not fit the request.
     Unfit(String),
-    /// The store did not execute a request.
+    /// The store failed a request.
     Store(String),
 }
 
@@ -32,7 +34,7 @@ impl From<StoreError> for Trouble {
     }
 }
 
-/// The newest manifest. None: there is no disk.
+/// Returns the newest manifest; `None` if there is no disk.
 pub(super) async fn newest(store: &RetryingStore) -> Result<Option<Manifest>, Trouble> {
     for _ in 0..LOOKS_MAX {
         let Some(sequence) = store.manifests().await?.into_iter().max() else { return Ok(None) };
@@ -49,13 +51,13 @@ pub(super) async fn newest(store: &RetryingStore) -> Result<Option<Manifest>, Tr
     Err(Trouble::Store("its manifests change faster than they can be read".into()))
 }
 
-/// Makes a disk of zeroes.
+/// Creates a disk of zeroes.
 pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manifest, Trouble> {
     shape.check().map_err(Trouble::Unfit)?;
     if let Some(there) = newest(store).await? {
         let size = there.shape.size_bytes;
         return Err(Trouble::Unfit(format!(
-            "there is a disk of {size} bytes already; remove it or choose another place"
+            "a disk of {size} bytes exists already; remove it or choose another location"
         )));
     }
     let manifest = Manifest {
@@ -82,8 +84,8 @@ pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manife
     }
 }
 
-/// Checks that the store obeys the condition that an object must not exist, by creating an existing
-/// one.
+/// Checks that the store refuses to create an existing object. A store that allows it cannot
+/// exclude a second writer.
 async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
@@ -94,24 +96,24 @@ async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(),
     }
 }
 
-/// A writer's takeover of a disk before it writes.
+/// Why a writer takes a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taking {
-    /// It writes from now on.
+    /// The writer will write the disk.
     Own,
-    /// Releases it from its owner for other writers.
+    /// The writer releases the disk from its owner for other writers.
     Release,
 }
 
-/// A disk that was taken.
+/// A disk that a writer has taken.
 struct Taken {
     before: Manifest,
     manifest: Manifest,
-    /// Empty if it was only released.
+    /// Map of the disk; empty if the disk was only released.
     map: Map,
 }
 
-/// Puts a manifest after the newest one, so that the previous owner finds its next number taken.
+/// Creates a manifest after the newest one, so that the previous owner finds its next number taken.
 async fn take(
     store: &Arc<RetryingStore>,
     owner: &Owner,
@@ -156,31 +158,32 @@ async fn take(
             return Ok(Taken { before, manifest, map });
         }
     }
-    Err(Trouble::Store("others take the disk again and again".into()))
+    Err(Trouble::Store("other writers take the disk repeatedly".into()))
 }
 
-/// Returns true if another manifest is the newest one.
+/// Returns true if another manifest is newer.
 async fn is_over(store: &RetryingStore, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }
 
-/// Lets the next one have a disk that its owner did not close.
+/// Releases a disk that its owner did not close.
 pub(super) async fn unlock(store: &Arc<RetryingStore>) -> Result<Manifest, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
-            return Err(Trouble::Unfit("no host has it open: there is nothing to unlock".into()));
+            return Err(Trouble::Unfit("no host has the disk open, so there is nothing to unlock".into()));
         }
         match there.owner.presence(&Owner::this(), false) {
-            OwnerLiveness::Here => {
-                Err(Trouble::InUse(format!("{} has it, and lives: end that first", there.owner)))
-            }
+            OwnerLiveness::Here => Err(Trouble::InUse(format!(
+                "{} has the disk open and still runs; stop it first",
+                there.owner
+            ))),
             OwnerLiveness::Gone | OwnerLiveness::Elsewhere => Ok(()),
         }
     };
     take(store, &Owner::default(), Taking::Release, may).await.map(|taken| taken.before)
 }
 
-/// Opens a disk to read its current content.
+/// Opens a disk read-only with its present content.
 pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(&store).await?.ok_or_else(no_disk)?;
@@ -193,16 +196,16 @@ pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trou
     Err(Trouble::Store("its manifests change faster than they can be read".into()))
 }
 
-/// Takes a disk, to write it.
+/// Takes a disk for writing.
 pub(super) async fn open_to_write(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
     let found = newest(&store).await?.ok_or_else(no_disk)?;
     match Here::enter(found.shape.uuid, CLOSE_MAX) {
         Some(here) => open_as(store, Owner::this(), here).await,
-        None => Err(Trouble::InUse("this very process has it open".into())),
+        None => Err(Trouble::InUse("this process has the disk open already".into())),
     }
 }
 
-/// The same, of an owner that is known.
+/// Takes a disk for writing, as the given owner.
 pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) -> Result<Disk, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
@@ -223,7 +226,7 @@ pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) 
     if manifest.leftovers
         && let Err(error) = store.tidy().await
     {
-        tracing::warn!("what interrupted puts have left in the directory stays for now: {error}");
+        tracing::warn!("cannot remove the files of interrupted writes from the directory: {error}");
         state.leftovers = true;
     }
     if !before.stays {
@@ -233,7 +236,7 @@ pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) 
 }
 
 fn no_disk() -> Trouble {
-    Trouble::Unfit("there is no disk there; make one with 'hob objects create'".to_owned())
+    Trouble::Unfit("the disk does not exist; create it with 'hob objects create'".to_owned())
 }
 
 fn state(manifest: &Manifest, map: Map) -> State {
@@ -258,7 +261,7 @@ fn state(manifest: &Manifest, map: Map) -> State {
     }
 }
 
-/// The generations that a manifest refers to.
+/// Loads the object generations that a manifest refers to.
 async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, StoreError> {
     let shape = manifest.shape;
     let mut map = Map::new(&shape);
@@ -286,7 +289,7 @@ async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, St
     Ok(map)
 }
 
-/// The newest manifest, and how many objects it has.
+/// Returns the newest manifest, and the number of its objects.
 pub(super) async fn look(store: &Arc<RetryingStore>) -> Result<(Manifest, u64), Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(store).await?.ok_or_else(no_disk)?;

@@ -1,8 +1,8 @@
 //! The owner of a disk according to its manifest, and whether that process has ended.
 //!
-//! An owner is identified by machine, boot, PID namespace, process and its start time. All of these
-//! are known without the network, and only certainty counts as ended. It guards against mistakes:
-//! the manifest's number excludes a second writer.
+//! An owner is identified by machine id, boot id, PID namespace, process id and start time. All of
+//! these are known without the network. An owner counts as ended only if that is certain. The check
+//! guards against mistakes; the manifest's number excludes a second writer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::format::{array_at, put, u32_at, u64_at};
 use crate::pool::Uuid;
 
-/// Longest name of a host that is kept, bytes.
+/// Longest stored host name, bytes.
 const NAME_BYTES: usize = 64;
 
-/// Offsets of its fields in the manifest; see docs/FORMAT.md.
+/// Offsets of the owner's fields in the manifest; see docs/FORMAT.md.
 mod at {
     pub(super) const MACHINE: usize = 0x00;
     pub(super) const BOOT: usize = 0x10;
@@ -26,30 +26,30 @@ mod at {
     pub(super) const NAME: usize = 0x38;
 }
 
-/// A process on a host. Zeroes and an empty name mean no owner.
+/// A process on a host. Zeroes and an empty host name mean no owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// From `/etc/machine-id`; 0 if the host has none.
+    /// Machine id from `/etc/machine-id`; 0 if the host has none.
     machine: u128,
     /// The kernel's name of this boot.
     boot: u128,
-    /// Id of its PID namespace.
+    /// Id of the process's PID namespace.
     space: u64,
     process: u32,
-    /// When the process was started, as the kernel counts.
+    /// Start time of the process, in the kernel's ticks since the boot.
     started: u64,
     /// For people.
     host: String,
 }
 
-/// Liveness of an owner that did not close the disk.
+/// Whether an owner that did not close the disk still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerLiveness {
     /// It has ended.
     Gone,
-    /// It is there, on this host.
+    /// The owner's process runs on this host.
     Here,
-    /// It may be: it is, or was, somewhere else.
+    /// The owner may run, on another host or in another container.
     Elsewhere,
 }
 
@@ -73,8 +73,8 @@ impl Owner {
         }
     }
 
-    /// Whether this owner, which did not close the disk, still runs. `is_open`: this process has
-    /// the disk open.
+    /// Returns whether this owner, which did not close the disk, still runs. `is_open` means that
+    /// this process has the disk open.
     pub(super) fn presence(&self, this: &Owner, is_open: bool) -> OwnerLiveness {
         if *self == Owner::default() {
             return OwnerLiveness::Gone;
@@ -133,7 +133,8 @@ impl std::fmt::Display for Owner {
     }
 }
 
-/// When a process was started, in ticks since the boot; none if there is no such process.
+/// Returns the start time of a process in ticks since the boot; `None` if the process does not
+/// exist.
 fn started(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name in parentheses may contain anything; 19 fields stand between its end and the one that is wanted.
@@ -142,29 +143,30 @@ fn started(process: u32) -> Option<u64> {
 }
 
 /// Disks that this process has open for writing.
-static OPEN: Mutex<BTreeMap<[u8; 16], Stay>> = Mutex::new(BTreeMap::new());
+static OPEN: Mutex<BTreeMap<[u8; 16], OpenState>> = Mutex::new(BTreeMap::new());
 /// Something was left.
 static LEFT: Condvar = Condvar::new();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stay {
+enum OpenState {
     Here,
-    /// It is being closed.
+    /// The disk is being closed.
     Leaving,
 }
 
-fn open() -> MutexGuard<'static, BTreeMap<[u8; 16], Stay>> {
+fn open() -> MutexGuard<'static, BTreeMap<[u8; 16], OpenState>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits, but not for longer than that, until all disks that are being closed are.
+/// Waits, at most `wait_max`, until all disks that are being closed are closed.
 pub(super) fn await_leaving(wait_max: Duration) {
-    let is_leaving = |open: &mut BTreeMap<_, Stay>| open.values().any(|stay| *stay == Stay::Leaving);
+    let is_leaving =
+        |open: &mut BTreeMap<_, OpenState>| open.values().any(|state| *state == OpenState::Leaving);
     let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
     drop(left.unwrap_or_else(PoisonError::into_inner));
 }
 
-/// A disk that this process has open for writing, until it leaves it.
+/// Registration of a disk that this process has open for writing.
 #[derive(Debug)]
 pub(super) struct Here {
     uuid: Uuid,
@@ -172,37 +174,38 @@ pub(super) struct Here {
 }
 
 impl Here {
-    /// None if it is open already. If it is being closed, that is waited for, but not for longer than `wait_max`.
+    /// Registers a disk; `None` if this process has it open already. If the disk is being closed,
+    /// waits for that at most `wait_max`.
     pub(super) fn enter(uuid: Uuid, wait_max: Duration) -> Option<Here> {
-        let is_leaving = |open: &mut BTreeMap<_, Stay>| open.get(&uuid.0) == Some(&Stay::Leaving);
+        let is_leaving = |open: &mut BTreeMap<_, OpenState>| open.get(&uuid.0) == Some(&OpenState::Leaving);
         let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
         let (mut open, _) = left.unwrap_or_else(PoisonError::into_inner);
         if open.contains_key(&uuid.0) {
             return None;
         }
-        open.insert(uuid.0, Stay::Here);
+        open.insert(uuid.0, OpenState::Here);
         Some(Here { uuid, is_open: AtomicBool::new(true) })
     }
 }
 
 #[cfg(test)]
 impl Here {
-    /// As another process would have it.
+    /// Returns the registration of another process, for tests.
     pub(super) fn elsewhere() -> Here {
         Here { uuid: Uuid([0xEE; 16]), is_open: AtomicBool::new(false) }
     }
 }
 
 impl Here {
-    /// It is being closed. Callers that want to open it wait.
+    /// Marks the disk as being closed. Callers that want to open it wait.
     pub(super) fn begin_leaving(&self) {
         let mut open = open();
         if self.is_open.load(Ordering::Acquire) {
-            open.insert(self.uuid.0, Stay::Leaving);
+            open.insert(self.uuid.0, OpenState::Leaving);
         }
     }
 
-    /// It may be opened again.
+    /// Removes the registration, so that the disk can be opened again.
     pub(super) fn leave(&self) {
         let mut open = open();
         if self.is_open.swap(false, Ordering::AcqRel) {

@@ -1,9 +1,10 @@
-//! The location of a disk's objects: its specification, and its store through the `object_store`
-//! crate.
+//! The location of a disk's objects: parses its specification, and accesses its store through the
+//! `object_store` crate.
 //!
-//! `objects+file:///DIRECTORY`, and with the feature `objects-cloud` `s3://BUCKET/PREFIX`, `gs://`
-//! and `az://` likewise, with options after a question mark. Keys and passwords are read from the
-//! environment, never from a specification, because specifications are shown and stored.
+//! Specifications are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
+//! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options follow a question mark. Keys and passwords
+//! are read from the environment, never from a specification, because specifications are shown and
+//! stored.
 
 use std::error::Error as _;
 use std::io;
@@ -22,16 +23,16 @@ use super::store::{Boxed, Objects, Put, StoreError};
 const FILE: &str = "objects+file://";
 const CLOUDS: [&str; 3] = ["s3://", "gs://", "az://"];
 
-/// Objects that are fetched whole without knowing their length are no longer, bytes.
+/// Maximum size of objects that are fetched completely without knowing their length, bytes.
 const WHOLE_BYTES_MAX: u64 =
     if MANIFEST_BYTES_MAX > PAGE_BYTES { MANIFEST_BYTES_MAX } else { PAGE_BYTES } as u64;
 
 /// Whether the directory must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Directory {
-    /// It has to be.
+    /// The directory must exist.
     Exists,
-    /// It is made if it is not.
+    /// The directory is created if it does not exist.
     Make,
 }
 
@@ -39,44 +40,44 @@ pub(super) fn recognise(spec: &str) -> bool {
     spec.starts_with(FILE) || CLOUDS.iter().any(|scheme| spec.starts_with(scheme))
 }
 
-/// Parses a specification. The error is a text for people.
-pub(super) fn find(spec: &str, directory: Directory) -> Result<Place, String> {
+/// Parses a specification. The error is a text for users.
+pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, String> {
     if let Some(path) = spec.strip_prefix(FILE) {
-        return Place::files(FilePath::new(path), directory);
+        return DiskLocation::files(FilePath::new(path), directory);
     }
     cloud::find(spec)
 }
 
-/// One disk's part of a store.
-pub(super) struct Place {
+/// The location of one disk in an object store.
+pub(super) struct DiskLocation {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// The directory, if it is one.
+    /// Path of the directory, if the store is a directory.
     directory: Option<PathBuf>,
-    /// Makes durable what names there are in a folder of that.
+    /// Makes the names in a folder of the directory durable.
     sync: fn(&FilePath) -> io::Result<()>,
 }
 
-impl Place {
-    fn files(path: &FilePath, directory: Directory) -> Result<Place, String> {
+impl DiskLocation {
+    fn files(path: &FilePath, directory: Directory) -> Result<DiskLocation, String> {
         if !path.is_absolute() {
-            return Err(format!("an absolute path is wanted: {FILE}/DIRECTORY"));
+            return Err(format!("the path must be absolute: {FILE}/DIRECTORY"));
         }
         if directory == Directory::Make {
             make_directory(path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
         }
         let path = path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))?;
         if !path.is_dir() {
-            return Err(format!("{} is no directory", path.display()));
+            return Err(format!("{} is not a directory", path.display()));
         }
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
         // Without it, written objects are only in the page cache.
         let store = Arc::new(store.with_fsync(true));
-        Ok(Place { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
+        Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
 
-    /// The attempt that made an object may have failed, or may still hang, where its folder is synced. Whoever finds the object there may take it
-    /// for durable after this.
+    /// Syncs the folder of an existing object. The attempt that created the object may have failed
+    /// before its sync. Afterwards the object counts as durable.
     async fn sync_names_beside(&self, name: Name) -> Result<(), StoreError> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let (file, sync) = (directory.join(name.to_string()), self.sync);
@@ -92,7 +93,7 @@ impl Place {
     }
 }
 
-impl Objects for Place {
+impl Objects for DiskLocation {
     fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes> {
         Box::pin(async move {
             let path = self.path(name);
@@ -172,7 +173,7 @@ impl Objects for Place {
     }
 }
 
-/// Makes a directory and those it lies in, durably.
+/// Creates a directory and its missing parents, durably.
 fn make_directory(path: &FilePath) -> io::Result<()> {
     let missing: Vec<&FilePath> = path.ancestors().take_while(|path| !path.exists()).collect();
     std::fs::create_dir_all(path)?;
@@ -188,7 +189,8 @@ fn sync_folder(path: &FilePath) -> io::Result<()> {
     std::fs::File::open(path)?.sync_all()
 }
 
-/// Removes files that `object_store` was writing when it was killed: they have the object's name, `#` and a number.
+/// Removes files that `object_store` was writing when the process was killed. The names of such
+/// files are the object's name, `#` and a number.
 fn tidy(directory: &FilePath) -> io::Result<()> {
     for folder in FOLDERS {
         let entries = match std::fs::read_dir(directory.join(folder)) {
@@ -210,7 +212,7 @@ fn tidy(directory: &FilePath) -> io::Result<()> {
     Ok(())
 }
 
-/// Converts the crate's errors.
+/// Converts errors of the `object_store` crate.
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -244,7 +246,7 @@ mod cloud {
 
     use super::*;
 
-    /// Words that mark a secret.
+    /// Words in option names that mark a secret.
     const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
 
     macro_rules! build {
@@ -258,13 +260,13 @@ mod cloud {
         }};
     }
 
-    pub(super) fn find(spec: &str) -> Result<Place, String> {
+    pub(super) fn find(spec: &str) -> Result<DiskLocation, String> {
         let (url, options) = spec.split_once('?').unwrap_or((spec, ""));
-        let (scheme, rest) = url.split_once("://").ok_or("a scheme is wanted")?;
+        let (scheme, rest) = url.split_once("://").ok_or("the URL has no scheme")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_end_matches('/');
         if bucket.is_empty() || prefix.is_empty() {
-            return Err(format!("a bucket and a prefix in it are wanted: {scheme}://BUCKET/PREFIX"));
+            return Err(format!("the URL must name a bucket and a prefix: {scheme}://BUCKET/PREFIX"));
         }
         let prefix = Path::parse(prefix).map_err(|error| error.to_string())?;
         let options = parse_options(options)?;
@@ -274,16 +276,19 @@ mod cloud {
             "gs" => build!(GoogleCloudStorageBuilder, url, options),
             _ => build!(MicrosoftAzureBuilder, url, options),
         };
-        Ok(Place { store, prefix, directory: None, sync: sync_folder })
+        Ok(DiskLocation { store, prefix, directory: None, sync: sync_folder })
     }
 
     fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
         let mut options = Vec::new();
         for option in text.split('&').filter(|option| !option.is_empty()) {
-            let (name, value) = option.split_once('=').ok_or(format!("{option:?} is no OPTION=VALUE"))?;
+            let (name, value) =
+                option.split_once('=').ok_or(format!("{option:?} does not have the form OPTION=VALUE"))?;
             let name = name.to_ascii_lowercase();
             if SECRETS.iter().any(|secret| name.contains(secret)) {
-                return Err(format!("{name} belongs in the environment: a specification is shown and kept"));
+                return Err(format!(
+                    "{name} must be set in the environment, because a specification is shown and stored"
+                ));
             }
             options.push((name, value.to_owned()));
         }
@@ -319,7 +324,7 @@ mod cloud {
 
 #[cfg(not(feature = "objects-cloud"))]
 mod cloud {
-    pub(super) fn find(_spec: &str) -> Result<super::Place, String> {
+    pub(super) fn find(_spec: &str) -> Result<super::DiskLocation, String> {
         Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)"
             .into())
     }
@@ -352,7 +357,7 @@ mod tests {
     #[tokio::test]
     async fn files_are_put_listed_and_tidied() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         let (one, two) = (Name::Manifest(1), Name::Manifest(2));
         assert_eq!(place.get(one, None).await, Err(StoreError::Absent));
         place.put(one, Bytes::from_static(b"abc"), Put::IfAbsent).await.unwrap();
@@ -377,7 +382,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_there_already_counts_when_its_folder_is_synced() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let mut place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         let (one, bytes) = (Name::Manifest(1), Bytes::from_static(b"abc"));
         place.put(one, bytes.clone(), Put::IfAbsent).await.unwrap();
         place.sync = |folder| {
@@ -386,7 +391,7 @@ mod tests {
         };
         let again = place.put(one, bytes.clone(), Put::IfAbsent).await;
         assert!(matches!(&again, Err(StoreError::Failed(_))), "{again:?}");
-        let place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         assert_eq!(place.put(one, bytes.clone(), Put::IfAbsent).await, Err(StoreError::Present));
         RetryingStore::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
     }

@@ -1,8 +1,8 @@
 //! The interface to an object store, with retries.
 //!
-//! [`Objects`] is one disk's part of a store: five calls. [`RetryingStore`] retries failed calls for a
-//! limited time; each attempt has a limit too. A call that was given up may still take effect in
-//! the store later; the callers expect that.
+//! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
+//! limited time; each attempt is limited too. A call that timed out may still take effect in the
+//! store later; the callers handle that.
 
 use std::future::Future;
 use std::ops::Range;
@@ -16,33 +16,34 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::format::Name;
 
-/// The result of a call.
+/// Result of a call to the store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Why a store did not do it. Each is one reaction.
+/// Why an object store failed a call. Each variant of the error needs another reaction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StoreError {
-    /// There is no such object.
-    #[error("there is no such object")]
+    /// The object does not exist.
+    #[error("the object does not exist")]
     Absent,
-    /// There is one already.
-    #[error("there is such an object already")]
+    /// The object exists already.
+    #[error("the object exists already")]
     Present,
     /// No room.
-    #[error("no room is left in the store: {0}")]
+    #[error("the object store is full: {0}")]
     NoSpace(String),
-    /// Asking again changes nothing.
-    #[error("the store refuses: {0}")]
+    /// The store refused the call, and retrying is useless.
+    #[error("the object store refused the request: {0}")]
     Refused(String),
-    /// The credentials are no good now. A store that took them before has perhaps not got the next ones yet.
-    #[error("the store denies access: {0}")]
+    /// The store refused the credentials. If it accepted them before, new credentials may arrive
+    /// later.
+    #[error("the object store denied access: {0}")]
     Denied(String),
-    /// It may go better next time; it may also have been done.
-    #[error("the store fails: {0}")]
+    /// The call failed, and may succeed if retried. The failed call may also have taken effect.
+    #[error("the object store failed: {0}")]
     Failed(String),
 }
 
-/// Whether an object of that name may be there.
+/// Whether a put may replace an existing object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
     /// It is replaced.
@@ -51,44 +52,45 @@ pub(super) enum Put {
     IfAbsent,
 }
 
-/// One disk's objects in a store, by their names below its prefix.
+/// One disk's objects in a store, named relative to the disk's prefix.
 pub(super) trait Objects: Send + Sync {
-    /// An object, or that part of it.
+    /// Reads an object, or a range of it.
     fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes>;
-    /// Makes an object, all of it or none; it is durable when this returns.
+    /// Creates an object atomically. The object is durable when the call returns.
     fn put(&self, name: Name, bytes: Bytes, how: Put) -> Boxed<'_, ()>;
-    /// Removes one. It is no error if there is none.
+    /// Deletes an object. A missing object is not an error.
     fn delete(&self, name: Name) -> Boxed<'_, ()>;
-    /// Tells `each` every object of that folder, in any order; others than hob's are passed over.
+    /// Calls `each` for every object in the folder, in any order. Objects that hob did not create
+    /// are skipped.
     fn list<'a>(&'a self, folder: &'a str, each: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()>;
-    /// Removes what the store itself leaves behind when a put is interrupted. To be called while nothing else is.
+    /// Removes what interrupted puts left in the store. Call it while no other call is in progress.
     fn tidy(&self) -> Boxed<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 }
 
-/// An attempt takes so long, at least, before it is given up.
+/// Minimum time before an attempt is aborted.
 const ATTEMPT_MIN: Duration = Duration::from_secs(10);
 
-/// A store that is slower than this is taken for dead, bytes a second.
+/// Transfer rate below which an attempt is aborted, bytes per second.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
 
 /// Pauses between attempts.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Listing all objects takes no longer.
+/// Longest time for listing all objects.
 const LIST_MAX: Duration = Duration::from_secs(1800);
 
 /// Maximum number of gets in flight.
 const GETS_MAX: usize = 64;
 
-/// A store, asked with patience.
+/// An object store with retries of failed calls.
 pub(super) struct RetryingStore {
     objects: Box<dyn Objects>,
     wait_ms: AtomicU64,
     gets: Semaphore,
-    /// It has done something for these credentials.
+    /// Whether the store has accepted the credentials before.
     has_worked: AtomicBool,
 }
 
@@ -104,7 +106,7 @@ impl RetryingStore {
         patient
     }
 
-    /// Sets how long operations wait for a store that does not answer, also those in flight.
+    /// Sets how long calls wait for a store that does not answer, including calls in progress.
     pub(super) fn set_wait(&self, wait_max: Duration) {
         self.wait_ms.store(wait_max.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -121,12 +123,13 @@ impl RetryingStore {
         }
     }
 
-    /// Replaces the object if it is there.
+    /// Writes an object, and replaces it if it exists.
     pub(super) async fn put(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
         self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::Always)).await
     }
 
-    /// Makes an object that is not there. One that is there with just these bytes was made by an attempt whose answer was lost.
+    /// Creates an object that must not exist. If it exists with the same bytes, an earlier attempt
+    /// whose reply was lost created it.
     pub(super) async fn create(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
         match self.create_again(name, bytes.clone()).await {
             Err(StoreError::Present) if self.get(name, None).await.is_ok_and(|there| there == bytes) => {
@@ -136,12 +139,12 @@ impl RetryingStore {
         }
     }
 
-    /// The same, though it be there with just these bytes.
+    /// Creates an object, or confirms that it exists with the same bytes.
     pub(super) async fn create_again(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
         self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::IfAbsent)).await
     }
 
-    /// Tells `each` every object of a folder. It may take long, as there may be many.
+    /// Calls `each` for every object in a folder. Listing takes long if there are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,
@@ -156,17 +159,17 @@ impl RetryingStore {
         self.repeat("its directory", 0, || self.objects.tidy()).await
     }
 
-    /// One look at an object, which is not repeated.
+    /// Reads an object once, without retries.
     pub(super) async fn peek(&self, name: Name) -> Result<Bytes, StoreError> {
         let look = timeout(ATTEMPT_MIN, self.objects.get(name, None)).await;
-        look.unwrap_or_else(|_| Err(StoreError::Failed("it does not answer".into())))
+        look.unwrap_or_else(|_| Err(StoreError::Failed("the object store does not answer".into())))
     }
 
     pub(super) async fn delete(&self, name: Name) -> Result<(), StoreError> {
         self.repeat(name, 0, || self.objects.delete(name)).await
     }
 
-    /// The numbers of all manifests.
+    /// Returns the numbers of all manifests.
     pub(super) async fn manifests(&self) -> Result<Vec<u64>, StoreError> {
         let list = || -> Boxed<'_, Vec<u64>> {
             Box::pin(async {
@@ -204,13 +207,13 @@ impl RetryingStore {
                     self.has_worked.fetch_or(result.is_ok(), Ordering::Relaxed);
                     return result;
                 }
-                Err(_) => "it does not answer".to_owned(),
+                Err(_) => "the object store does not answer".to_owned(),
             };
             if Instant::now() + pause >= deadline {
-                tracing::warn!("{what}: the object store fails, and is given up: {error}");
+                tracing::warn!("{what}: the object store failed, and hob stops retrying: {error}");
                 return Err(StoreError::Failed(error));
             }
-            tracing::debug!("{what}: the object store fails, and is asked again: {error}");
+            tracing::debug!("{what}: the object store failed; retrying: {error}");
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }

@@ -1,12 +1,12 @@
-//! Deletes in the background the objects that crashes leave in the store. They are found by
-//! listing.
+//! Deletes in the background the objects that crashes left in the store. Listing the store finds
+//! them.
 //!
-//! An object is deleted if an epoch before ours made it, and neither the map nor the durable
-//! manifest refers to it; the durable manifest still needs objects that become garbage with the
-//! next one. No earlier epoch can refer to it any more: its next manifest finds the number taken.
-//! Objects of later epochs are not touched; if there is one, the disk is not ours.
+//! An object is deleted if an earlier epoch created it, and neither the map nor the durable
+//! manifest refers to it. The durable manifest still needs objects that become garbage with the
+//! next one. An earlier epoch can no longer refer to the object, because its next manifest number
+//! is taken. Objects of later epochs are kept; if there is one, another writer has taken the disk.
 //!
-//! Manifests older than the newest one are deleted, unless they fence.
+//! Manifests older than the newest one are deleted, unless they fence a writer.
 
 use std::sync::Arc;
 
@@ -14,11 +14,12 @@ use super::disk::Disk;
 use super::format::{Manifest, Name};
 use super::store::StoreError;
 
-/// Maximum number of names in memory.
+/// Maximum number of object names in memory.
 const BATCH_MAX: usize = 10_000;
 
 impl Disk {
-    /// Deletes what nothing refers to, if there may be such. What cannot be done now is done after the next opening.
+    /// Deletes unreferenced objects, if there may be any. Failed deletions are repeated after the
+    /// next opening.
     pub(super) async fn sweep(self: &Arc<Self>) {
         if self.here.is_none() {
             return;
@@ -28,11 +29,13 @@ impl Disk {
                 Ok(count) => {
                     self.state().inherited = false;
                     if count > 0 {
-                        tracing::info!("{count} objects that an interrupted writer had left were deleted");
+                        tracing::info!("deleted {count} unreferenced objects of an interrupted writer");
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("objects that an interrupted writer had left stay for now: {error}");
+                    tracing::warn!(
+                        "cannot delete the unreferenced objects of an interrupted writer now: {error}"
+                    );
                 }
             }
         }
@@ -56,7 +59,8 @@ impl Disk {
                 };
                 self.store.list(folder, &mut note).await?;
                 for name in idle {
-                    self.check_ours().map_err(|_| StoreError::Refused("the disk is another's".into()))?;
+                    self.check_ours()
+                        .map_err(|_| StoreError::Refused("another writer has taken the disk".into()))?;
                     self.store.delete(name).await?;
                     count += 1;
                 }
@@ -68,7 +72,7 @@ impl Disk {
         Ok(count)
     }
 
-    /// Returns true if nothing refers to it, now and later.
+    /// Returns true if an object is unreferenced now and later.
     fn is_idle(&self, name: Name) -> bool {
         let state = self.state();
         let (made, current) = match name {

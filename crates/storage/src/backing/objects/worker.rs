@@ -1,8 +1,8 @@
-//! The thread that reads and writes a disk's objects, and its queues to and from the shard.
+//! The thread that reads and writes an object disk, and its queues to and from the shard.
 //!
-//! The shard sends jobs and continues; completed jobs are put into a queue, and an eventfd in the
-//! shard's ring reports them. The shard never waits for the store. Each disk has its own thread, so
-//! that a store that hangs delays no other disk.
+//! The shard sends jobs and continues. Completed jobs are put into a queue, and an eventfd in the
+//! shard's ring reports them. The shard never waits for the store. Each object disk has its own
+//! thread, so that a store that hangs delays no other disk.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -24,28 +24,29 @@ use super::owner::Here;
 use super::store::{Objects, RetryingStore};
 use crate::backing::{BackingOptions, Status};
 
-/// How often it is looked whether the disk is still ours, and whether anything was not flushed for long.
+/// Interval of the check that the disk still belongs to this owner and has no data that is
+/// unflushed for long.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Closing takes no longer; and, of that, waiting for a store that does not answer.
+/// Maximum time for closing, and the part of it for waiting for a store that does not answer.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum number of files that are read or written at once.
+/// Maximum number of files that a directory store reads or writes at once.
 const FILES_MAX: usize = 16;
 
 /// Something to do.
 pub(super) enum Job {
     Io(IoId, What),
     Status(u64, u64, u64),
-    /// For someone who waits elsewhere.
+    /// A synchronous read by another thread.
     Read(u64, u64, mpsc::SyncSender<Result<Vec<u8>, IoError>>),
-    /// From now on the store is given up after that long.
+    /// Sets how long calls wait for the store.
     Wait(Duration),
     Close,
 }
 
-/// What an I/O does; offsets and lengths in bytes.
+/// Operation of an I/O; offsets and lengths are in bytes.
 pub(super) enum What {
     Read(u64, u64),
     Write(u64, Bytes, Durability),
@@ -54,21 +55,21 @@ pub(super) enum What {
     Flush,
 }
 
-/// Something that was done.
+/// A completed job of the worker thread.
 pub(super) enum Ended {
-    /// A read has brought something.
+    /// An I/O has ended; a read has its data.
     Io(IoId, Result<Option<Vec<u8>>, IoError>),
     Status(u64, Status),
 }
 
-/// What the thread has for the shard.
+/// Queue of completed jobs, from the worker thread to the shard.
 pub(super) struct CompletionQueue {
     ended: Mutex<VecDeque<Ended>>,
-    /// Counts up when there is something new.
+    /// Eventfd that counts completed jobs.
     event: Arc<OwnedFd>,
-    /// The disk is another's.
+    /// Whether another writer has taken the disk.
     pub(super) lost: AtomicBool,
-    /// Nothing more will come.
+    /// Whether the worker has ended, so that no job completes any more.
     pub(super) closed: AtomicBool,
 }
 
@@ -102,7 +103,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Opens the disk on a thread of its own, and waits for that.
+    /// Opens the disk on a new worker thread, and waits for the result.
     pub(super) fn start(
         place: Box<dyn Objects>,
         write: bool,
@@ -145,14 +146,17 @@ impl Worker {
         };
         let thread = std::thread::Builder::new().name("hob-objects".into()).spawn(run);
         thread.map_err(|error| Trouble::Store(format!("no thread: {error}")))?;
-        let disk = result.recv().unwrap_or_else(|_| Err(Trouble::Store("its thread ended".into())))?;
+        let disk = result
+            .recv()
+            .unwrap_or_else(|_| Err(Trouble::Store("the thread that uses the object store ended".into())))?;
         Ok(Worker { disk, completions, jobs })
     }
 
-    /// Begins to close the disk, and does not wait for the store. Whoever opens it next in this process does.
+    /// Starts closing the disk without waiting for the store. If this process opens the disk again,
+    /// the opening waits.
     pub(super) fn close(&self) {
         self.disk.here.iter().for_each(Here::begin_leaving);
-        // If the thread has ended, it has said so.
+        // A thread that has ended has set `closed`.
         let _ = self.jobs.send(Job::Close);
     }
 }
@@ -163,7 +167,8 @@ impl Drop for Worker {
     }
 }
 
-/// Ends the process when the thread ends in a panic: the shard would wait for its answers for ever, and nothing here is to be believed.
+/// Ends the process if the worker thread panics. Without this, the shard would wait for ever, and
+/// the disk's state could be wrong.
 struct Answers;
 
 impl Drop for Answers {
@@ -174,12 +179,12 @@ impl Drop for Answers {
     }
 }
 
-/// One thread, and a few for files.
+/// Creates a runtime with one thread, and a few threads for file I/O.
 pub(super) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(FILES_MAX).build()
 }
 
-/// Does jobs until it is to close.
+/// Runs jobs until the disk is closed.
 async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: UnboundedReceiver<Job>) {
     let (close, closing) = watch::channel(false);
     let mut look = interval(LOOK_EVERY);
@@ -221,7 +226,7 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
     match timeout(CLOSE_MAX, disk.close()).await {
         Ok(Ok(())) => {}
         _ => tracing::warn!(
-            "the disk could not be closed in the object store; the next opening finds that out"
+            "the disk could not be closed in the object store; the next opening checks whether this owner has ended"
         ),
     }
     disk.here.iter().for_each(Here::leave);
@@ -229,7 +234,7 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
     completions.ring();
 }
 
-/// Does one job, or gives it up when the disk is closed.
+/// Runs one job, or aborts it when the disk is closed.
 async fn carry_out(
     disk: &Arc<Disk>,
     completions: &CompletionQueue,

@@ -1,19 +1,21 @@
-//! What of a clone is its own, object by object; and where a read of it goes.
+//! Records which objects of a clone are its own, and splits reads between clone and parent.
 //!
-//! A bit per object, which is never taken away: what was not written when the clone was opened, and not touched since, is what its parent
-//! has there. Past the part that the clone has in common with its parent everything is its own.
+//! The map has one bit per object, and bits are never cleared. An object that was never written in
+//! the clone has its parent's data. Past the part that the clone has in common with its parent,
+//! everything is the clone's own.
 
-/// See the module's text.
+/// Map of the objects that are a clone's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnMap {
     object_bytes: u64,
-    /// One bit per object of the common part.
+    /// One bit per object of the part in common with the parent.
     own: Vec<u64>,
-    /// Bytes, whole sectors: what lies past it is the clone's own.
+    /// Length of the part in common with the parent, bytes, whole sectors. Everything after it is
+    /// the clone's own.
     common_bytes: u64,
 }
 
-/// The origin of a part of a read.
+/// The origin of a part of a read: clone or parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOrigin {
     /// The clone's.
@@ -22,12 +24,12 @@ pub enum BlockOrigin {
     Parent,
 }
 
-/// Part of a read.
+/// A part of a read with one origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its origin.
     pub whose: BlockOrigin,
-    /// First byte on the disk.
+    /// First byte of the part on the disk.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
@@ -36,11 +38,11 @@ pub struct Part {
 const SECTOR_BYTES: u64 = hob_engine::units::SECTOR_BYTES;
 
 impl OwnMap {
-    /// A map of a clone of which nothing was written. Objects are of `object_bytes`, a power of two of a sector at least; the first
-    /// `common_bytes` are in common with the parent.
+    /// Creates the map of a clone to which nothing was written. `object_bytes` is a power of two,
+    /// at least a sector. The first `common_bytes` are in common with the parent.
     ///
     /// # Panics
-    /// When objects are of another size.
+    /// If `object_bytes` is invalid.
     #[must_use]
     pub fn new(object_bytes: u64, common_bytes: u64) -> OwnMap {
         assert!(object_bytes.is_power_of_two() && object_bytes >= SECTOR_BYTES, "objects of {object_bytes}");
@@ -49,7 +51,8 @@ impl OwnMap {
         OwnMap { object_bytes, own: vec![0; words as usize], common_bytes }
     }
 
-    /// These bytes are the clone's, or are about to be; and so are all of the objects that they are in.
+    /// Marks all objects in a range as the clone's own, because the range was written or is about
+    /// to be.
     pub fn take(&mut self, offset: u64, len: u64) {
         // The last object may be in common in part.
         let end = offset.saturating_add(len).min(self.common_bytes.next_multiple_of(self.object_bytes));
@@ -61,18 +64,18 @@ impl OwnMap {
         }
     }
 
-    /// The part in common has become smaller, for good.
+    /// Shrinks the part in common with the parent, permanently.
     pub fn cut(&mut self, common_bytes: u64) {
         self.common_bytes = self.common_bytes.min(common_bytes / SECTOR_BYTES * SECTOR_BYTES);
     }
 
-    /// Has the clone nothing in common with a parent any more?
+    /// Returns true if the clone has nothing in common with a parent any more.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.common_bytes == 0
     }
 
-    /// Bytes that are the parent's.
+    /// Returns the number of bytes that are the parent's.
     #[must_use]
     pub fn parent_bytes(&self) -> u64 {
         let objects = self.common_bytes.div_ceil(self.object_bytes);
@@ -84,7 +87,7 @@ impl OwnMap {
         self.own[(object / 64) as usize] >> (object % 64) & 1 == 1
     }
 
-    /// The origin of the byte at `offset`, and the end of the range with this origin.
+    /// Returns the origin of the byte at `offset`, and the end of the range with this origin.
     fn whose(&self, offset: u64) -> (BlockOrigin, u64) {
         if offset >= self.common_bytes {
             return (BlockOrigin::Own, u64::MAX);
@@ -94,7 +97,7 @@ impl OwnMap {
         (whose, ((object + 1) * self.object_bytes).min(self.common_bytes))
     }
 
-    /// All of a range, in order, in as few parts as there can be.
+    /// Splits a range into parts by their origin, in order.
     pub fn split(&self, offset: u64, len: u64) -> impl Iterator<Item = Part> + '_ {
         let end = offset + len;
         let mut at = offset;

@@ -1,18 +1,20 @@
-//! The backing of a clone whose parent is another disk of this host: what nobody has written in the clone is read there
-//! (docs/decisions/0020).
+//! The backing of a clone whose parent is another disk of this host. Blocks that were never written
+//! in the clone are read from the parent's disk (docs/decisions/0020).
 //!
 //! | | goes to |
 //! |---|---|
-//! | a read of what is the clone's own | the own backing |
-//! | a read of what is the parent's | the parent's disk, or the own backing while that is not to be had: it has its ways to the same bytes |
-//! | a read of both | its parts there |
-//! | a change | the own backing, and what it touches is the clone's own *before* it is sent |
-//! | a flush | the own backing |
+//! | read of the clone's own data | the own backing |
+//! | read of the parent's data | the parent's disk; if that is unavailable, the own backing, which can read the same data |
+//! | read of both | each part as above |
+//! | change | the own backing; the range is marked as the clone's own *before* the change is sent |
+//! | flush | the own backing |
 //!
-//! What is whose is [`OwnMap`]'s to say. The engine has no read and change of one sector in flight at once, and what the parent has never
-//! changes, so that a read may be under way at the parent while its neighbours in the object are written.
+//! [`OwnMap`] records which objects are the clone's own. The engine never has a read and a change
+//! of one sector in flight at once. The parent's data never changes. So a read may be in progress
+//! at the parent while its neighbours in the object are written.
 //!
-//! Any backing can be clone that can [say](Driver::parent) what of it is its own. How reads get to the other disk is the caller's matter.
+//! A backing can be a clone if it can [tell](Driver::parent) which of its data is its own. The
+//! caller passes reads to the parent's disk.
 
 mod map;
 
@@ -27,20 +29,21 @@ use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 pub use map::{BlockOrigin, OwnMap, Part};
 
-/// Set in the ids under which parts of reads go to the own backing. The engine's own are small.
+/// Bit that is set in the ids of partial reads from the own backing. The engine's own ids are
+/// smaller.
 const PART: u32 = 1 << 31;
 
-/// A read of which the parent has some.
+/// A read of which the parent has some data.
 struct Split {
     io: Io,
-    /// Parts that have not come yet.
+    /// Number of parts that have not been read yet.
     pending: u32,
     result: Result<(), IoError>,
-    /// What the parent's disk served: sectors, `first..end`.
+    /// Sectors that the parent's disk served: `first..end`.
     shared: Vec<(u64, u64)>,
 }
 
-/// A part of one.
+/// A part of a split read.
 struct Piece {
     of: IoId,
     part: Part,
@@ -49,15 +52,15 @@ struct Piece {
 pub(super) struct Overlay {
     own: Box<dyn Driver>,
     map: OwnMap,
-    /// The parent's disk is there to be asked.
+    /// Whether the parent's disk is available.
     linked: bool,
     splits: HashMap<IoId, Split>,
     pieces: HashMap<u32, Piece>,
     last_piece: u32,
-    /// For the parent's disk.
+    /// Reads for the parent's disk.
     out: VecDeque<ParentRead>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
-    /// Of reads that ended well and were not asked about yet.
+    /// Sectors that the parent served, for each successful read that was not queried yet.
     shared: HashMap<IoId, Vec<(u64, u64)>>,
     closing: bool,
 }
@@ -110,7 +113,7 @@ impl Overlay {
         }
     }
 
-    /// Reads a part from the own backing, whosever it is.
+    /// Reads a part from the own backing, even if it is the parent's data.
     fn read_own(&mut self, ring: &mut Ring, now: Instant, number: u32) {
         let Piece { of, part } = &self.pieces[&number];
         let io = &self.splits[of].io;
@@ -119,7 +122,7 @@ impl Overlay {
         self.own.submit(ring, now, &io);
     }
 
-    /// A part has come, or not.
+    /// Handles the end of a part of a read.
     fn piece_ended(&mut self, number: u32, result: Result<(), IoError>, was_shared: bool) {
         let Piece { of, part } = self.pieces.remove(&number).expect("a part ends once");
         let split = self.splits.get_mut(&of).expect("its parts have not all ended");
@@ -138,7 +141,7 @@ impl Overlay {
     }
 }
 
-/// Where a part of a read goes.
+/// Returns the part of the I/O's buffer for a part of the read.
 fn slice_of(io: &Io, part: Part) -> BufferSlice {
     let whole = io.slice.expect("reads have a buffer");
     BufferSlice {
@@ -257,7 +260,7 @@ impl Driver for Overlay {
         self.own.close(ring);
     }
 
-    /// Reads that the parent's disk has are waited for: it was given where to put them.
+    /// Closing waits for reads at the parent's disk, because they use the clone's buffers.
     fn is_closed(&self) -> bool {
         self.pieces.is_empty() && self.own.is_closed()
     }

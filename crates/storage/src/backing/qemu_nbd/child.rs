@@ -1,10 +1,12 @@
-//! One `qemu-nbd` at a time for an image, always at the same socket.
+//! The `qemu-nbd` child process of an image: one at a time, always at the same socket.
 //!
-//! One that had the image and ends by itself (somebody kills it, memory runs out) is replaced when somebody wants to connect again. Meanwhile nobody
-//! here has the image locked: whoever else has opened it by then may have changed it, and has it from then on.
+//! A child may end by itself, for example because an operator kills it or memory runs out. hob
+//! starts another one when it connects again. Meanwhile the image is not locked: a process that
+//! opened it may have changed it, and keeps it.
 //!
-//! The child ends with its [`Server`], and with hob, even when hob is killed: it asks the kernel for SIGTERM when its parent thread dies,
-//! and that thread does nothing but wait for the end.
+//! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
+//! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
+//! end.
 #![allow(unsafe_code)]
 
 use std::io::{self, Read};
@@ -25,68 +27,71 @@ use super::super::identity::ChangeMark;
 use super::node::Image;
 use super::sandbox::Sandbox;
 
-/// How long a child may take to end by itself.
+/// Longest time that a child process has to end by itself.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// Children that end by themselves are replaced that often at most.
+/// Minimum time between starts of child processes that end by themselves.
 const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// In what a child says when somebody else has the image open.
+/// Text in a child's error message if another process has the image open.
 const LOCKED: &str = "\" lock";
 
-/// Longest complaint of a child that is passed on, bytes.
+/// Longest error message of a child that hob reports, bytes.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
 
-/// What a child may do with the image.
+/// Access of a child process to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// Everything; nobody else may open it.
+    /// Read and write; no other process may open the image.
     ReadWrite,
-    /// Read it; nobody may write it.
+    /// Read; no other process may write the image.
     ReadOnly,
-    /// Tell how large it is. Another host may be writing it: what is read is nothing to rely on.
+    /// Report only the image's size. Another host may be writing the image, so its data is not
+    /// valid.
     Unlocked,
 }
 
-/// What children open, and where they listen; dropping it ends the child and removes its directory.
+/// Starts the child processes of an image, always at the same socket. Dropping it ends the child
+/// and removes its directory.
 pub(super) struct Server {
     image: Image,
-    /// How they access it.
+    /// Options for the child's access to the image.
     modes: &'static [&'static str],
     start_max: Duration,
     directory: PathBuf,
-    child: Mutex<Place>,
+    child: Mutex<ChildState>,
     is_released: AtomicBool,
     is_taken: AtomicBool,
 }
 
-/// Where the child is, or one is to be.
+/// State of the image's child process.
 #[derive(Default)]
-struct Place {
+struct ChildState {
     running: Option<Running>,
-    /// The last one had the image, to do this with it: one like it is to be there.
+    /// Access that a new child gets in place of one that had the image open; `None` if no child had
+    /// it.
     wanted: Option<Opens>,
-    /// When the last one was started.
+    /// Time at which the last child was started.
     since: Option<Clock>,
-    /// The image as the last one left it.
+    /// State of the image when the last child ended.
     left: Option<ChangeMark>,
 }
 
-/// A child, and the thread that waits for it.
+/// A running child process, and the thread that waits for it.
 struct Running {
     pid: Pid,
     opens: Opens,
-    /// Dropped when its number may be another process's.
+    /// Channel that is closed when the kernel may assign the child's process id again.
     end: mpsc::Sender<()>,
     keeper: JoinHandle<Ended>,
 }
 
-/// What there is to know of a child that ended.
+/// Result of a child process that ended.
 #[derive(Default)]
 struct Ended {
     /// Its complaint.
     said: String,
-    /// The image as it left it.
+    /// State of the image when the child ended.
     left: Option<ChangeMark>,
 }
 
@@ -104,7 +109,7 @@ impl Running {
 }
 
 impl Server {
-    /// No child is started yet.
+    /// Creates a server without starting a child.
     pub(super) fn new(
         image: Image,
         modes: &'static [&'static str],
@@ -120,40 +125,42 @@ impl Server {
         self.directory.join("socket")
     }
 
-    /// Starts a child in place of the one before, and waits until it listens. That is before it looks at the image: say so when it proves to
-    /// have it ([`Server::has_image`]). `NotFound` means that the program is missing.
+    /// Starts a child in place of the previous one, and waits until it listens. The child listens
+    /// before it opens the image: call [`Server::has_image`] once it has. `NotFound` means that the
+    /// program is missing.
     pub(super) fn start(&self, opens: Opens) -> io::Result<()> {
         let mut place = self.place();
         self.stop_at(&mut place);
         self.start_at(&mut place, opens)
     }
 
-    /// The child has the image.
+    /// Records that the child has opened the image.
     pub(super) fn has_image(&self) {
         let mut place = self.place();
         place.wanted = place.running.as_ref().map(|child| child.opens);
     }
 
-    /// Starts a child in place of one that had the image and ended by itself. To be called before each attempt to connect.
+    /// Starts a new child if the previous one had opened the image and ended by itself. Call it
+    /// before each attempt to connect.
     pub(super) fn revive(&self) -> Result<(), String> {
         let mut place = self.place();
         if place.running.as_ref().is_some_and(|child| !child.has_ended()) {
             return Ok(());
         }
-        let opens = place.wanted.ok_or("no qemu-nbd is to have its image")?;
+        let opens = place.wanted.ok_or("the image was closed")?;
         let mark = Some(mark_of(&self.image.path).map_err(|error| error.to_string())?);
         if let Some(Ended { said, left }) = place.running.take().map(Running::stop) {
             if said.contains(LOCKED) {
                 return Err(self.lose(said));
             }
-            tracing::warn!(image = %self.image.path.display(), said, "its qemu-nbd ended by itself; another one is started");
+            tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image ended by itself; hob starts another one");
             place.left = left;
         }
         if place.left != mark {
-            return Err(self.lose("it was changed since".to_owned()));
+            return Err(self.lose("the image was changed since its qemu-nbd ended".to_owned()));
         }
         if place.since.is_some_and(|since| since.elapsed() < REVIVAL_PAUSE) {
-            return Err("its qemu-nbd ended as soon as it had begun".to_owned());
+            return Err("the qemu-nbd of the image ended right after its start".to_owned());
         }
         self.start_at(&mut place, opens).map_err(|error| error.to_string())
     }
@@ -168,16 +175,16 @@ impl Server {
         why
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
+    fn place(&self) -> MutexGuard<'_, ChildState> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stop_at(&self, place: &mut Place) -> String {
-        let Place { running, .. } = std::mem::take(place);
+    fn stop_at(&self, place: &mut ChildState) -> String {
+        let ChildState { running, .. } = std::mem::take(place);
         running.map(Running::stop).unwrap_or_default().said
     }
 
-    fn start_at(&self, place: &mut Place, opens: Opens) -> io::Result<()> {
+    fn start_at(&self, place: &mut ChildState, opens: Opens) -> io::Result<()> {
         place.since = Some(Clock::now());
         let socket = self.socket();
         // One that was killed leaves it.
@@ -195,23 +202,24 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the child; returns its complaint if it had ended by itself.
+    /// Ends the child. Returns its error message if it had ended by itself.
     pub(super) fn stop(&self) -> String {
         self.stop_at(&mut self.place())
     }
 
-    /// Ends the child: the image is closed, and stays so for this backing.
+    /// Ends the child permanently, so that the image stays closed for this backing.
     pub(super) fn release(&self) {
         self.is_released.store(true, Ordering::Release);
         self.stop();
     }
 
-    /// Has somebody else opened the image, after the child ended by itself? For good.
+    /// Returns true if another process has opened the image after the child ended by itself. That
+    /// is permanent.
     pub(super) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Acquire)
     }
 
-    /// Is there no child any more, and never will be?
+    /// Returns true if there is no child and none will be started.
     pub(super) fn is_over(&self) -> bool {
         self.is_released.load(Ordering::Acquire) || self.is_taken()
     }
@@ -228,7 +236,7 @@ fn mark_of(image: &Path) -> io::Result<ChangeMark> {
     std::fs::metadata(image).map(|metadata| ChangeMark::of(&metadata))
 }
 
-/// Starts a child and waits until it listens.
+/// Starts a child process and waits until it listens.
 fn spawn(
     mut command: Command,
     sandbox: Sandbox,
@@ -272,7 +280,7 @@ fn spawn(
         } else {
             end_child(pid);
         }
-        // Now, before anybody else can have opened it and changed something.
+        // The image's state is read now, before another process can open and change it.
         let left = mark_of(&image).ok();
         let _ = ended.recv();
         let _ = child.wait();
@@ -288,7 +296,7 @@ fn spawn(
     }
 }
 
-/// A new directory that nobody else can enter.
+/// Creates a directory that only this user can enter.
 fn private_directory() -> io::Result<PathBuf> {
     let mut rng = [0; 8];
     rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty())?;
@@ -313,7 +321,7 @@ fn wait_for_socket(child: &mut Child, socket: &Path, limit: Duration) -> io::Res
     Ok(())
 }
 
-/// What an ended child said.
+/// Returns the error message of a child that has ended.
 fn complaint(child: &mut Child) -> String {
     let mut words = String::new();
     if let Some(stderr) = child.stderr.take() {
@@ -322,7 +330,8 @@ fn complaint(child: &mut Child) -> String {
     words.trim().to_owned()
 }
 
-/// Has a child ended? It stays there until its keeper asks for it, so that nobody else has its number.
+/// Returns true if a child has ended. The child stays a zombie until its thread waits for it, so
+/// that no other process gets its id.
 fn has_ended(pid: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(rustix::process::waitid(WaitId::Pid(pid), options), Ok(None))
@@ -333,7 +342,7 @@ fn wait_for_end(pid: Pid) {
     while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
 }
 
-/// Ends a child, if it has not ended by itself. Had it?
+/// Ends a child process. Returns true if it had ended by itself.
 fn end_child(pid: Pid) -> bool {
     // A connection that breaks may be the first sign of a child that is about to end.
     for _ in 0..10 {
@@ -379,7 +388,7 @@ mod tests {
         };
         kill();
         while let Err(why) = server.revive() {
-            assert!(why.contains("as soon as it had begun"), "{why}");
+            assert!(why.contains("right after its start"), "{why}");
             std::thread::sleep(Duration::from_millis(50));
         }
         kill();

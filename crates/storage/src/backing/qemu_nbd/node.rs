@@ -1,4 +1,5 @@
-//! An image as QEMU's block node: every file named, every format said, nothing left to probe.
+//! Describes an image as a QEMU block node. The node names every file and its format, so that QEMU
+//! probes nothing.
 
 use std::fmt::Write;
 use std::io;
@@ -12,21 +13,22 @@ use super::super::{Format, ImageFile, Role};
 pub(super) struct Image {
     /// Absolute.
     pub(super) path: PathBuf,
-    /// How it is read.
+    /// Image format of the file.
     pub(super) format: Format,
-    /// Below it, from the top down. The data files of a layer follow it.
+    /// Files below the image, from the top down. The data files of a layer follow it.
     pub(super) files: Vec<ImageFile>,
 }
 
 impl Image {
-    /// The `json:` file name of the image's node, for a QEMU that takes locks, or for one that looks at what another may write.
+    /// Returns the `json:` file name of the image's node. With `unlocked`, QEMU takes no locks and
+    /// may read while another process writes.
     pub(super) fn node(&self, unlocked: bool) -> io::Result<String> {
         let how = if unlocked { "\"force-share\":true,\"read-only\":true," } else { "" };
         Ok(format!("json:{{{how}{}}}", layer(&self.path, self.format, &self.files)?))
     }
 }
 
-/// The members of a layer's node. `below` are its data files and the layers below it.
+/// Returns the members of a layer's node. `below` contains its data files and the layers below it.
 fn layer(path: &Path, format: Format, below: &[ImageFile]) -> io::Result<String> {
     let mut node = format!("\"driver\":\"{}\",\"file\":{}", format.name(), file(path)?);
     let next = below.iter().position(|file| file.role == Role::Backing).unwrap_or(below.len());
@@ -45,7 +47,7 @@ fn layer(path: &Path, format: Format, below: &[ImageFile]) -> io::Result<String>
     Ok(node)
 }
 
-/// The node of a file or a block device.
+/// Returns the node of a file or a block device.
 fn file(path: &Path) -> io::Result<String> {
     let is_device = std::fs::metadata(path)?.file_type().is_block_device();
     let driver = if is_device { "host_device" } else { "file" };

@@ -1,10 +1,10 @@
-//! The sandbox of QEMU's programs that hob starts for an image: they may open the image's recorded
-//! files, and nothing else of importance.
+//! Sandbox of the QEMU programs that hob starts for an image. The QEMU programs may open the
+//! image's recorded files, but no other data of the host.
 //!
-//! The kernel's Landlock restricts them, also when hob runs as root. They gain no privileges
-//! (`no_new_privs`) and open no TCP connection. An image whose header was changed to name another
-//! host file cannot access that file. Without Landlock (Linux before 5.13, or not enabled) only the
-//! check of the recorded files remains; that is logged once. Landlock:
+//! The kernel's Landlock restricts them, even when hob runs as root. The programs gain no
+//! privileges (`no_new_privs`) and open no TCP connection. An image whose header names another host
+//! file cannot access that file. Without Landlock (Linux before 5.13, or disabled) only the check
+//! of the recorded files remains; hob logs that once. Landlock:
 //! <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
@@ -30,17 +30,17 @@ mod access {
     pub(super) const MAKE_SOCK: u64 = 1 << 9;
     pub(super) const TRUNCATE: u64 = 1 << 14;
     pub(super) const IOCTL_DEV: u64 = 1 << 15;
-    /// Those that a rule for a single file may have.
+    /// Access rights that a rule for a single file may contain.
     pub(super) const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
 /// File access rights that each version of the kernel's interface supports: the number of low bits.
 const ACCESS_BITS: [u32; 5] = [13, 14, 15, 15, 16];
 
-/// TCP is known from this version of the interface on.
+/// First version of the kernel's interface that restricts TCP.
 const VERSION_OF_TCP: i64 = 4;
 
-/// Abstract Unix sockets and signals are known from this version on.
+/// First version of the kernel's interface that restricts abstract Unix sockets and signals.
 const VERSION_OF_SCOPES: i64 = 6;
 
 /// Directories of programs and libraries.
@@ -80,16 +80,17 @@ struct PathBeneathAttr {
     parent: i32,
 }
 
-/// The restrictions of one program, which it enters when it is started.
+/// The restrictions of one program, applied when it starts.
 pub(super) struct Sandbox {
     /// `None` without Landlock.
     rules: Option<OwnedFd>,
 }
 
-/// Lets a program that is started later read an image's files and nothing else of the host's data.
+/// Restricts a program that is started later: of the host's data, it can only read an image's
+/// files.
 ///
 /// # Errors
-/// The system's; a file that is not there.
+/// A system error, or a missing file.
 pub fn confine(command: &mut Command, image: &Path, files: &[ImageFile]) -> io::Result<()> {
     let image = Image { path: image.to_owned(), format: Format::default(), files: files.to_vec() };
     Sandbox::new(&reads_of(&image))?.enter(command);
@@ -97,7 +98,7 @@ pub fn confine(command: &mut Command, image: &Path, files: &[ImageFile]) -> io::
 }
 
 impl Sandbox {
-    /// The sandbox of a `qemu-nbd` that listens in `directory`.
+    /// Creates the sandbox of a `qemu-nbd` that listens in `directory`.
     pub(super) fn of_server(image: &Image, writes: bool, directory: &Path) -> io::Result<Sandbox> {
         use access::{IOCTL_DEV, MAKE_SOCK, READ_FILE, REMOVE_FILE, TRUNCATE, WRITE_FILE};
         let mut rules = reads_of(image);
@@ -110,7 +111,7 @@ impl Sandbox {
         Sandbox::new(&rules)
     }
 
-    /// Allows these accesses, besides what programs need to start.
+    /// Creates a sandbox that allows these accesses, in addition to what programs need to start.
     fn new(rules: &[(PathBuf, u64)]) -> io::Result<Sandbox> {
         let Some((ruleset, known)) = new_ruleset()? else {
             static ONCE: Once = Once::new();
@@ -137,7 +138,7 @@ impl Sandbox {
         Ok(Sandbox { rules: Some(ruleset) })
     }
 
-    /// Makes the program of `command` enter it before it begins.
+    /// Makes the program of `command` enter the sandbox before it starts.
     pub(super) fn enter(self, command: &mut Command) {
         let rules = self.rules;
         // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is what a
@@ -158,13 +159,13 @@ impl Sandbox {
     }
 }
 
-/// Reading all files of an image.
+/// Returns rules that allow reading all files of an image.
 fn reads_of(image: &Image) -> Vec<(PathBuf, u64)> {
     let paths = image.files.iter().map(|file| &file.path).chain([&image.path]);
     paths.map(|path| (path.clone(), access::READ_FILE | access::IOCTL_DEV)).collect()
 }
 
-/// Rules that allow nothing yet, and the accesses that they are about; `None` without Landlock.
+/// Creates an empty rule set, and returns the accesses that it restricts; `None` without Landlock.
 fn new_ruleset() -> io::Result<Option<(OwnedFd, u64)>> {
     // SAFETY: with this flag the call takes no memory and returns a number.
     let version =

@@ -1,14 +1,15 @@
-//! Which objects of a clone are its own, and which are its parent's.
+//! Finds out which objects of a clone are its own, and which are its parent's.
 //!
-//! Read when the image is opened, under its lock or from a snapshot, so that no other client
-//! changes it. From then on only this process changes it, and [`overlay`](crate::backing::overlay)
-//! tracks that. Other clients can still flatten the image, after which nothing is shared, or shrink
-//! it. They do it through this client, which has the lock, and its lock thread is notified.
+//! The objects are read when the image is opened, under its lock or from a snapshot, so that no
+//! other client changes it. From then on only this process changes the image, and
+//! [`overlay`](crate::backing::overlay) tracks the changes. Other clients can still flatten the
+//! image, after which nothing is shared, or shrink it. Other clients flatten or shrink an image
+//! through this client, which has the lock, and its lock thread is notified.
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
-//! object, and would leave out empty objects that hide the parent's: such images share nothing.
-//! librbd reads the maps of all snapshots for it, and silently checks each object if one of them is
-//! invalid. So all maps are checked here, before and after.
+//! object, and would skip empty objects that hide the parent's objects. Images without an object
+//! map therefore share nothing. librbd reads the maps of all snapshots for the list. If one of them
+//! is invalid, it silently checks each object. So all maps are checked before and after.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -29,7 +30,7 @@ const FLAGS_INVALID: u64 = 3;
 /// `RBD_SNAP_NAMESPACE_TYPE_USER`.
 const SNAPSHOT_OF_USER: c_int = 0;
 
-/// A parent as librbd names it.
+/// A parent image, as librbd names it.
 struct Named {
     pool: String,
     namespace: String,
@@ -39,14 +40,15 @@ struct Named {
     snapshot_id: u64,
 }
 
-/// The name for ever of a snapshot.
+/// Returns the permanent name of a snapshot.
 pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &str, snapshot: u64) -> String {
     let place = if namespace.is_empty() { pool.to_owned() } else { format!("{pool}/{namespace}") };
     format!("rbd snapshot {snapshot} of image {image_id} of pool {place} in cluster {cluster}")
 }
 
 impl Image {
-    /// Its parent, if it has one that can be a disk of its own. Waits for the cluster. The error says why it cannot.
+    /// Returns the image's parent, if the parent can be a disk of its own. Waits for the cluster.
+    /// The error says why it cannot.
     pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, String> {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
@@ -72,7 +74,7 @@ impl Image {
         Ok(Some(Parent { spec: format!("rbd:{parent}"), constant, own }))
     }
 
-    /// The name of its parent; `None` if it has none.
+    /// Returns the name of the image's parent; `None` if it has none.
     fn parent_name(&self) -> Result<Option<Named>, String> {
         let mut image = LinkedImageSpec::default();
         let mut snapshot = SnapSpec::default();
@@ -97,12 +99,12 @@ impl Image {
             (self.library.rbd_snap_spec_cleanup)(&mut snapshot);
         }
         if !is_reachable {
-            return Err("its parent was removed, and is there for its clones only".into());
+            return Err("its parent was removed, and exists only for its clones".into());
         }
         Ok(Some(named))
     }
 
-    /// Bytes of an object, of an image whose objects are one piece of it each.
+    /// Returns the size of an object, bytes. Fails for striped images.
     fn object_bytes(&self) -> Result<u64, String> {
         let (mut features, mut info) = (0, ImageInfo::default());
         // SAFETY: the image is open, and the length is that of the structure.
@@ -111,10 +113,10 @@ impl Image {
             check("its objects", (self.library.rbd_stat)(self.image, &mut info, size_of::<ImageInfo>()))?;
         }
         if features & FEATURE_STRIPING != 0 {
-            return Err("it is striped in another way than one object after the other".into());
+            return Err("the image uses custom striping, which hob does not support for clones".into());
         }
         if features & FEATURE_FAST_DIFF == 0 {
-            return Err("it has no fast-diff, which tells its own blocks from its parent's ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
+            return Err("the image has no fast-diff, with which hob finds the blocks of the clone ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
         }
         if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
             return Err(format!("its objects have {} bytes", info.obj_size));
@@ -122,10 +124,10 @@ impl Image {
         Ok(info.obj_size)
     }
 
-    /// Fails unless its object map and those of all its snapshots are valid.
+    /// Fails unless the object maps of the image and of all its snapshots are valid.
     fn check_maps(&self) -> Result<(), String> {
         if self.library.is_map_invalid(self.image)? {
-            return Err("its object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
+            return Err("the image's object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
         }
         let snapshots = self.snapshots()?;
         if snapshots.is_empty() {
@@ -143,7 +145,7 @@ impl Image {
         Ok(())
     }
 
-    /// Ids and names of all its snapshots, of whatever kind.
+    /// Returns the ids and names of all snapshots of the image.
     fn snapshots(&self) -> Result<Vec<(u64, String)>, String> {
         let mut room: c_int = 16;
         loop {
@@ -163,18 +165,18 @@ impl Image {
         }
     }
 
-    /// Marks the objects that are its own.
+    /// Marks the objects that are the clone's own.
     fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
         let size = self.size_bytes()?;
         let map: *mut OwnMap = own;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that nobody else uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
         };
         check("which objects it has", result)
     }
 
-    /// Looks how much it still has in common with its parent.
+    /// Updates how much data the image has in common with its parent.
     pub(super) fn look_at_parent(&self) {
         if self.common_bytes.load(Ordering::Relaxed) == 0 {
             return;
@@ -189,8 +191,8 @@ impl Image {
 }
 
 impl Library {
-    /// Returns true if the object map of an image, or of the snapshot that its handle is set to, is
-    /// marked invalid.
+    /// Returns true if the object map is marked invalid: of the image, or of the snapshot that its
+    /// handle is set to.
     fn is_map_invalid(&self, image: Handle) -> Result<bool, String> {
         let mut flags = 0;
         // SAFETY: the image is open.
@@ -199,7 +201,8 @@ impl Library {
     }
 }
 
-/// The image opened once more, to look at its snapshots: a handle that is set to one gives up its lock.
+/// A second handle of the image, for examining its snapshots. A handle that is set to a snapshot
+/// would lose the lock.
 struct Aside {
     library: &'static Library,
     image: Handle,
@@ -219,7 +222,7 @@ impl Aside {
         Ok(Aside { library, image: aside })
     }
 
-    /// Returns true if the object map of that snapshot is marked invalid or cannot be read.
+    /// Returns true if the object map of a snapshot is marked invalid or cannot be read.
     fn is_map_invalid(&self, snapshot: u64) -> Result<bool, String> {
         // SAFETY: the image is open.
         check("its snapshot", unsafe { (self.library.rbd_snap_set_by_id)(self.image, snapshot) })?;
@@ -234,7 +237,7 @@ impl Drop for Aside {
     }
 }
 
-/// One range of what librbd tells. What was zeroed is the clone's own too.
+/// librbd's callback for one range. Zeroed ranges are the clone's own too.
 unsafe extern "C" fn note(offset: u64, len: usize, _exists: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the argument is that of `note_own`.
     let map = unsafe { &mut *argument.cast::<OwnMap>() };

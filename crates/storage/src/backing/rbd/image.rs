@@ -1,4 +1,4 @@
-//! An open image, and its calls that wait for the cluster.
+//! An open RBD image, and its calls that wait for the cluster.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -15,21 +15,21 @@ use super::spec::Spec;
 use crate::backing::Reader;
 use crate::backing::size_probe::Measured;
 
-/// How librados says that it knows no monitor, among other things.
+/// Error code of librados with several meanings; one is that it knows no monitor.
 const NOT_FOUND: c_int = -libc::ENOENT;
 
-/// An open image and its way to the cluster. Its methods may be called on any thread.
+/// An open RBD image and its connection to the cluster. Any thread may call its methods.
 pub(super) struct Image {
     pub(super) library: &'static Library,
     cluster: Handle,
     pub(super) context: Handle,
     pub(super) image: Handle,
     pub(super) locked: AtomicBool,
-    /// Somebody else has broken the lock.
+    /// Whether another client has broken the lock.
     pub(super) lost: AtomicBool,
-    /// Its size when it was last read, bytes.
+    /// Size of the image when it was last read, bytes.
     pub(super) size_bytes: AtomicU64,
-    /// So much of it it has in common with its parent, once that was asked for, bytes.
+    /// Length that the image has in common with its parent, bytes; 0 until it is read.
     pub(super) common_bytes: AtomicU64,
 }
 
@@ -63,7 +63,7 @@ fn string(text: &str) -> CString {
     CString::new(text).expect("specifications have no NUL")
 }
 
-/// How the libraries report.
+/// Converts a result of librados or librbd into an error text.
 pub(super) fn check(what: &str, result: c_int) -> Result<(), String> {
     match result {
         0.. => Ok(()),
@@ -72,7 +72,7 @@ pub(super) fn check(what: &str, result: c_int) -> Result<(), String> {
 }
 
 impl Image {
-    /// Connects to the cluster, and opens the image there. Takes up to `patience`, and some.
+    /// Connects to the cluster and opens the image. Takes slightly longer than `patience` at most.
     pub(super) fn open(
         library: &'static Library,
         spec: &Spec,
@@ -144,14 +144,14 @@ impl Image {
         // SAFETY: the cluster's handle is configured.
         match unsafe { (library.rados_connect)(self.cluster) } {
             NOT_FOUND if !is_configured => {
-                Err("there is no /etc/ceph/ceph.conf; name the cluster's configuration with :conf=PATH"
+                Err("/etc/ceph/ceph.conf does not exist; name the cluster's configuration with :conf=PATH"
                     .into())
             }
             result => check("the cluster", result),
         }
     }
 
-    /// How large it is now. Waits for the cluster if that has changed.
+    /// Returns the present size of the image, bytes. Waits for the cluster if the size has changed.
     pub(super) fn size_bytes(&self) -> Result<u64, String> {
         let before = self.size_bytes.load(Ordering::Relaxed);
         let mut bytes = 0;
@@ -163,7 +163,7 @@ impl Image {
         Ok(bytes)
     }
 
-    /// The ids of the cluster and of the image.
+    /// Returns the ids of the cluster and of the image.
     pub(super) fn ids(&self) -> Result<(String, String), String> {
         let (mut cluster, mut id) = ([0u8; 64], [0u8; 256]);
         // SAFETY: the handles are open, and the lengths are those of the arrays, which are zeroed.
@@ -182,7 +182,8 @@ impl Image {
         Ok((text(&cluster), text(&id)))
     }
 
-    /// Its constant identity; for a snapshot also [`Driver::constant`].
+    /// Returns the constant identity of the image; for a snapshot also its name for
+    /// [`Driver::constant`].
     pub(super) fn identity(&self, spec: &Spec, size_bytes: u64) -> Result<(String, Option<String>), String> {
         let (cluster, id) = self.ids()?;
         let Some(name) = &spec.snapshot else {
@@ -200,7 +201,7 @@ impl Image {
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
     }
 
-    /// One of a made-up library.
+    /// Creates an image of a fake library, for tests.
     #[cfg(test)]
     pub(super) fn made_up(library: &'static Library, handle: Handle) -> Image {
         let (locked, lost) = (AtomicBool::new(true), AtomicBool::new(false));
@@ -209,7 +210,8 @@ impl Image {
         Image { library, cluster, context, image, locked, lost, size_bytes, common_bytes }
     }
 
-    /// Locks it against other writers. False: images without that feature cannot be.
+    /// Locks the image against other writers. Returns false if the image has no exclusive-lock
+    /// feature.
     pub(super) fn lock(&self) -> Result<bool, c_int> {
         let mut features = 0;
         // SAFETY: the image is open.
@@ -230,7 +232,7 @@ impl Image {
         }
     }
 
-    /// Lets the lock go.
+    /// Releases the image's lock.
     pub(super) fn unlock(&self) -> c_int {
         // SAFETY: the image is open.
         unsafe { (self.library.rbd_lock_release)(self.image) }
@@ -245,7 +247,7 @@ impl Image {
     }
 
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        // SAFETY: the image is open; the bytes are ours for the call.
+        // SAFETY: the image is open; the caller lends the bytes for the call.
         let read =
             unsafe { (self.library.rbd_read)(self.image, offset, bytes.len(), bytes.as_mut_ptr().cast()) };
         if read == bytes.len() as isize { Ok(()) } else { Err(IoError::Failed) }

@@ -1,17 +1,17 @@
-//! The part of librados and librbd that hob uses, loaded when the first image is opened.
+//! The functions of librados and librbd that hob uses, loaded when the first image is opened.
 //!
-//! The libraries are loaded, not linked: hob builds and runs without Ceph, and reports what is
-//! missing when an image is opened. The declarations follow `librados.h` and `librbd.h` of Ceph 16,
-//! which later versions keep.
+//! The libraries are loaded at run time, not linked. hob builds and runs without Ceph, and reports
+//! missing libraries when an image is opened. The declarations follow `librados.h` and `librbd.h`
+//! of Ceph 16, which later versions keep.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`: pointers that only the libraries look behind.
+/// The types `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`: opaque pointers.
 pub(super) type Handle = *mut c_void;
 
-/// Called for each range that was or was not written.
+/// Callback for each range that was or was not written.
 pub(super) type DiffCallback =
     unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
 
@@ -110,7 +110,7 @@ impl Default for ImageInfo {
 
 macro_rules! library {
     ($($name:ident: fn($($argument:ident: $type:ty),*) -> $result:ty,)*) => {
-        /// Its functions, under their own names.
+        /// Functions of the libraries, under their own names.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument: $type),*) -> $result,)*
         }
@@ -128,7 +128,7 @@ macro_rules! library {
                 })
             }
 
-            /// One that does nothing, for tests to put functions of their own into.
+            /// Creates a library whose functions do nothing. Tests replace some of them.
             #[cfg(test)]
             pub(super) fn made_up() -> Library {
                 $(unsafe extern "C" fn $name($(_: $type),*) -> $result {
@@ -187,7 +187,7 @@ library! {
 }
 
 impl Library {
-    /// The libraries, or why they cannot be had. They stay loaded.
+    /// Returns the loaded libraries, or why they cannot be loaded. They stay loaded.
     pub(super) fn get() -> Result<&'static Library, String> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
         LIBRARY.get_or_init(Library::load).as_ref().map_err(Clone::clone)
@@ -210,7 +210,7 @@ fn complaint() -> String {
     // SAFETY: `dlerror` returns null or a string that is good until this thread's next call of its family.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the loader does not say why".to_owned();
+        return "the dynamic loader gave no reason".to_owned();
     }
     // SAFETY: as above.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()

@@ -1,4 +1,4 @@
-//! The exclusive lock of an image that is open: taken and let go while a disk changes its host.
+//! The exclusive lock of an open image, taken and released when a disk changes its host.
 
 use std::io;
 use std::os::raw::c_int;
@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 
 use super::Image;
 
-/// See [`Lock`](super::super::Lock). It ends with the image.
+/// The lock of an RBD image; see [`Lock`](super::super::Lock). The lock ends when the image is
+/// closed.
 #[derive(Clone)]
 pub(in super::super) struct ImageLock(Weak<Image>);
 
@@ -22,7 +23,8 @@ impl ImageLock {
         ImageLock(Arc::downgrade(image))
     }
 
-    /// Takes it. A client that has died is waited for; one that is alive and keeps it is an error.
+    /// Takes the lock. Waits for the lock of a client that has failed. A running client that keeps
+    /// the lock causes an error.
     pub(in super::super) fn take(&self) -> io::Result<()> {
         let image = self.0.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         match image.lock() {
@@ -35,7 +37,8 @@ impl ImageLock {
         }
     }
 
-    /// Lets it go, when everything that was begun has ended. Nothing is written from then on: librbd would take the lock again.
+    /// Releases the lock after all I/O has ended. Nothing is written afterwards, because librbd
+    /// would take the lock again.
     pub(in super::super) fn release(&self) -> io::Result<()> {
         let Some(image) = self.0.upgrade() else { return Ok(()) };
         // It is fine if the lock is gone already.

@@ -1,4 +1,4 @@
-//! The thread of an open image, for calls that wait for the cluster and start nothing.
+//! The thread of an open RBD image for calls that wait for the cluster but start no I/O.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use super::image::Image;
 
-/// How often it is looked whether the lock is still ours.
+/// Interval of the check that this client still has the lock.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
 
-/// A thread for calls that wait for the cluster: it checks that this client still has the lock, and
-/// closes the image in the end.
+/// Thread that checks that this client still has the lock, and finally closes the image.
 pub(super) struct LockMonitor {
     pub(super) closing: mpsc::Sender<Arc<Image>>,
-    /// The image is closed.
+    /// Whether the image is closed.
     pub(super) closed: Arc<AtomicBool>,
 }
 
 impl LockMonitor {
-    /// Whoever awaits `event` hears of the lock's loss, and of the end. That the image has another size than these bytes is logged, and known to
+    /// Starts the thread. `event` is signalled when the lock is lost and when the image is closed.
+    /// If the image's size differs from `size_bytes`, the thread logs that and stores the size in
     /// the image.
     pub(super) fn start(
         image: Arc<Image>,
@@ -48,7 +48,7 @@ impl LockMonitor {
                             tracing::error!(
                                 image = name,
                                 bytes = now,
-                                "the image was made smaller: what its disk had past that is lost, and I/O there fails"
+                                "the image was shrunk: its disk's data past the new end is lost, and I/O there fails"
                             );
                         }
                     }

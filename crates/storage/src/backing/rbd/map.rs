@@ -1,9 +1,10 @@
-//! The allocated parts of an image and its parents, for programs that copy it and skip the rest.
+//! Queries which parts of an image and its parents are allocated, for programs that copy the image
+//! and skip the rest.
 //!
-//! librbd blocks its caller during such a query, so a thread executes it, which is started at the
-//! first query. It signals the image's eventfd when there is an answer. The granularity is whole
-//! objects: the object map has them, and an image without one is not examined further. If the
-//! cluster does not answer in time, everything is reported as data, which is always correct.
+//! librbd blocks its caller during such a query, so a thread executes it. The thread starts at the
+//! first query and signals the image's eventfd when a reply is ready. The granularity is whole
+//! objects, because the object map contains objects. If the cluster does not answer in time,
+//! everything is reported as data, which is always correct.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -14,33 +15,34 @@ use std::sync::{Arc, mpsc};
 use super::Image;
 use crate::backing::{Status, StatusExtent};
 
-/// Bytes that are looked at for one answer. An image without an object map is asked about each of its objects.
+/// Largest range of one query, bytes. Without an object map, librbd checks each of the range's
+/// objects.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// Maximum number of extents of one answer; the caller asks again for more.
+/// Maximum number of extents of one reply. The caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// A question.
-struct Wish {
+/// A query of the allocation of a range.
+struct Query {
     image: Arc<Image>,
     id: u64,
     offset: u64,
     len: u64,
 }
 
-/// The thread's queries and answers.
-type Ends = (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>);
+/// Channels for queries to the thread and for its replies.
+type QueryChannels = (mpsc::Sender<Query>, mpsc::Receiver<(u64, Status)>);
 
-/// The thread's other end.
+/// Allocation queries of an image, executed by a thread.
 pub(super) struct Maps {
     event: Arc<OwnedFd>,
-    /// Once it was started.
-    thread: Option<Ends>,
+    /// The thread's channels; `None` until it is started.
+    thread: Option<QueryChannels>,
     unanswered: usize,
 }
 
 impl Maps {
-    /// Whoever awaits `event` hears of answers.
+    /// Creates the queue of queries. `event` is signalled when a reply is ready.
     pub(super) fn new(event: Arc<OwnedFd>) -> Maps {
         Maps { event, thread: None, unanswered: 0 }
     }
@@ -48,29 +50,29 @@ impl Maps {
     /// Queries the allocation of a range.
     pub(super) fn ask(&mut self, image: Arc<Image>, id: u64, offset: u64, len: u64) {
         let event = &self.event;
-        let (wishes, _) = self.thread.get_or_insert_with(|| start(event.clone()));
-        wishes.send(Wish { image, id, offset, len }).expect("the thread lives as long as this");
+        let (queries, _) = self.thread.get_or_insert_with(|| start(event.clone()));
+        queries.send(Query { image, id, offset, len }).expect("the thread lives as long as this");
         self.unanswered += 1;
     }
 
-    /// The next answer, if there is one.
+    /// Returns the next reply, if there is one.
     pub(super) fn poll(&mut self) -> Option<(u64, Status)> {
         let answer = self.thread.as_ref()?.1.try_recv().ok()?;
         self.unanswered -= 1;
         Some(answer)
     }
 
-    /// Returns true if the thread does not use the image.
+    /// Returns true if the query thread does not use the image.
     pub(super) fn is_idle(&self) -> bool {
         self.unanswered == 0
     }
 }
 
-fn start(event: Arc<OwnedFd>) -> Ends {
-    let (wishes, asked) = mpsc::channel::<Wish>();
+fn start(event: Arc<OwnedFd>) -> QueryChannels {
+    let (queries, received) = mpsc::channel::<Query>();
     let (answers, answered) = mpsc::channel();
     let look = move || {
-        for Wish { image, id, offset, len } in asked {
+        for Query { image, id, offset, len } in received {
             let status = Ok(image.allocated(offset, len));
             // Whoever has the answer may believe that the image is not used any more.
             drop(image);
@@ -81,16 +83,16 @@ fn start(event: Arc<OwnedFd>) -> Ends {
         }
     };
     std::thread::Builder::new().name("hob-rbd-map".into()).spawn(look).expect("threads can be started");
-    (wishes, answered)
+    (queries, answered)
 }
 
 impl Image {
-    /// Waits for the cluster.
+    /// Queries the allocated parts of a range. Waits for the cluster.
     fn allocated(&self, offset: u64, len: u64) -> Vec<StatusExtent> {
         let len = len.min(RANGE_BYTES_MAX);
         let mut written: Vec<(u64, u64)> = Vec::new();
         let found: *mut Vec<(u64, u64)> = &mut written;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a list that nobody else uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a list that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), offset, len, 1, 1, note, found.cast())
         };
@@ -102,7 +104,7 @@ impl Image {
     }
 }
 
-/// One range of what librbd tells: written, if `exists`.
+/// librbd's callback for one range; the range was written if `exists`.
 unsafe extern "C" fn note(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the argument is that of `allocated`.
     let written = unsafe { &mut *argument.cast::<Vec<(u64, u64)>>() };
@@ -116,7 +118,7 @@ unsafe extern "C" fn note(offset: u64, len: usize, exists: c_int, argument: *mut
     0
 }
 
-/// All of a range, of which `written` was written: first bytes, and those past the last.
+/// Returns extents for a whole range. `written` contains the written parts: first byte and end.
 fn extents(mut written: Vec<(u64, u64)>, offset: u64, len: u64) -> Vec<StatusExtent> {
     let end = offset + len;
     written.sort_unstable();

@@ -1,25 +1,27 @@
 //! A Ceph RBD image as backing, through librbd's asynchronous calls.
 //!
 //! # Exclusive access
-//! An image that is written is locked (librbd's exclusive lock), and the lock is not handed on if
-//! another client asks. A client that breaks it blocklists this client: from then on every I/O
-//! fails, and [`Driver::is_lost`] reports it. A thread also checks it once a second, because
-//! requests that flash serves need no I/O here. The destination of a migration opens the image
-//! without the lock, writes nothing, and takes the lock when the source has released it ([`lock`]).
+//! hob locks an image that it writes (librbd's exclusive lock), and keeps the lock if another
+//! client requests it. A client that breaks the lock blocklists this client. From then on every I/O
+//! fails, and [`Driver::is_lost`] reports it. A thread also checks the lock once a second, because
+//! requests that flash serves need no I/O to the image. The destination of a migration opens the
+//! image without the lock and writes nothing. The destination takes the lock when the source has
+//! released it ([`lock`]).
 //!
 //! # Durability
-//! librbd's own cache is off, unless the configuration of the pool or the image enables it, which
-//! overrides the client. Without it, writes are durable when they are acknowledged, and a flush has
-//! nothing to do. librbd does not report which applies, so a durable write is a write and a flush.
+//! librbd's own cache is off, unless the configuration of the pool or the image overrides the
+//! client. Without that cache, writes are durable when they are acknowledged, and a flush has
+//! nothing to do. librbd does not report whether its cache is on, so a durable write is a write and
+//! a flush.
 //!
 //! # Completions
-//! librbd's threads signal an eventfd in the shard's ring; then all completed calls are fetched in
-//! one call. Calls that wait for the cluster have threads of their own: [`LockMonitor`], and `map.rs`
-//! for holes.
+//! librbd's threads signal an eventfd in the shard's ring. hob then fetches all completed calls at
+//! once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs` for
+//! allocation queries.
 //!
-//! librbd watches the image: a resize is logged, and its disk grows by command ([`Driver::size_probe`]).
-//! librbd skips I/O past the end of an image that was shrunk and reports success: here such I/O
-//! fails.
+//! librbd watches the image. A resize is logged, and a command grows the disk
+//! ([`Driver::size_probe`]). librbd skips I/O past the end of an image that was shrunk, and reports
+//! success; hob fails such I/O.
 #![allow(unsafe_code)]
 
 mod clone;
@@ -68,32 +70,33 @@ struct Attached {
     tokens: TokenSpace,
 }
 
-/// When something that librbd has started is over.
+/// How an operation of librbd completes an I/O.
 #[derive(Clone, Copy, Debug)]
 enum Over {
-    /// Completed when it has ended.
+    /// The I/O completes when the operation has ended.
     Ended,
-    /// The same, with this number of bytes read.
+    /// The I/O completes when this number of bytes was read.
     Read(usize),
-    /// When it has been flushed after that.
+    /// The I/O completes after a flush that follows the operation.
     Flushed,
 }
 
 struct Rbd {
     info: BackingInfo,
     spec: Spec,
-    /// Set for a snapshot.
+    /// Permanent name of the snapshot; `None` for an image.
     constant: Option<String>,
-    /// Until it is closed.
+    /// The open image; `None` once it is closed.
     image: Option<Arc<Image>>,
-    /// librbd's threads count there.
+    /// Eventfd that librbd's threads signal.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// The lock is taken later.
+    /// Whether the lock is taken after opening.
     comes_later: bool,
-    /// The wait for `event` is in the ring.
+    /// Whether a wait for `event` is in the ring.
     awaits: bool,
-    /// No more I/O is submitted; the ring is left after the last completion.
+    /// Whether the backing is closing: no I/O is submitted, and it leaves the ring after the last
+    /// completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -102,7 +105,7 @@ struct Rbd {
     lock_monitor: LockMonitor,
 }
 
-/// Connects, opens and locks.
+/// Connects to the cluster, and opens and locks the image.
 pub(super) fn open(
     spec: &str,
     access: Access,
@@ -132,7 +135,7 @@ pub(super) fn open(
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 image = parsed.name(),
-                "the image has no exclusive lock (rbd feature enable … exclusive-lock): nothing keeps a second writer away"
+                "the image has no exclusive lock (rbd feature enable … exclusive-lock), so nothing prevents a second writer"
             ),
             Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
                 return Err(OpenError::InUse { path: format!("rbd image {}", parsed.name()).into() });
@@ -180,12 +183,13 @@ pub(super) fn open(
 }
 
 impl Rbd {
-    /// It was opened without the lock, which it has not been given yet: nothing was written.
+    /// Returns true if the image was opened without the lock and has not been locked yet. Nothing
+    /// was written then.
     fn is_in_standby(&self) -> bool {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
 
-    /// Returns true if the image was shrunk so that this is past its end, as far as known.
+    /// Returns true if the image was shrunk and the I/O is past its end.
     fn is_past_the_end(&self, io: &Io) -> bool {
         let of_image = self.image.as_ref().map(|image| image.size_bytes.load(Ordering::Relaxed));
         of_image.is_some_and(|bytes| io.offset + io.len > bytes)
@@ -218,7 +222,7 @@ impl Rbd {
         })
     }
 
-    /// Lets `call` start something with a completion.
+    /// Starts an operation of librbd with a completion.
     fn begin(
         &mut self,
         id: IoId,
@@ -246,7 +250,7 @@ impl Rbd {
         Ok(())
     }
 
-    /// Fetches what has ended.
+    /// Fetches the completions of librbd.
     fn fetch(&mut self) {
         let Some(image) = self.image.clone() else { return };
         let library = image.library;
@@ -298,7 +302,7 @@ impl Rbd {
         self.done.push_back((id, result));
     }
 
-    /// When nothing is in flight any more, the keeper closes the image, and says so.
+    /// Once nothing is in flight, lets the lock monitor close the image and signal that.
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
             && self.started.is_empty()
@@ -395,7 +399,7 @@ impl Driver for Rbd {
     }
 
     fn parent(&self) -> Result<Option<Parent>, String> {
-        self.image.as_ref().ok_or("it is being closed")?.parent(&self.spec)
+        self.image.as_ref().ok_or("the image is being closed")?.parent(&self.spec)
     }
 
     fn constant(&self) -> Option<&str> {

@@ -1,7 +1,8 @@
-//! The name of an image: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as in QEMU.
+//! The specification of an RBD image: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as
+//! in QEMU.
 //!
-//! `conf` is the path of the cluster's configuration, `id` the user's name without `client.`; all
-//! other options are passed to librados. A backslash escapes the next character.
+//! The option `conf` is the path of the cluster's configuration, and `id` the user's name without
+//! `client.`. All other options are passed to librados. A backslash escapes the next character.
 
 /// A parsed specification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,10 +17,10 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Parses the text after `rbd:`. The error is a text for people.
+    /// Parses the text after `rbd:`. The error is a text for users.
     pub(super) fn parse(text: &str) -> Result<Spec, String> {
         if text.contains('\0') {
-            return Err("it contains a NUL".into());
+            return Err("the name contains a NUL".into());
         }
         let mut parts = split(text, ':').into_iter();
         let place = parts.next().unwrap_or_default();
@@ -27,21 +28,21 @@ impl Spec {
         let name = place.next().unwrap_or_default();
         let snapshot = place.next().map(|snapshot| unescape(&snapshot));
         if place.next().is_some() {
-            return Err("there is more than one '@'".into());
+            return Err("the name contains more than one '@'".into());
         }
         let names: Vec<String> = split(&name, '/').iter().map(|part| unescape(part)).collect();
         let (pool, namespace, image) = match names.as_slice() {
             [pool, image] => (pool.clone(), String::new(), image.clone()),
             [pool, namespace, image] => (pool.clone(), namespace.clone(), image.clone()),
-            _ => return Err("a pool and an image are wanted: rbd:POOL/IMAGE".into()),
+            _ => return Err("the name must contain a pool and an image: rbd:POOL/IMAGE".into()),
         };
         if pool.is_empty() || image.is_empty() || snapshot.as_deref() == Some("") {
-            return Err("a pool and an image are wanted, none of them empty: rbd:POOL/IMAGE".into());
+            return Err("the pool and the image must not be empty: rbd:POOL/IMAGE".into());
         }
         let mut spec = Spec { pool, namespace, image, snapshot, ..Spec::default() };
         for part in parts {
             let Some((option, value)) = part.split_once('=') else {
-                return Err(format!("{part:?} is no OPTION=VALUE"));
+                return Err(format!("{part:?} does not have the form OPTION=VALUE"));
             };
             let (option, value) = (unescape(option), unescape(value));
             match option.as_str() {
@@ -64,7 +65,7 @@ impl Spec {
 }
 
 impl std::fmt::Display for Spec {
-    /// A text that [`Spec::parse`] parses to an equal value.
+    /// Writes a text that [`Spec::parse`] parses to an equal value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/", escape(&self.pool))?;
         if !self.namespace.is_empty() {
@@ -89,7 +90,7 @@ fn escape(text: &str) -> String {
     text.chars().flat_map(escaped).collect()
 }
 
-/// Splits where `at` stands without a backslash.
+/// Splits the text at each unescaped `at`.
 fn split(text: &str, at: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut escaped = false;

@@ -12,11 +12,11 @@ use crate::pool::reader::{AlignedBuffer, Devices};
 /// Maximum length of a run in pages: 1 MiB.
 const RUN_PAGES_MAX: u64 = 256;
 
-/// Number of buffers that the two threads exchange.
+/// Number of buffers that the reading and the interpreting thread exchange.
 const BUFFERS: usize = 4;
 
-/// Maximum number of pages that are read one by one on failing devices; after them a run that fails is lost
-/// as a whole.
+/// Maximum number of pages that are read one by one on failing devices. After that, a run that
+/// fails is lost completely.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -25,7 +25,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) copy: usize,
-    /// Number of the first page in the ring.
+    /// Number of the run's first page in the ring.
     pub(super) first_page: u64,
     pages: u64,
     device: DeviceId,
@@ -84,12 +84,12 @@ fn place(page: u64, segments: &[Segment], segment_bytes: u64) -> (DeviceId, u64)
 struct Filled {
     run: usize,
     buffer: AlignedBuffer,
-    /// Which pages could not be read; empty if all could.
+    /// Pages of the run that could not be read; empty if all could.
     unreadable: Vec<bool>,
 }
 
-/// Reads runs in their order. `take` gets the index of each page in its run, and its bytes if they could be
-/// read; it returns whether to go on.
+/// Reads runs in order. `take` gets the index of each page in its run, and its bytes if they could
+/// be read. `take` returns whether to continue.
 pub(super) fn read_runs(
     devices: &Devices,
     runs: &[Run],
@@ -130,7 +130,7 @@ pub(super) fn read_runs(
     })
 }
 
-/// Reads one run, page by page if it cannot be read as a whole; returns which pages could not be read.
+/// Reads one run, page by page if it cannot be read at once. Returns which pages could not be read.
 fn read_run(devices: &Devices, run: &Run, buffer: &mut [u8], failures: &mut u32) -> Vec<bool> {
     let bytes = &mut buffer[..run.bytes() as usize];
     let Err(error) = devices.read(run.device, run.offset, bytes) else { return Vec::new() };

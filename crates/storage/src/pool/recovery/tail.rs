@@ -1,8 +1,8 @@
-//! Verifies the tail: reads the flash content of sectors that the last records before a crash describe as
+//! Verifies the tail: reads the sectors from flash that the last records before a crash describe as
 //! written.
 //!
-//! These are about as many sectors as are written in a second, all over the cache. Reading them one after
-//! the other would take far longer than the rest of a recovery, so several threads read them.
+//! The tail has about as many sectors as are written in one second. Several threads read them,
+//! because reading them one by one would take longer than the rest of the recovery.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use crate::checksum::sector_sums;
 use crate::pool::reader::{AlignedBuffer, Devices};
 
-/// Maximum number of threads: enough to use a flash device fully.
+/// Maximum number of threads, enough to fully use a flash device.
 const THREADS_MAX: usize = 16;
 
 /// Maximum length of a read in sectors.
 const SECTORS_MAX: usize = 64;
 
-/// Consecutive sectors: a range of the sorted list.
+/// Consecutive sectors on flash: a range of the sorted list.
 struct Run {
     device: DeviceId,
     offset: u64,
@@ -27,8 +27,8 @@ struct Run {
     sectors: usize,
 }
 
-/// Returns the CRC-32C of the flash content of each of `wanted` (an index into `data`, and a sector in that
-/// segment); `None` if it cannot be read.
+/// Returns the CRC-32C on flash of each sector in `wanted`; `None` if the sector cannot be read.
+/// Each entry of `wanted` is an index into `data` and a sector in that segment.
 pub(super) fn sums(
     devices: &Devices,
     data: &[DataSegment],

@@ -29,7 +29,7 @@ fn a_disk_that_another_host_has_is_refused_until_it_is_closed_or_unlocked() {
         let shop = shop_of(SIZE).await;
         assert!(
             matches!(unlock(&patient(shop.client())).await, Err(Trouble::Unfit(_))),
-            "no host has it open"
+            "no host has the disk open"
         );
         let first = open(shop.client(), &a()).await.unwrap();
         let refused = open(shop.client(), &b()).await.err();
