@@ -341,6 +341,10 @@ pub enum CacheChange {
     StopDrain,
     /// Discard dirty data: acknowledged writes are lost. Does not use the backing.
     DiscardDirty(Discard),
+    /// The owner has durably recorded that clean data of rings up to this number is not to be used. After
+    /// a loss of its journal, a cache destages only data that the ring durably calls dirty until this has
+    /// been sent: the ring may describe older, clean data there. Takes effect immediately.
+    LossRecorded(u32),
     /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
     /// on the cache bypasses requests, or keeps them waiting if they need dirty data.
     Close,
@@ -516,9 +520,10 @@ pub enum Event {
         /// Number of unreadable sectors in all.
         sectors: u64,
     },
-    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged. Changes
-    /// and flushes wait until the owner provides a new journal, or drains the cache, records that it is
-    /// gone and disables it. They fail after half a minute.
+    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged, all of it
+    /// only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner provides a new
+    /// journal, or drains the cache, records that it is gone and disables it. They fail after half a
+    /// minute.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart: acknowledged changes of guests may
     /// be lost. The next flush of each session fails.

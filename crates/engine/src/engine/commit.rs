@@ -237,7 +237,10 @@ impl Engine {
                 continue;
             };
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
-            if journal.dead || id != asked && !flushes && !journal.written.contains(&device) {
+            let depends = id == asked || flushes || journal.written.contains(&device);
+            let is_dead = journal.dead;
+            // The device may have had a part of a write that has not ended, and may have lost that too.
+            if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;
             }
             if self.spare_device(id, device) {
@@ -255,6 +258,11 @@ impl Engine {
             self.wake(id);
             self.unsettled.push(id);
         }
+    }
+
+    /// Returns true if a write of a disk to a device is in flight.
+    fn is_writing_to(&self, disk: DiskId, device: DeviceId) -> bool {
+        self.ios.iter().any(|io| io.disk == disk && io.is_write && io.target == Target::Flash(device))
     }
 
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has

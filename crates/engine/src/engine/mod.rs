@@ -51,6 +51,7 @@ mod recent_edges;
 mod records;
 mod recovering;
 mod request;
+mod rewrite;
 mod shared;
 mod structure;
 #[cfg(test)]

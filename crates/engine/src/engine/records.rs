@@ -40,6 +40,8 @@ pub(super) struct Journal {
     pub(super) waiting: Vec<u32>,
     /// Unproven sectors that have been overwritten since the last proof, and are not being overwritten.
     pub(super) rewritten: BTreeSet<u64>,
+    /// Dirty cache sectors to write again before the ring is complete.
+    pub(super) rewrite: Vec<u64>,
     /// A request waits that is not among the waiters.
     pub(super) asked: bool,
     /// Sectors that are not dirty any more, though the durable journal may say so.
@@ -50,6 +52,8 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// Nothing can be recorded any more.
     pub(super) dead: bool,
+    /// The owner has recorded that after a crash no clean data of this ring is to be used.
+    pub(super) loss_recorded: bool,
     /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
     pub(super) mends: bool,
     /// A flush failed of a device that it depends on: dirty data there may not be durable, and goes to the backing before
@@ -117,12 +121,14 @@ impl Journal {
             durable: 0,
             waiting: Vec::new(),
             rewritten: BTreeSet::new(),
+            rewrite: Vec::new(),
             asked: false,
             releases: Vec::new(),
             round: None,
             schedule: CommitSchedule::default(),
             oldest: None,
             dead: false,
+            loss_recorded: false,
             mends: false,
             distrusted: false,
             lost_at: None,
@@ -137,6 +143,10 @@ impl Journal {
     /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
+            if matches!(change, Change::Set { dirty: true, .. }) {
+                // Never durable: `may_destage` asks.
+                self.writer.push(change);
+            }
             return;
         }
         self.writer.push(change);
@@ -264,6 +274,12 @@ impl Journal {
     pub(super) fn is_committed(&self, index: &Index, sector: u64) -> bool {
         let (frame, _, inside) = index.locate(sector);
         self.writer.is_committed(frame, inside)
+    }
+
+    /// Returns true if a dirty sector may go to the backing. A sector that the journal does not durably
+    /// call dirty might be recovered as older, clean data after a crash.
+    pub(super) fn may_destage(&self, index: &Index, sector: u64) -> bool {
+        self.dead && self.loss_recorded || self.is_committed(index, sector)
     }
 
     /// Records the checksum of a dirty sector of which the journal has none.

@@ -3,7 +3,7 @@
 //!
 //! All of them begin when the cache is quiesced, and requests wait until they are complete. Before
 //! all but a discard the backing is flushed, so that no zone needs its mark any more. Then
-//! - a *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
+//! - a *new ring* is written, after the tail of a recovered one (`rewrite.rs`): a complete dump, a flush, and a page that names the ring. Until that
 //!   page is durable, the old ring is valid; if writing fails, the cache stays as it was;
 //! - a *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out: the next recovery is
@@ -85,6 +85,8 @@ impl Kind {
 enum Stage {
     /// The backing is flushed up to this count of writes, for the n-th time.
     FlushBacking(u64, u8),
+    /// The tail of a recovered journal is written again.
+    Rewrite,
     /// The dump of a new ring is written.
     Dump,
     /// The dump is made durable.
@@ -214,7 +216,8 @@ impl Engine {
             | CacheChange::Replace(..)
             | CacheChange::Drain
             | CacheChange::StopDrain
-            | CacheChange::Vacate(_) => panic!("these do not wait"),
+            | CacheChange::Vacate(_)
+            | CacheChange::LossRecorded(_) => panic!("these do not wait"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -242,13 +245,16 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("it is persistent");
         let mut cache = persistent(config, segments, size)?;
+        let mut rewrite = Vec::new();
         if let Some(mut recovered) = recovered {
+            rewrite = recovered.take_tail();
             if let Some(recovering) = &disk.recovering {
                 recovering.forget_changed(&mut recovered);
             }
             cache.take_over(recovered, size)?;
         }
-        let journal = new_journal(&cache, size, ring)?;
+        let mut journal = new_journal(&cache, size, ring)?;
+        journal.rewrite = rewrite;
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
         Ok(())
     }
@@ -291,7 +297,7 @@ impl Engine {
             let (kind, stage) = (*kind, *stage);
             disk.destager.rest_until.take_if(|until| *until <= now);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-                if disk.journal_in_flight > 0 {
+                if disk.journal_in_flight > 0 || stage == Stage::Rewrite && disk.flash_in_flight > 0 {
                     return;
                 }
                 return match kind {
@@ -341,6 +347,10 @@ impl Engine {
                         }
                     }
                 }
+                Stage::Rewrite => match self.rewrite_tail(now, id) {
+                    true => Stage::Dump,
+                    false => return,
+                },
                 Stage::Dump => match self.dump(now, id) {
                     true => Stage::DumpCommit,
                     false => return,
@@ -382,7 +392,7 @@ impl Engine {
         }
         let (journal, index) = disk.journal_and_index().expect("it has one");
         if kind == Kind::Ring {
-            return Stage::Dump;
+            return Stage::Rewrite;
         }
         match kind {
             Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
@@ -688,6 +698,7 @@ impl Cache {
             CacheChange::Tune(..)
             | CacheChange::Replace(..)
             | CacheChange::Expect(_)
+            | CacheChange::LossRecorded(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)
             | CacheChange::DiscardDirty(_)

@@ -23,7 +23,10 @@ impl Simulation<'_> {
         self.network.heal();
         self.queue.retain(|event| !matches!(event, Event::Crash(_) | Event::PowerCut | Event::Part(_)));
         self.backing.soothe();
-        self.hosts.iter_mut().for_each(|host| host.flash.soothe());
+        for host in &mut self.hosts {
+            host.flash.soothe();
+            host.stopped_until = self.now;
+        }
         self.guest.left = self.guest.left.min(4);
         let limit = self.now + REST_NS_MAX;
         let mut look = self.now;

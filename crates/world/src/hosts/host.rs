@@ -57,6 +57,8 @@ pub(super) struct Host {
     pub(super) written: Written,
     /// Number of rings that its caches have had.
     pub(super) rings: u32,
+    /// Its process does nothing before this.
+    pub(super) stopped_until: Instant,
     /// State that a crash loses.
     pub(super) ram: Option<Box<Ram>>,
 }
@@ -74,6 +76,7 @@ impl Host {
             flash,
             written: Written::default(),
             rings: 0,
+            stopped_until: Instant(0),
             ram: None,
         }
     }
