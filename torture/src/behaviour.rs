@@ -1,4 +1,5 @@
-//! Faults of a backing: errors by range and operation, pauses, and flushes that fail and lose data.
+//! Faults of a test backing: errors by range and operation, delays, hangs, and flushes that fail
+//! and lose data.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,39 +11,39 @@ use crate::medium::Medium;
 /// Kinds of requests that a fault can affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Operation {
-    /// Reads.
+    /// Read requests.
     Read,
-    /// Writes and writes of zeroes.
+    /// Write and write-zeroes requests.
     Write,
-    /// Flushes.
+    /// Flush requests.
     Flush,
-    /// Discards.
+    /// Discard requests.
     Trim,
 }
 
-/// Requests that are answered with an error.
+/// A fault that fails some requests.
 #[derive(Debug, Clone)]
 pub struct Failing {
-    /// The operation.
+    /// Operation of the failing requests.
     pub operation: Operation,
-    /// The range of bytes; ignored for flushes.
+    /// Failing range in bytes; ignored for flushes.
     pub range: Range<u64>,
-    /// The error number.
+    /// Error number of the reply.
     pub error: u32,
-    /// End of the fault.
+    /// Time at which the fault ends.
     pub until: Instant,
 }
 
-/// Called when a medium has lost data during a failed flush.
+/// Function that is called when a failed flush has lost data of a medium.
 pub type LossHook = Box<dyn Fn() + Send + Sync>;
 
-/// The present faults of a backing; see the module documentation.
+/// Current faults of a backing; see the module documentation.
 #[derive(Default)]
 pub struct Behaviour {
     failing: Mutex<Vec<Failing>>,
-    /// No request is answered before this time.
+    /// Time before which no request is answered.
     hang_until: Mutex<Option<Instant>>,
-    /// Delay of each request, and its end.
+    /// Delay of each request, and the end of the fault.
     slow: Mutex<Option<(Duration, Instant)>>,
     lose_at_flush: AtomicBool,
     on_loss: Mutex<Option<LossHook>>,
@@ -59,17 +60,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Behaviour {
-    /// Makes requests fail for a while, in addition to present faults.
+    /// Adds a fault that fails some requests.
     pub fn fail(&self, failing: Failing) {
         lock(&self.failing).push(failing);
     }
 
-    /// Answers nothing for `time`.
+    /// Makes all requests hang for `time`.
     pub fn hang(&self, time: Duration) {
         *lock(&self.hang_until) = Some(Instant::now() + time);
     }
 
-    /// Delays every request by `delay`, for `time`.
+    /// Delays every request by `delay`. The fault lasts for `time`.
     pub fn slow(&self, delay: Duration, time: Duration) {
         *lock(&self.slow) = Some((delay, Instant::now() + time));
     }
@@ -79,7 +80,7 @@ impl Behaviour {
         self.lose_at_flush.store(true, Ordering::Relaxed);
     }
 
-    /// Calls `hook` whenever a failed flush has lost data.
+    /// Sets a function that is called whenever a failed flush has lost data.
     pub fn on_loss(&self, hook: LossHook) {
         *lock(&self.on_loss) = Some(hook);
     }
@@ -92,7 +93,8 @@ impl Behaviour {
         self.lose_at_flush.store(false, Ordering::Relaxed);
     }
 
-    /// Waits as the faults require; returns false if `ended` says that the request has been abandoned.
+    /// Waits as the faults require. Returns false if `ended` returns true, which means that the
+    /// request was abandoned.
     pub fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -109,7 +111,8 @@ impl Behaviour {
         }
     }
 
-    /// Returns the error of a request, if it fails. A failing flush may lose data of `medium`.
+    /// Returns the error of a request if a fault fails it. A failing flush may lose data of
+    /// `medium`.
     pub fn error(&self, operation: Operation, range: &Range<u64>, medium: &mut Medium) -> Option<u32> {
         if operation == Operation::Flush && self.lose_at_flush.swap(false, Ordering::Relaxed) {
             medium.lose();

@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maximum time of a start.
+/// Maximum time for the daemon to start.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// Maximum time of a stop after SIGTERM.
+/// Maximum time for the daemon to stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(60);
-/// Maximum time of an upgrade.
+/// Maximum time for an upgrade.
 const UPGRADE_MAX: Duration = Duration::from_secs(40);
-/// Maximum time of a command.
+/// Maximum time for a CLI command.
 const COMMAND_MAX: Duration = Duration::from_secs(90);
 
-/// What the daemon logs when it is ready.
+/// Text in the daemon's log when the daemon is ready.
 const READY_LINE: &str = "the control API is at";
-/// What it logs when it refuses an upgrade.
+/// Text in the daemon's log when it refuses an upgrade.
 const REFUSED_LINE: &str = "not upgraded";
 
-/// A daemon, running or not. Dropping it kills it.
+/// The daemon under test, running or not. Dropping this value kills the daemon.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
@@ -33,26 +33,27 @@ pub struct Daemon {
 /// Result of an upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upgrade {
-    /// The daemon runs its new program.
+    /// The daemon runs the new program.
     Done,
-    /// It continues with the old program; the reason.
+    /// The daemon continues with the old program, for this reason.
     Refused(String),
 }
 
 impl Daemon {
-    /// Creates a daemon of `program` that does not run yet, with `hob.toml`, sockets and log in `dir`.
+    /// Creates a daemon with the binary `program` that does not run yet. `hob.toml`, sockets and
+    /// log are in `dir`.
     #[must_use]
     pub fn new(program: &Path, dir: &Path) -> Self {
         Self { program: program.to_owned(), dir: dir.to_owned(), child: None }
     }
 
-    /// Returns the path of its NBD socket.
+    /// Returns the path of the daemon's NBD socket.
     #[must_use]
     pub fn nbd_socket(&self) -> PathBuf {
         self.dir.join("nbd.sock")
     }
 
-    /// Returns the path of its control socket.
+    /// Returns the path of the daemon's control socket.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         self.dir.join("control.sock")
@@ -62,7 +63,7 @@ impl Daemon {
         self.dir.join("hob.log")
     }
 
-    /// Returns its log.
+    /// Returns the daemon's log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(self.log_path())
@@ -70,7 +71,7 @@ impl Daemon {
             .unwrap_or_default()
     }
 
-    /// Returns the last lines of its log.
+    /// Returns the last lines of the daemon's log.
     #[must_use]
     pub fn log_tail(&self, lines: usize) -> Vec<String> {
         let log = self.log();
@@ -78,10 +79,11 @@ impl Daemon {
         all[all.len().saturating_sub(lines)..].iter().map(|line| format!("log: {line}")).collect()
     }
 
-    /// Starts it and waits until it serves: disks that it cannot serve are offline by then.
+    /// Starts the daemon and waits until it is ready. Disks that the daemon cannot serve are
+    /// offline by then.
     ///
     /// # Errors
-    /// It ends, or is not ready in time.
+    /// Returns an error if the daemon ends or is not ready in time.
     pub fn start(&mut self) -> Result<()> {
         let before = self.log().matches(READY_LINE).count();
         self.launch()?;
@@ -98,15 +100,15 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts it without waiting.
+    /// Starts the daemon without waiting until it is ready.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the operating system.
     pub fn launch(&mut self) -> Result<()> {
-        // A killed daemon leaves its sockets.
+        // A killed daemon leaves its socket files behind.
         let _ = std::fs::remove_file(self.control_socket());
         let log: File = OpenOptions::new().create(true).append(true).open(self.log_path())?;
-        // setpriv asks the kernel to kill the daemon when this process ends.
+        // With setpriv, the kernel kills the daemon when the test process ends.
         let child = Command::new(conformance::tool::find("setpriv"))
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&self.program)
@@ -121,28 +123,29 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns its exit status, if it has ended.
+    /// Returns the exit status of the daemon if it has ended.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the operating system.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.as_mut().map_or(Ok(None), |child| Ok(child.try_wait()?))
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the daemon.
     pub fn signal(&mut self, signal: Signal) {
         if let (Ok(None), Some(child)) = (self.ended(), self.child.as_ref()) {
             let _ = kill_process(Pid::from_child(child), signal);
         }
     }
 
-    /// Limits its address space to `headroom` bytes above the present size, or removes the limit.
+    /// Limits the daemon's address space to `headroom` bytes above its current size, or removes the
+    /// limit.
     pub fn limit_memory(&mut self, headroom: Option<u64>) {
         let Some(pid) = self.child.as_ref().map(Child::id) else { return };
         let pages = |text: String| text.split(' ').next().and_then(|it| it.parse::<u64>().ok());
         let size =
             std::fs::read_to_string(format!("/proc/{pid}/statm")).ok().and_then(pages).unwrap_or(0) * 4096;
-        // The soft limit only: a process could not raise a lowered hard limit again.
+        // Only the soft limit changes, because a process cannot raise a lowered hard limit again.
         let limit =
             headroom.map_or("unlimited:unlimited".to_owned(), |more| format!("{}:unlimited", size + more));
         let tool =
@@ -150,7 +153,7 @@ impl Daemon {
         let _ = tool.output();
     }
 
-    /// Sends SIGKILL and waits for the end.
+    /// Kills the daemon with SIGKILL and waits for its end.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -158,10 +161,11 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGTERM and checks that it ends cleanly.
+    /// Sends SIGTERM to the daemon and checks that it ends cleanly.
     ///
     /// # Errors
-    /// It does not end in time, or with another status; it is killed then.
+    /// Returns an error, and kills the daemon, if it does not end in time or ends with an error
+    /// status.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM);
         let start = Instant::now();
@@ -181,10 +185,10 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGHUP and waits for the result of the upgrade.
+    /// Sends SIGHUP to the daemon and waits for the result of the upgrade.
     ///
     /// # Errors
-    /// The daemon ends or reports nothing.
+    /// Returns an error if the daemon ends or reports no result.
     pub fn upgrade(&mut self) -> Result<Upgrade> {
         let count = |log: &str, what: &str| log.matches(what).count();
         let before = self.log();
@@ -210,10 +214,10 @@ impl Daemon {
         }
     }
 
-    /// Runs a command of the CLI; returns whether it succeeded, and its output.
+    /// Runs a `hob` command. Returns true and the output if it succeeded, or false and the output.
     ///
     /// # Errors
-    /// It cannot be started, or does not end.
+    /// Returns an error if the command cannot be started or does not end.
     pub fn command(&self, args: &[&str]) -> Result<(bool, String)> {
         let control = format!("unix:{}", self.control_socket().display());
         let mut command = Command::new(&self.program);

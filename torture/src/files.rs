@@ -1,8 +1,8 @@
-//! A FUSE filesystem for tests: files in memory that lose unflushed data, fail, hang and fill up on
-//! request.
+//! A FUSE file system for tests. The test files are in memory, and they lose unflushed data, fail,
+//! hang or fill up on request.
 //!
-//! One directory, flat. Every open bypasses the page cache, so that the kernel sees exactly what the medium
-//! holds.
+//! The file system has one directory. Files bypass the page cache, so that readers get exactly the
+//! content of the medium.
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,22 +21,22 @@ use fuser::{
 use crate::behaviour::{Behaviour, Operation};
 use crate::medium::Medium;
 
-/// Validity of attributes in the kernel.
+/// Time for which the kernel may cache attributes.
 const TTL: Duration = Duration::ZERO;
-/// Number of threads that serve requests.
+/// Number of threads that serve FUSE requests.
 const THREADS: usize = 4;
-/// Size of the filesystem in `statfs`, blocks of 4 KiB.
+/// Size of the file system in `statfs`, blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
-/// Flag of a write that is durable before it is answered: RWF_DSYNC, O_DSYNC and O_SYNC have it.
+/// Flag of a write that must be durable before the reply. RWF_DSYNC, O_DSYNC and O_SYNC include it.
 const O_DSYNC: i32 = 0o10_000;
-/// Flag of fallocate(2): the size stays.
+/// Flag of fallocate(2): keep the file size.
 const KEEP_SIZE: i32 = 1;
-/// Flag of fallocate(2): a hole.
+/// Flag of fallocate(2): make a hole.
 const PUNCH_HOLE: i32 = 2;
-/// Flag of fallocate(2): zeroes.
+/// Flag of fallocate(2): write zeroes.
 const ZERO_RANGE: i32 = 16;
 
-/// A file.
+/// A file of the test file system.
 #[derive(Debug)]
 pub struct File {
     name: String,
@@ -46,7 +46,7 @@ pub struct File {
     behaviour: Behaviour,
 }
 
-/// A mounted filesystem. Dropping it unmounts it.
+/// A mounted test file system. Dropping this value unmounts the file system.
 pub struct Files {
     dir: PathBuf,
     shared: Arc<Shared>,
@@ -82,18 +82,18 @@ impl File {
         })
     }
 
-    /// Returns the medium. No request is served while the guard lives.
+    /// Returns the medium of the file. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.medium)
     }
 
-    /// Returns its faults.
+    /// Returns the current faults of the file.
     #[must_use]
     pub fn behaviour(&self) -> &Behaviour {
         &self.behaviour
     }
 
-    /// Sets its time of modification to now.
+    /// Sets the file's modification time to now.
     pub fn touch(&self) {
         *lock(&self.modified) = SystemTime::now();
     }
@@ -106,10 +106,10 @@ impl File {
 }
 
 impl Files {
-    /// Mounts an empty filesystem on the directory `dir`, which is created.
+    /// Creates the directory `dir` and mounts an empty file system on it.
     ///
     /// # Errors
-    /// The system's: this needs root and /dev/fuse.
+    /// Returns errors of the operating system. Mounting needs root and /dev/fuse.
     pub fn mount(dir: &Path, seed: u64) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let shared = Arc::new(Shared { files: Mutex::default(), seed, stopping: AtomicBool::new(false) });
@@ -120,7 +120,7 @@ impl Files {
         Ok(Self { dir: dir.to_owned(), shared, session: Some(session) })
     }
 
-    /// Adds a file.
+    /// Adds a file to the file system.
     pub fn add(&self, name: &str, medium: Medium) -> Arc<File> {
         let file = File::new(name, medium);
         lock(&self.shared.files).push(Arc::clone(&file));
@@ -139,8 +139,8 @@ impl Files {
         self.dir.join(name)
     }
 
-    /// Simulates a power cut while no process uses the files: unflushed data is lost. Returns the number of
-    /// units.
+    /// Simulates a power cut while no process uses the files: unflushed data is lost. Returns the
+    /// number of lost units.
     #[must_use]
     pub fn lose(&self) -> usize {
         self.all().iter().map(|file| file.medium().lose()).sum()
@@ -151,8 +151,8 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.all().iter().for_each(|file| file.behaviour.heal());
-        // Unmount even if a process still uses it: a remaining mount would block every process that
-        // accesses it.
+        // Unmount even if a process still uses the file system: a remaining mount would block every
+        // process that accesses it.
         drop(conformance::Unmount::at(&self.dir));
         if let Some(session) = self.session.take() {
             let _ = session.umount_and_join();
@@ -173,7 +173,8 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as the file's faults require, then does `work` unless the request must fail.
+    /// Waits as the file's faults require. Calls `work` afterwards, unless a fault fails the
+    /// request.
     fn act<T>(
         &self,
         ino: INodeNo,
@@ -382,7 +383,7 @@ mod tests {
 
     use super::*;
 
-    /// Needs root and /dev/fuse.
+    /// This test needs root and /dev/fuse.
     #[test]
     fn a_file_keeps_what_was_flushed_and_loses_the_rest() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A guest: a client that owns a region of a disk, puts load on it, checks every byte it reads, and
-//! reconnects when the connection ends.
+//! A test guest: a client with its own region of a disk. A test guest sends requests, checks every
+//! byte that it reads, and reconnects when the connection ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -14,61 +14,61 @@ use crate::link::{Answer, Ask, Endpoint, Link};
 use crate::model::{Checked, Flush, Kind, Model, Read, Write};
 use crate::stamp::UNIT;
 
-/// Queue depth.
 const DEPTH: usize = 8;
-/// Units in a sector of 4 KiB.
+/// Number of units in a sector of 4 KiB.
 const SECTOR: u64 = 8;
-/// Maximum length of a request in units: 64 KiB.
+/// Maximum length of a request, units (64 KiB).
 const UNITS_MAX: u64 = 128;
 /// Number of past requests that are kept as evidence for a violation.
 const HISTORY: usize = 4000;
-/// Lines of evidence: requests that concern the unit, other requests, and flushes and connections.
-const EVIDENCE: [usize; 3] = [12, 4, 10];
-/// Time without a connection that counts as a violation, unless a fault explains it.
+/// Maximum numbers of evidence lines: requests to the unit, other requests, and flushes and
+/// connections.
+const EVIDENCE: [usize; 3] = [24, 4, 10];
+/// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
-/// Time after the end of a fault during which its errors may still be seen.
+/// Time after the end of a fault in which errors of the fault may still arrive.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Counters of a guest.
+/// Counters of a test guest.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Requests answered.
+    /// Number of answered requests.
     pub requests: AtomicU64,
-    /// Bytes that were read and compared.
+    /// Number of bytes that were read and compared.
     pub bytes_checked: AtomicU64,
-    /// Successful flushes.
+    /// Number of successful flushes.
     pub flushes: AtomicU64,
-    /// Requests answered with an error.
+    /// Number of requests that were answered with an error.
     pub errors: AtomicU64,
-    /// Flushes among them.
+    /// Number of flushes that were answered with an error.
     pub flushes_failed: AtomicU64,
-    /// Connections made.
+    /// Number of connections that the guest made.
     pub connections: AtomicU64,
 }
 
-/// Order to a guest.
+/// Order to a test guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Put load on the disk.
+    /// Send requests to the disk.
     Load,
-    /// Flush until that succeeds, read everything, and stop.
+    /// Flush until a flush succeeds, read the whole region, and stop.
     Finish,
 }
 
-/// State of a guest that the fault injector can access.
+/// State of a test guest that the fault injector can access.
 #[derive(Debug)]
 pub struct Shared {
-    /// Its name: disk and number.
+    /// Name of the guest: disk and number.
     pub name: String,
-    /// The contents of its region.
+    /// Expected content of the guest's region.
     model: Mutex<Model>,
-    /// Its counters.
+    /// Counters of the guest.
     pub counts: Counts,
-    /// Number of the daemon process to which it is connected; 0: not connected.
+    /// Number of the daemon process to which the guest is connected, or 0.
     pub connected_to: AtomicU64,
     finish: AtomicBool,
     abandon: AtomicBool,
-    /// Until when errors are explained by a fault.
+    /// Time until which a fault explains errors.
     trouble_until: Mutex<Instant>,
 }
 
@@ -87,28 +87,28 @@ impl Shared {
         })
     }
 
-    /// Returns the model.
+    /// Returns the expected content of the guest's region.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest to flush, read everything, and stop.
+    /// Orders the guest to flush, read its whole region, and stop.
     pub fn finish(&self) {
         self.finish.store(true, Ordering::Relaxed);
     }
 
-    /// Tells the guest to stop immediately.
+    /// Orders the guest to stop immediately.
     pub fn abandon(&self) {
         self.abandon.store(true, Ordering::Relaxed);
     }
 
-    /// Errors and pauses during this time are explained by a fault.
+    /// Records that a fault explains errors and delays during this time.
     pub fn excuse(&self, time: Duration) {
         let mut until = self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = (*until).max(Instant::now() + time + GRACE);
     }
 
-    /// Returns true if a fault explains an error of a request that was sent at that time.
+    /// Returns true if a fault explains an error of a request that was sent at `since`.
     fn excused(&self, since: Instant) -> bool {
         *self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner) > since
     }
@@ -120,31 +120,42 @@ enum Flying {
     Flush(Flush),
 }
 
-/// Why a guest stopped.
+/// Reason why a guest session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     /// The connection was closed.
     Disconnected,
-    /// It was told to stop immediately.
+    /// The guest was ordered to stop immediately.
     Abandoned,
 }
 
-/// Behaviour of a guest, generated from its seed.
+/// Request mix of a guest, generated from the seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
     /// One of this many requests is a flush.
     pub flush_once_in: u64,
-    /// Number of FUA writes among ten writes of stamps.
+    /// Number of FUA writes per ten data writes.
     pub fua_of_ten: u64,
-    /// Number of reads among ten requests that are not flushes.
+    /// Number of reads per ten requests that are not flushes.
     pub reads_of_ten: u64,
     /// Longest pause between requests, microseconds.
     pub pause_us_max: u64,
-    /// It sometimes writes an image header to the start of its region.
+    /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
 }
 
-/// The guest; see the module documentation.
+/// An event in a guest's recent history, kept as evidence for a violation.
+struct Note {
+    ms: u64,
+    first: u64,
+    /// Number of units, or 0 for an event without units.
+    units: u64,
+    /// Versions that a write wrote to consecutive units; empty for other events.
+    versions: Vec<u32>,
+    what: String,
+}
+
+/// A test guest; see the module documentation.
 pub struct Guest {
     shared: Arc<Shared>,
     endpoint: Endpoint,
@@ -153,13 +164,13 @@ pub struct Guest {
     noise: Noise,
     habits: Habits,
     flying: BTreeMap<u64, (Instant, Flying)>,
-    history: VecDeque<(u64, u64, u64, String)>,
+    history: VecDeque<Note>,
     first: u64,
     units: u64,
 }
 
 impl Guest {
-    /// Creates a guest of the disk at `endpoint`; `life` counts the daemon's starts.
+    /// Creates a guest of the disk at `endpoint`. `life` counts the daemon's starts.
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
@@ -187,7 +198,7 @@ impl Guest {
         }
     }
 
-    /// Runs until the guest was told to finish, and has finished.
+    /// Runs until the guest was ordered to finish and has finished.
     pub fn live(mut self) {
         let mut link = None;
         loop {
@@ -202,8 +213,8 @@ impl Guest {
         }
     }
 
-    /// Connects, keeping the requests in flight of the earlier link if that supports it; `None` if the
-    /// guest was told to stop.
+    /// Connects to the disk. A link that supports this keeps its requests in flight. Returns `None`
+    /// if the guest was ordered to stop.
     fn connect(&mut self, mut before: Option<Box<dyn Link>>) -> Option<Box<dyn Link>> {
         let start = Instant::now();
         let mut complained = false;
@@ -294,7 +305,6 @@ impl Guest {
         self.drain(link)
     }
 
-    /// Sends one request.
     fn one(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         if self.noise.below(self.habits.flush_once_in) == 0 {
             return self.flush(link);
@@ -323,7 +333,8 @@ impl Guest {
         self.write(link, first, units, kind)
     }
 
-    /// Returns first unit and number of units of a request: half of them in an eighth of the region.
+    /// Returns the first unit and the number of units of a random request. Half of the requests go
+    /// to an eighth of the region.
     fn somewhere(&mut self) -> (u64, u64) {
         let sectors = match self.noise.below(4) {
             0 => 1 + self.noise.below(UNITS_MAX / SECTOR),
@@ -370,6 +381,7 @@ impl Guest {
             Kind::Zeroes => Ask::WriteZeroes { units },
             Kind::Discard => Ask::Discard { units },
         };
+        self.note_write(&write, &format!("{kind:?} sent"));
         let sent = link.send(ask, first, &data);
         self.sent(sent, Flying::Write { write, units, fua })
     }
@@ -391,7 +403,7 @@ impl Guest {
         Err(Stop::Disconnected)
     }
 
-    /// Handles one answer.
+    /// Handles one reply.
     fn receive(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let answer = match link.receive() {
             Ok(answer) => answer,
@@ -416,9 +428,9 @@ impl Guest {
         }
         match flying {
             Flying::Read(read) => self.check(read, &answer.data),
-            Flying::Write { write, units, fua } => {
+            Flying::Write { write, fua, .. } => {
                 let text = format!("{:?} acknowledged{}", write.kind, if fua { ", FUA" } else { "" });
-                self.note(write.first, units, &text);
+                self.note_write(&write, &text);
                 self.shared.model().acknowledge(write, fua);
             }
             Flying::Flush(flush) => {
@@ -438,8 +450,8 @@ impl Guest {
                 self.note(read.first, read.units, &format!("read failed ({error})"));
                 (format!("a read at unit {}", read.first), false)
             }
-            Flying::Write { write, units, .. } => {
-                self.note(write.first, *units, &format!("{:?} failed ({error})", write.kind));
+            Flying::Write { write, .. } => {
+                self.note_write(write, &format!("{:?} failed ({error})", write.kind));
                 self.shared.model().fail(write);
                 (format!("a write at unit {}", write.first), false)
             }
@@ -471,31 +483,50 @@ impl Guest {
     }
 
     fn note(&mut self, first: u64, units: u64, what: &str) {
+        self.remember(Note {
+            ms: self.journal.now(),
+            first,
+            units,
+            versions: Vec::new(),
+            what: what.to_owned(),
+        });
+    }
+
+    fn note_write(&mut self, write: &Write, what: &str) {
+        let versions = write.versions().to_vec();
+        let (ms, first, units) = (self.journal.now(), write.first, versions.len() as u64);
+        self.remember(Note { ms, first, units, versions, what: what.to_owned() });
+    }
+
+    fn remember(&mut self, note: Note) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back((self.journal.now(), first, units, what.to_owned()));
+        self.history.push_back(note);
     }
 
-    /// Returns the last requests that concern a unit, and the last others.
+    /// Returns the last requests to a unit, and the last other requests.
     fn evidence(&self, unit: Option<u64>) -> Vec<String> {
         let concerns =
             |first: u64, units: u64| unit.is_some_and(|unit| (first..first + units).contains(&unit));
         let mut left = EVIDENCE;
         let mut lines = Vec::new();
-        for (at, first, units, what) in self.history.iter().rev() {
+        for Note { ms, first, units, versions, what } in self.history.iter().rev() {
             let left = match units {
                 0 => &mut left[2],
                 _ if concerns(*first, *units) => &mut left[0],
                 _ => &mut left[1],
             };
-            if *left > 0 {
-                *left -= 1;
-                lines.push(match units {
-                    0 => format!("{at} ms: {what}"),
-                    _ => format!("{at} ms: units {first}..{}: {what}", first + units),
-                });
+            if *left == 0 {
+                continue;
             }
+            *left -= 1;
+            let version = unit.and_then(|unit| versions.get(unit.checked_sub(*first)? as usize));
+            let version = version.map_or_else(String::new, |version| format!(", version {version}"));
+            lines.push(match units {
+                0 => format!("{ms} ms: {what}"),
+                _ => format!("{ms} ms: units {first}..{}: {what}{version}", first + units),
+            });
         }
         lines.reverse();
         lines

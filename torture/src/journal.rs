@@ -1,4 +1,4 @@
-//! The log of a run: one JSON object per line, and the violations.
+//! Log of a test run, with one JSON object per line, and the violations of the run.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// The log; see the module documentation.
+/// Log of a test run; see the module documentation.
 #[derive(Debug)]
 pub struct Journal {
     start: Instant,
@@ -19,40 +19,41 @@ pub struct Journal {
 #[derive(Debug)]
 struct Inner {
     file: Option<BufWriter<File>>,
-    /// The faults of this round, newest last.
+    /// Faults of the current round, newest last.
     faults: Vec<(u64, String)>,
     violations: Vec<Violation>,
-    /// Number of violations in this round by kind and subject.
+    /// Number of violations in the current round, by kind and subject.
     counts: BTreeMap<(&'static str, String), u64>,
     total: usize,
     round: u64,
 }
 
-/// A broken promise.
+/// A violated guarantee.
 #[derive(Debug, Clone)]
 pub struct Violation {
-    /// The round.
+    /// Number of the round.
     pub round: u64,
-    /// The promise, in a word.
+    /// Kind of the violated guarantee, in one word.
     pub kind: &'static str,
-    /// Where it was seen: a guest, or hob.
+    /// Name of the guest that saw the violation, or hob.
     pub subject: String,
-    /// The observation.
+    /// Description of the violation.
     pub what: String,
-    /// Events before it.
+    /// Events before the violation.
     pub evidence: Vec<String>,
 }
 
-/// Maximum number of violations of a kind with evidence, per subject and round; others are only counted.
+/// Maximum number of violations with evidence per kind, subject and round. More violations are only
+/// counted.
 const REPORTED_MAX: u64 = 3;
-/// Maximum number of faults in a violation's evidence.
+/// Maximum number of faults in the evidence of a violation.
 const FAULTS_SHOWN: usize = 8;
 
 impl Journal {
-    /// Creates a log at `path`, or without a file.
+    /// Creates a log with a file at `path`, or without a file.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the operating system.
     pub fn new(path: Option<&Path>) -> std::io::Result<Self> {
         let file = path.map(File::create).transpose()?.map(BufWriter::new);
         let inner = Inner {
@@ -70,7 +71,7 @@ impl Journal {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the milliseconds since the start.
+    /// Returns the milliseconds since the start of the run.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
@@ -84,7 +85,7 @@ impl Journal {
         inner.counts.clear();
     }
 
-    /// Adds a line.
+    /// Adds an event to the log.
     pub fn line(&self, event: &str, mut fields: Value) {
         let now = self.now();
         let mut inner = self.lock();
@@ -95,7 +96,7 @@ impl Journal {
             object.insert("round".to_owned(), json!(round));
         }
         if let Some(file) = &mut inner.file {
-            // A failed write of the log is ignored.
+            // Errors of the log file are ignored.
             let _ = writeln!(file, "{fields}");
             let _ = file.flush();
         }
@@ -108,7 +109,7 @@ impl Journal {
         self.line("fault", json!({ "what": what }));
     }
 
-    /// Logs a broken promise that `subject` has seen.
+    /// Logs a violation that `subject` has seen.
     pub fn violation(&self, kind: &'static str, subject: &str, what: &str, mut evidence: Vec<String>) {
         let known = {
             let mut inner = self.lock();
@@ -135,7 +136,7 @@ impl Journal {
         self.lock().total
     }
 
-    /// Returns the violations with evidence.
+    /// Returns the violations that have evidence.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()

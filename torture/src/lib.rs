@@ -1,8 +1,8 @@
-//! Fault injection against a running hob. docs/TORTURE.md describes the method.
+//! Fault injection test of a running hob daemon. docs/TORTURE.md describes the method.
 //!
-//! The harness's guests put load on the disks of a real daemon and compare every byte with a model of
-//! allowed content. Meanwhile the daemon is killed, stopped and replaced, and its backings lose data, hang,
-//! fail and disappear. No code is shared with the product.
+//! Test guests send requests to the disks of a real daemon and compare every byte with a model of
+//! the allowed content. Meanwhile the test kills, stops and replaces the daemon. The test also
+//! makes backings lose data, hang, fail and disappear. The test shares no code with hob.
 
 pub mod behaviour;
 pub mod daemon;

@@ -1,4 +1,4 @@
-//! A guest's connection to its disk: NBD or vhost-user-blk.
+//! A test guest's connection to its disk: NBD or vhost-user-blk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,46 +12,46 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 
 use crate::stamp::UNIT;
 
-/// Timeout of an answer.
+/// Timeout of a reply.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Interval at which a vhost-user link checks that the server is still running.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A request.
+/// A request of a test guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// Read units.
+    /// Reads units.
     Read {
-        /// Units.
+        /// Number of units to read.
         units: u64,
     },
-    /// Write the given data.
+    /// Writes the given data.
     Write {
-        /// Durable before the answer.
+        /// True for FUA: the data is durable before the reply.
         fua: bool,
     },
-    /// Write zeroes.
+    /// Writes zeroes.
     WriteZeroes {
-        /// Units.
+        /// Number of units to zero.
         units: u64,
     },
-    /// Discard.
+    /// Discards units.
     Discard {
-        /// Units.
+        /// Number of units to discard.
         units: u64,
     },
-    /// Make acknowledged writes durable.
+    /// Makes acknowledged writes durable.
     Flush,
 }
 
-/// An answer.
+/// A reply to a request.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// The number that [`Link::send`] returned.
+    /// Request number that [`Link::send`] returned.
     pub request: u64,
-    /// 0, or an error number.
+    /// Error number, or 0 for success.
     pub error: u32,
-    /// What was read.
+    /// Data of a read.
     pub data: Vec<u8>,
 }
 
@@ -60,45 +60,46 @@ pub struct Answer {
 pub enum Endpoint {
     /// An export of an NBD server.
     Nbd {
-        /// Its Unix socket.
+        /// Path of the NBD server's Unix socket.
         socket: PathBuf,
-        /// The export.
+        /// Name of the export.
         export: String,
     },
     /// A vhost-user-blk server.
     VhostUser {
-        /// Its socket.
+        /// Path of the vhost-user-blk server's socket.
         socket: PathBuf,
     },
 }
 
-/// A guest's connection.
+/// Connection of a test guest to its disk.
 pub trait Link: Send {
-    /// Sends a request at `unit`; returns its number.
+    /// Sends a request at `unit` and returns its number.
     ///
     /// # Errors
-    /// The connection is closed.
+    /// Returns an error if the connection is closed.
     fn send(&mut self, ask: Ask, unit: u64, data: &[u8]) -> io::Result<u64>;
 
-    /// Waits for an answer.
+    /// Waits for a reply.
     ///
     /// # Errors
-    /// The connection is closed, or `WouldBlock`/`TimedOut` if there was no answer for a minute.
+    /// Returns an error if the connection is closed, or `WouldBlock` or `TimedOut` if no reply
+    /// arrived for a minute.
     fn receive(&mut self) -> io::Result<Answer>;
 
     /// Reconnects after the connection has ended. Returns true if requests in flight will still be
     /// answered. Returns false, without any effect, if a new link is required.
     ///
     /// # Errors
-    /// The server's or the system's.
+    /// Returns errors of the server or the operating system.
     fn resume(&mut self) -> io::Result<bool>;
 }
 
 impl Endpoint {
-    /// Connects.
+    /// Connects to the disk.
     ///
     /// # Errors
-    /// The server's or the system's.
+    /// Returns errors of the server or the operating system.
     pub fn connect(&self) -> io::Result<Box<dyn Link>> {
         match self {
             Endpoint::Nbd { socket, export } => {
@@ -120,7 +121,7 @@ impl Endpoint {
 
 struct Nbd {
     client: Client,
-    /// Reads in flight and their lengths.
+    /// Reads in flight with their lengths.
     reads: Vec<(u64, usize)>,
 }
 
@@ -161,12 +162,12 @@ impl Link for Nbd {
     }
 }
 
-/// A driver whose requests survive the server: the in-flight memory records them. It has no FUA, and sends
-/// write-zeroes for both zeroes and discards.
+/// vhost-user-blk driver whose requests survive a server restart: the in-flight memory records
+/// them. The driver has no FUA, and uses write-zeroes for zeroes and discards.
 struct VhostUser {
     driver: Driver,
     socket: PathBuf,
-    /// Requests in flight by slot: their numbers, and the bytes that a read returns.
+    /// Requests in flight by slot: request number, and number of bytes that a read returns.
     slots: BTreeMap<u16, (u64, usize)>,
     requests: u64,
 }
@@ -217,7 +218,7 @@ impl Link for VhostUser {
 
     fn resume(&mut self) -> io::Result<bool> {
         self.driver.reconnect(&self.socket)?;
-        // Chains that were offered while no server was running.
+        // The server may have missed chains that were offered while it was not running.
         self.driver.kick_anyway();
         Ok(true)
     }

@@ -1,4 +1,5 @@
-//! `torture`: runs rounds until the time is over, and reports. `cargo xtask torture` builds hob and starts this.
+//! `torture`: runs rounds of the fault injection test until the time is over, and prints a report.
+//! `cargo xtask torture` builds hob and starts this program.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,11 +17,11 @@ use torture::report::Totals;
 use torture::round::{self, Run};
 use torture::setup::{Filter, Plan};
 
-/// Break a running hob in every way we know, and check every byte that its guests read
+/// Inject faults into a running hob, and check every byte that its guests read
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100)]
 struct Arguments {
-    /// Stop after this time; the round that runs then is checked to its end, without further faults
+    /// Stop after this time; the current round is checked to its end without further faults
     #[arg(long, value_name = "M", default_value_t = 10.0)]
     minutes: f64,
     /// Seed of all rounds [default: the time]
@@ -29,10 +30,10 @@ struct Arguments {
     /// First round
     #[arg(long, default_value_t = 0)]
     round: u64,
-    /// Stop after so many rounds
+    /// Stop after this many rounds
     #[arg(long, value_name = "N")]
     rounds: Option<u64>,
-    /// Print the plan of the first round and do nothing
+    /// Print the plan of the first round and exit
     #[arg(long)]
     plan: bool,
     /// Stop at the first violation
@@ -41,19 +42,20 @@ struct Arguments {
     /// Program to test [default: HOB_BIN, or the release build, or the debug build]
     #[arg(long, value_name = "FILE")]
     hob: Option<PathBuf>,
-    /// Directory for scratch files; those of rounds with violations stay there [default: /var/tmp]
+    /// Directory for scratch files; files of rounds with violations stay there [default: /var/tmp]
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
-    /// Inject only faults, and have only habits, whose names contain one of these words
+    /// Use only faults and guest habits whose names contain one of these words
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     only: Vec<String>,
-    /// Leave out faults and habits whose names contain one of these words (`upgrade`, `headers`, ...)
+    /// Leave out faults and guest habits whose names contain one of these words (`upgrade`,
+    /// `headers`, ...)
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     without: Vec<String>,
-    /// Demand that SIGKILL loses nothing that was acknowledged, in write-back too
+    /// Require that SIGKILL loses no acknowledged write, in write-back too
     #[arg(long)]
     strict: bool,
-    /// Let the backings cheat, to see that this is noticed
+    /// Give the backings a defect, to test that the checks notice it
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
 }
@@ -78,7 +80,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes a line to standard output. A reader that has gone is no reason to end: the log has everything.
+/// Writes a line to standard output. A closed standard output is ignored, because the log has all
+/// information.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

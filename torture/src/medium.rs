@@ -1,4 +1,5 @@
-//! A medium with a volatile write cache: memory that keeps flushed data and may lose the rest.
+//! A test medium with a volatile write cache: memory that keeps flushed data and may lose other
+//! data.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +7,10 @@ use conformance::data::Noise;
 
 use crate::stamp::UNIT;
 
-/// Defects of a medium, to show that the harness notices them.
+/// Defects of a test medium. Each defect shows whether the checks notice a violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sabotage {
-    /// Flushes and FUA make nothing durable.
+    /// Flushes and FUA make no data durable.
     LyingFlush,
     /// One write in 64 is acknowledged and dropped.
     LostWrite,
@@ -23,32 +24,32 @@ pub enum Sabotage {
     ZeroRead,
 }
 
-/// The medium; see the module documentation.
+/// A test medium; see the module documentation.
 #[derive(Debug)]
 pub struct Medium {
     durable: Vec<u8>,
     /// Units that were written and not flushed.
     cached: BTreeMap<u64, [u8; UNIT]>,
     noise: Noise,
-    /// Its defect, if it has one.
+    /// Defect of the medium, if any.
     pub sabotage: Option<Sabotage>,
 }
 
 impl Medium {
-    /// Creates a medium of `bytes` zeroes.
+    /// Creates a medium of `bytes` zero bytes.
     #[must_use]
     pub fn new(bytes: u64, seed: u64) -> Self {
         let durable = vec![0; bytes as usize];
         Self { durable, cached: BTreeMap::new(), noise: Noise::new(seed), sabotage: None }
     }
 
-    /// Returns its size in bytes.
+    /// Returns the size of the medium, bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.durable.len() as u64
     }
 
-    /// Returns true if its size is 0.
+    /// Returns true if the size of the medium is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.durable.is_empty()
@@ -58,14 +59,14 @@ impl Medium {
         self.sabotage == Some(how) && self.noise.below(64) == 0
     }
 
-    /// Changes its size; new bytes are zeroes, and durable.
+    /// Changes the size of the medium. New bytes are durable zeroes.
     pub fn resize(&mut self, bytes: u64) {
         self.durable.resize((bytes as usize).next_multiple_of(UNIT), 0);
         let end = self.durable.len() / UNIT;
         self.cached.retain(|unit, _| *unit < end as u64);
     }
 
-    /// Writes any bytes; with `durable` not only to the volatile cache.
+    /// Writes bytes at any offset. With `durable`, the data does not stay in the volatile cache.
     pub fn write_bytes(&mut self, offset: u64, data: &[u8], durable: bool) {
         let unit = UNIT as u64;
         let first = offset / unit * unit;
@@ -76,7 +77,7 @@ impl Medium {
         self.write(first, &whole, durable);
     }
 
-    /// Reads any bytes.
+    /// Reads bytes at any offset.
     pub fn read_bytes(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
         let unit = UNIT as u64;
         let first = offset / unit * unit;
@@ -86,7 +87,7 @@ impl Medium {
         whole[at..at + bytes].to_vec()
     }
 
-    /// Reads a range of whole units inside the medium.
+    /// Reads a range of whole units.
     pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
         let at = offset as usize;
         let mut data = self.durable[at..at + bytes].to_vec();
@@ -105,7 +106,7 @@ impl Medium {
         data
     }
 
-    /// Writes whole units; with `durable` not only to the volatile cache.
+    /// Writes whole units. With `durable`, the data does not stay in the volatile cache.
     pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
         if self.cheats(Sabotage::LostWrite) {
             return;
@@ -135,21 +136,21 @@ impl Medium {
         }
     }
 
-    /// Makes everything durable.
+    /// Makes all data durable, unless flushes have a defect.
     pub fn flush(&mut self) {
         if self.sabotage != Some(Sabotage::LyingFlush) {
             self.flush_honestly();
         }
     }
 
-    /// Makes everything durable, even if flushes are sabotaged.
+    /// Makes all data durable, even if flushes have a defect.
     pub fn flush_honestly(&mut self) {
         let units: Vec<u64> = self.cached.keys().copied().collect();
         units.into_iter().for_each(|unit| self.store(unit));
     }
 
-    /// Loses unflushed data, except a random part that had reached the medium. Returns the number of units
-    /// lost.
+    /// Loses unflushed data, except a random part that counts as written back. Returns the number
+    /// of lost units.
     pub fn lose(&mut self) -> usize {
         let kept_of_16 = self.noise.below(12);
         let units: Vec<u64> = self.cached.keys().copied().collect();
@@ -169,7 +170,7 @@ impl Medium {
         self.cached.len()
     }
 
-    /// Returns the durable content.
+    /// Returns the durable content of the medium.
     #[must_use]
     pub fn durable(&self) -> &[u8] {
         &self.durable

@@ -1,21 +1,24 @@
-//! The allowed contents of a region of a disk, for each unit of 512 bytes.
+//! Model of the allowed contents of a region of a disk, per unit of 512 bytes.
 //!
-//! Rules for one guest that owns the region:
+//! The model assumes that only one guest writes to the region, and uses these rules:
 //!
-//! * A read returns the version that was acknowledged last, unless the unit is *in doubt*.
-//! * A successful FLUSH makes every version durable that was acknowledged before the flush was sent. FUA does so for
-//!   its own write.
-//! * A failed or interrupted write may or may not have happened: its units are in doubt.
-//! * [`Model::loss`] and [`Model::interrupt`]: a fault may have undone changes that are not durable. Units with versions
-//!   after the durable one are in doubt: each of these versions, and the durable one, is allowed. The next successful
-//!   FLUSH still promises the acknowledged versions, because the guest was not told of the fault.
-//! * [`Model::withdraw`]: the guest was told, by a failed FLUSH, or two faults have coincided whose combination cannot
-//!   be reported. The next FLUSH promises nothing about earlier versions.
-//! * A read resolves the doubt about a unit. Later reads return the same version, and the next successful FLUSH makes it
-//!   durable. A version that was seen to be lost does not come back.
-//! * A discarded unit may hold zeroes or any version of itself that was written before, and may change.
+//! * A read must return the last acknowledged version, unless the unit is *in doubt*.
+//! * A successful FLUSH makes every version durable that was acknowledged before the flush was
+//!   sent. A FUA write makes its own version durable.
+//! * A failed or interrupted write may or may not have taken effect, so its units are in doubt.
+//! * After [`Model::loss`] and [`Model::interrupt`], a fault may have undone changes that are not
+//!   durable. Units with versions after the durable version are in doubt. All these versions and
+//!   the durable version are allowed. The next successful FLUSH must still make the acknowledged
+//!   versions durable, because the guest got no error.
+//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. Either a
+//!   failed FLUSH told the guest about the fault, or two faults coincided and their combination
+//!   cannot be reported.
+//! * A read ends the doubt about a unit. Later reads must return the same version, and the next
+//!   successful FLUSH makes this version durable. A version that a read has shown as lost must not
+//!   reappear.
+//! * A discarded unit may have zeroes or any of its earlier versions, and its content may change.
 //!
-//! No two requests of a guest that are in flight overlap, unless both are reads.
+//! Requests of a guest that are in flight at the same time do not overlap, unless both are reads.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,24 +28,25 @@ use crate::stamp::{Found, Origin, UNIT, identify, image_header, stamp};
 /// Content that a write leaves in a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A stamp.
+    /// Data that identifies disk, unit and version.
     Data,
     /// Zeroes.
     Zeroes,
-    /// The undefined content after a discard.
+    /// Undefined content after a discard.
     Discard,
-    /// The header of an image format.
+    /// Header of an image format.
     Header,
 }
 
-/// The guest's knowledge of a version.
+/// The guest's knowledge about a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// No answer, or none that is still valid.
+    /// The guest has no reply, or no reply that is still valid.
     Open,
-    /// Acknowledged: the next successful flush promises it.
+    /// The version is acknowledged: the next successful flush makes it durable.
     Acknowledged,
-    /// The write failed: the version may appear at any fault until it is overwritten durably.
+    /// The write failed. The version may appear after any fault until the unit is overwritten
+    /// durably.
     Failed,
 }
 
@@ -56,9 +60,9 @@ struct Version {
 #[derive(Debug, Clone)]
 struct Unit {
     durable: Version,
-    /// Versions after the durable one, oldest first.
+    /// Versions after the durable version, oldest first.
     recent: Vec<Version>,
-    /// The version that reads must return; `None` while the unit is in doubt.
+    /// Version that reads must return; `None` while the unit is in doubt.
     current: Option<u32>,
     asked: u32,
 }
@@ -66,46 +70,54 @@ struct Unit {
 /// A write in flight.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// First unit of the disk.
+    /// First unit of the write on the disk.
     pub first: u64,
     /// Versions of consecutive units.
     versions: Vec<u32>,
-    /// Kind of its content.
+    /// Kind of content that the write leaves.
     pub kind: Kind,
     faults: u64,
+}
+
+impl Write {
+    /// Returns the versions of consecutive units, from `first`.
+    #[must_use]
+    pub fn versions(&self) -> &[u32] {
+        &self.versions
+    }
 }
 
 /// A read in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
-    /// First unit of the disk.
+    /// First unit of the read on the disk.
     pub first: u64,
-    /// Number of units.
+    /// Number of units to read.
     pub units: u64,
     faults: u64,
 }
 
-/// A unit with contents that are not allowed.
+/// A unit with content that is not allowed.
 #[derive(Debug, Clone)]
 pub struct Wrong {
-    /// The unit of the disk.
+    /// Number of the unit on the disk.
     pub unit: u64,
-    /// Its content.
+    /// Content of the unit.
     pub found: Found,
-    /// The allowed contents.
+    /// Description of the allowed contents.
     pub allowed: String,
 }
 
 /// Result of checking a read.
 #[derive(Debug)]
 pub struct Checked {
-    /// Units with contents that are not allowed.
+    /// Units with content that is not allowed.
     pub wrong: Vec<Wrong>,
-    /// Number of units that were in doubt before.
+    /// Number of units that were in doubt before the read.
     pub settled: u64,
 }
 
-/// The model; see the module documentation.
+/// Model of a region; see the module documentation.
 #[derive(Debug)]
 pub struct Model {
     origin: Origin,
@@ -114,11 +126,13 @@ pub struct Model {
     /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
-    /// Number of losses so far: requests that were in flight at one resolve no doubt.
+    /// Number of losses so far. A request that was in flight during a loss does not end the doubt
+    /// about a unit.
     faults: u64,
-    /// The value of `faults` at the last withdrawal: writes in flight at that time are not promised either.
+    /// Value of `faults` at the last withdrawal. Writes in flight at that time need not become
+    /// durable either.
     withdrawn: u64,
-    /// The backing has lost data, and no flush that was sent later has been answered.
+    /// True if the backing has lost data and no later flush has been answered.
     loss_unreported: bool,
 }
 
@@ -140,19 +154,19 @@ impl Model {
         }
     }
 
-    /// First unit of the region.
+    /// Returns the first unit of the region.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// Number of units.
+    /// Returns the number of units in the region.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.units.len() as u64
     }
 
-    /// Whether the region has no unit.
+    /// Returns true if the region has no units.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
@@ -162,7 +176,7 @@ impl Model {
         &mut self.units[(unit - self.first) as usize]
     }
 
-    /// Begins a write of `count` units.
+    /// Starts a write of `count` units.
     pub fn begin_write(&mut self, first: u64, count: u64, kind: Kind) -> Write {
         let mut versions = Vec::with_capacity(count as usize);
         for at in first..first + count {
@@ -175,7 +189,7 @@ impl Model {
         Write { first, versions, kind, faults: self.faults }
     }
 
-    /// Returns the bytes that a write of stamps or a header sends.
+    /// Returns the bytes of a data or header write.
     #[must_use]
     pub fn bytes(&self, write: &Write) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(write.versions.len() * UNIT);
@@ -188,7 +202,7 @@ impl Model {
         bytes
     }
 
-    /// Records that a write was acknowledged; `durable` if it had FUA.
+    /// Records that a write was acknowledged. `durable` is true for FUA.
     pub fn acknowledge(&mut self, write: Write, durable: bool) {
         let certain = write.faults == self.faults;
         if write.faults < self.withdrawn && !durable {
@@ -220,7 +234,8 @@ impl Model {
         Read { first, units, faults: self.faults }
     }
 
-    /// Checks the result of a read. Each wrong unit is accepted from then on, so that it is reported once.
+    /// Checks the result of a read. Each wrong unit is accepted afterwards, so that it is reported
+    /// only once.
     pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
         let certain = read.faults == self.faults;
         let (mut wrong, mut settled) = (Vec::new(), 0);
@@ -251,7 +266,7 @@ impl Model {
         Checked { wrong, settled }
     }
 
-    /// Begins a flush; returns the token for [`Model::flushed`] and [`Model::flush_failed`].
+    /// Starts a flush. Returns the token for [`Model::flushed`] and [`Model::flush_failed`].
     #[must_use]
     pub fn begin_flush(&self) -> Flush {
         Flush { acknowledged: self.acknowledged, faults: self.faults }
@@ -266,20 +281,21 @@ impl Model {
         self.loss_unreported &= flush.faults != self.faults;
     }
 
-    /// Records that a flush failed: nothing acknowledged since the last successful one is promised any
-    /// more.
+    /// Records that a flush failed: writes acknowledged since the last successful flush need not
+    /// become durable any more.
     pub fn flush_failed(&mut self) {
         self.withdraw();
         self.loss_unreported = false;
     }
 
-    /// Records that the backing may have lost any data that is not durable, while the guest does not know.
+    /// Records that the backing may have lost data that is not durable. The guest does not know
+    /// about the loss.
     pub fn loss(&mut self) {
         self.loss_unreported = true;
         self.interrupt();
     }
 
-    /// Records that the daemon was killed: acknowledged changes that were not flushed may be undone.
+    /// Records that the daemon was killed: acknowledged writes that were not flushed may be undone.
     pub fn interrupt(&mut self) {
         self.faults += 1;
         for unit in self.units.iter_mut().filter(|unit| !unit.recent.is_empty()) {
@@ -287,7 +303,7 @@ impl Model {
         }
     }
 
-    /// As `interrupt`, and the next flush promises nothing acknowledged before.
+    /// Records an interruption after which the next flush guarantees nothing about earlier writes.
     pub fn withdraw(&mut self) {
         self.interrupt();
         self.withdrawn = self.faults;
@@ -304,7 +320,15 @@ impl Model {
         self.loss_unreported
     }
 
-    /// Returns a version that is written to the backing while no guest is served.
+    /// Returns true if all writes to these units have been answered. The daemon repeats unanswered
+    /// writes of a vhost-user guest when the guest reconnects.
+    #[must_use]
+    pub fn is_answered(&self, first: u64, count: u64) -> bool {
+        let units = &self.units[(first - self.first) as usize..][..count as usize];
+        units.iter().all(|unit| unit.recent.iter().all(|version| version.fate != Fate::Open))
+    }
+
+    /// Returns a new version that the test writes to the backing while the daemon is down.
     pub fn replace(&mut self, first: u64, count: u64) -> Vec<u8> {
         let write = self.begin_write(first, count, Kind::Data);
         let bytes = self.bytes(&write);
@@ -346,7 +370,7 @@ impl Unit {
         }
     }
 
-    /// Returns the versions that a read may return, the newest first.
+    /// Returns the versions that a read may return, newest first.
     fn possible(&self) -> impl Iterator<Item = &Version> {
         let all = self.recent.iter().rev().chain([&self.durable]);
         all.filter(|it| self.current.is_none_or(|current| current == it.number))
@@ -375,8 +399,8 @@ impl Unit {
         }
     }
 
-    /// Records that the unit holds version `number`. Returns whether the next flush promises it only
-    /// because it was seen.
+    /// Records that the unit has the version `number`. Returns true if the next flush makes this
+    /// version durable only because a read returned it.
     fn settle(&mut self, number: u32) -> bool {
         self.current = Some(number);
         self.recent.retain(|it| it.number <= number || it.fate == Fate::Failed);
@@ -386,7 +410,7 @@ impl Unit {
         true
     }
 
-    /// Accepts the unit's content, so that one violation is reported once.
+    /// Accepts the unit's wrong content, so that a violation is reported only once.
     fn accept(&mut self, found: Found) {
         let kind = match found {
             Found::Zeroes => Kind::Zeroes,

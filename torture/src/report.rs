@@ -1,4 +1,4 @@
-//! The report of a run for users.
+//! Report of a test run for users.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::guest::Counts;
 use crate::journal::Violation;
 
-/// Sums over all rounds.
+/// Sums over all rounds of a run.
 #[derive(Debug, Default)]
 pub struct Totals {
-    /// Rounds completed.
+    /// Number of completed rounds.
     pub rounds: u64,
     requests: u64,
     bytes_checked: u64,
@@ -22,7 +22,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Counts a fault.
+    /// Counts an injected fault.
     pub fn fault(&mut self, name: &'static str) {
         *self.faults.entry(name).or_default() += 1;
     }
@@ -38,7 +38,7 @@ impl Totals {
         self.connections += get(&counts.connections);
     }
 
-    /// Returns one line of progress.
+    /// Returns a progress report in one line.
     #[must_use]
     pub fn line(&self, elapsed: Duration, violations: usize) -> String {
         format!(
@@ -51,7 +51,7 @@ impl Totals {
         )
     }
 
-    /// Returns the whole report.
+    /// Returns the whole report of a run.
     #[must_use]
     pub fn report(&self, count: usize, violations: &[Violation]) -> String {
         let mut text = format!(

@@ -1,4 +1,5 @@
-//! A round: a daemon with disks from the seed, guests, faults, and a final check of the backings.
+//! Runs one round of the test: a daemon with random disks, guests, faults, and a final check of the
+//! backings.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -27,39 +28,41 @@ use crate::server::Server;
 use crate::setup::{BackingKind, Change, DISK_BYTES, Fault, Plan};
 use crate::stamp::{Origin, UNIT};
 
-/// Maximum time that guests may take to finish without faults.
+/// Maximum time for guests to finish without faults.
 const FINISH_MAX: Duration = Duration::from_secs(120);
 
-/// Size of a pool device, and of a cache.
+/// Size of a pool device and of a cache.
 const POOL_DEVICE: &str = "96M";
 const CACHE: &str = "8M";
 
-/// A flood of requests: its duration, number of clients, and requests of each.
+/// Duration of a request flood. The next constants are its number of clients, and the requests per
+/// client.
 const FLOOD: Duration = Duration::from_secs(8);
 const FLOOD_CLIENTS: usize = 32;
 const FLOOD_REQUESTS: usize = 1000;
 
-/// State shared by all rounds of a run.
+/// State that all rounds of a run share.
 #[derive(Debug)]
 pub struct Run {
-    /// The program under test.
+    /// Path of the hob binary under test.
     pub hob: PathBuf,
-    /// The log and the violations.
+    /// Log and violations of the run.
     pub journal: Arc<Journal>,
-    /// Set when the user interrupts the run.
+    /// True after the user has interrupted the run.
     pub interrupted: Arc<AtomicBool>,
-    /// Media have a defect, to show that this is noticed.
+    /// Defect of the media, to show that the checks notice a violation.
     pub sabotage: Option<Sabotage>,
-    /// SIGKILL may lose nothing that was acknowledged.
+    /// True to require that SIGKILL loses no acknowledged write.
     pub strict: bool,
-    /// No fault is injected after this time.
+    /// Time after which no fault is injected.
     pub end: Instant,
 }
 
 enum Backing {
     Server(Server),
     File(PathBuf),
-    /// With a loop device, if the daemon uses one. It is dropped before its file.
+    /// A file on the test file system, with a loop device if the daemon uses one. The loop device
+    /// is dropped before its file.
     Volatile(Option<Loop>, Arc<File>, Files),
 }
 
@@ -72,7 +75,7 @@ impl Backing {
         }
     }
 
-    /// Returns the location in the daemon's configuration.
+    /// Returns the backing's location for the daemon's configuration.
     fn location(&self) -> String {
         match self {
             Backing::Server(server) => server.uri(),
@@ -82,7 +85,7 @@ impl Backing {
         }
     }
 
-    /// Changes the backing past the daemon, durably.
+    /// Writes to the backing durably, without the daemon.
     fn change(&self, offset: u64, bytes: &[u8]) {
         match self {
             Backing::Server(server) => server.medium().write(offset, bytes, true),
@@ -97,7 +100,7 @@ impl Backing {
         }
     }
 
-    /// Returns the durable content.
+    /// Returns the durable content of the backing.
     fn contents(&self) -> Vec<u8> {
         match self {
             Backing::Server(server) => server.medium().durable().to_vec(),
@@ -121,17 +124,17 @@ struct Round<'a> {
     daemon: Daemon,
     disks: Vec<Disk>,
     threads: Vec<JoinHandle<()>>,
-    /// Number of the daemon's starts; guests record the one they are connected to.
+    /// Number of the daemon's starts. Guests record the start to which they are connected.
     life: Arc<AtomicU64>,
     noise: Noise,
-    /// The filesystem of the pool's devices, if it is the harness's own.
+    /// File system of the pool devices, if it is the test file system.
     flash: Option<Files>,
 }
 
 /// Runs a round in the empty directory `dir`. Violations go to the journal.
 ///
 /// # Errors
-/// Problems that prevent the round, except hob's own errors.
+/// Returns errors that prevent the round, except hob's own errors.
 pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()> {
     let mut round = Round::prepare(run, plan, dir)?;
     let result = round.live(totals);
@@ -218,7 +221,7 @@ impl<'a> Round<'a> {
                 return Ok(());
             }
             if begin.elapsed() > plan.load * 2 || Instant::now() > self.run.end {
-                // Faults that last.
+                // The faults have taken too long.
                 break;
             }
         }
@@ -234,7 +237,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reports a violation by the daemon itself. Returns false, because the round is over.
+    /// Reports a violation of the daemon itself. Returns false, because the round is over.
     fn broken(&self, kind: &'static str, what: &str) -> bool {
         self.run.journal.violation(kind, "hob", what, self.daemon.log_tail(12));
         false
@@ -265,7 +268,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Sleeps. Returns false if the user interrupts, or the daemon has ended by itself.
+    /// Sleeps for this time. Returns false if the user interrupts or the daemon has ended.
     fn sleep(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -289,7 +292,6 @@ impl<'a> Round<'a> {
         self.disks.iter().flat_map(|disk| &disk.guests)
     }
 
-    /// Injects a fault. Returns false if the round is over.
     fn inject(&mut self, fault: &Fault) -> bool {
         match *fault {
             Fault::Kill { down } => {
@@ -366,15 +368,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Many clients send many requests to a disk whose backing hangs. Guests of other disks must be served
-    /// meanwhile.
+    /// Sends many requests from many clients to a disk whose backing hangs. Guests of other disks
+    /// must be served meanwhile.
     fn flood(&self, disk: usize) {
         self.with_behaviour(disk, FLOOD, |it| it.hang(FLOOD));
         let address = Address::Unix(self.daemon.nbd_socket());
         let connect = |_| Client::connect(&address, &self.disks[disk].name).ok();
         let mut clients: Vec<Client> = (0..FLOOD_CLIENTS).filter_map(connect).collect();
         for client in &mut clients {
-            // Requests that do not fit into the socket are not sent.
+            // Requests that do not fit into the socket buffer are not sent.
             let _ = (0..FLOOD_REQUESTS).try_for_each(|_| client.send(0, CMD_FLUSH, 0, 0, &[]).map(drop));
         }
         let others = || {
@@ -395,7 +397,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Limits the daemon's address space. It may abort, as it does when the host is out of memory.
+    /// Limits the daemon's address space for a while. The daemon may abort, as it does when the
+    /// host has no memory left.
     fn limit_memory(&mut self, headroom_kib: u64, time: Duration) -> bool {
         self.guests().for_each(|guest| guest.excuse(time));
         self.daemon.limit_memory(Some(headroom_kib << 10));
@@ -425,8 +428,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Simulates a power cut of the host: the daemon is killed, and the harness's files lose unflushed
-    /// data.
+    /// Simulates a power cut of the host: the daemon is killed, and files of the test file system
+    /// lose unflushed data.
     fn cut_power(&mut self) {
         self.kill_daemon();
         let mut lost = self.flash.as_ref().map_or(0, Files::lose);
@@ -441,7 +444,7 @@ impl<'a> Round<'a> {
         self.run.journal.line("lost", json!({ "units": lost }));
     }
 
-    /// Runs a command. A refusal is logged. Returns false if the daemon does not answer.
+    /// Runs a `hob` command and logs a refusal. Returns false if the daemon does not answer.
     fn command(&self, args: &[&str]) -> bool {
         match self.daemon.command(args) {
             Ok((success, said)) => {
@@ -510,7 +513,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Errors that guests of the disk see during this time are explained by a fault.
+    /// Records that a fault explains errors of the disk's guests during this time.
     fn excuse(&self, disk: usize, time: Duration) {
         // Requests that wait for the backing fail after their own timeout.
         let time = time + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
@@ -529,8 +532,9 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Kills the daemon with SIGKILL. Guests that were not told of a loss yet can no longer be told. A disk
-    /// that writes back may lose unflushed data, as after a power cut (docs/FAULTS.md), unless `strict`.
+    /// Kills the daemon with SIGKILL. Guests that got no error for a loss cannot get one any more.
+    /// A write-back disk may lose unflushed data, as after a power cut (docs/FAULTS.md), unless
+    /// `strict` is set.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -558,7 +562,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the guests have received every answer that the daemon had sent.
+    /// Waits until the guests have received every reply that the daemon sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -567,8 +571,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose its volatile cache. If no guest is connected through this daemon, the loss
-    /// cannot be reported.
+    /// Makes a backing lose its volatile cache. If no guest is connected through the current
+    /// daemon, the daemon cannot report the loss.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
@@ -585,18 +589,20 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// Changes some small extents of a backing past the daemon while that is down.
+    /// Changes a few small extents of a backing while the daemon is down.
     fn change(&mut self, disk: usize) {
         let disk = &self.disks[disk];
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // Small changes are those that a sample misses.
+        // A sample of clean sectors misses small changes.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
             let units = [1, 1, 8, 16][self.noise.below(4) as usize];
-            let first = model.first() + self.noise.below(model.len() / 8 - units);
+            let mut tries = (0..20).map(|_| model.first() + self.noise.below(model.len() / 8 - units));
+            // A write that is executed again would replace the change.
+            let Some(first) = tries.find(|first| model.is_answered(*first, units)) else { continue };
             let bytes = model.replace(first, units);
             disk.backing.change(first * UNIT as u64, &bytes);
             let what = format!("{}: units {first}..{} changed", guest.name, first + units);
@@ -604,8 +610,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Ends all faults: guests flush and read everything, dirty data is destaged, the daemon stops, and the
-    /// backings are checked.
+    /// Ends all faults and checks the result. Guests flush and read everything, dirty data is
+    /// destaged, the daemon stops, and the backings are compared.
     fn finish(&mut self) {
         for disk in &self.disks {
             if let Backing::Server(server) = &disk.backing {

@@ -1,9 +1,9 @@
-//! An NBD server with a volatile write cache and faults on request: it loses unflushed data, hangs, delays,
-//! fails, and disconnects with or without an error.
+//! Test NBD server with a volatile write cache. On request, the server loses unflushed data, hangs,
+//! delays or fails requests, and disconnects with or without an error.
 //!
-//! It is written from the protocol's text. Several threads serve the requests of a connection, in any
-//! order. A request of a connection that has ended is dropped before another connection begins, so nothing
-//! arrives late.
+//! The server follows the NBD protocol specification. Several threads serve the requests of a
+//! connection, in any order. When a connection ends, its requests are dropped before another
+//! connection begins, so no request takes effect late.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -25,15 +25,15 @@ use crate::stamp::UNIT;
 /// Number of threads that serve the requests of a connection.
 const WORKERS: usize = 3;
 
-/// Protocol error: the server is shutting down.
+/// NBD error number: the server is shutting down.
 pub const ESHUTDOWN: u32 = 108;
 
-/// Present faults of the server as a whole.
+/// Current faults of the whole server.
 #[derive(Debug, Default)]
 struct Absence {
-    /// No connection is accepted until then.
+    /// Time until which the server accepts no connection.
     away_until: Option<Instant>,
-    /// Every request is refused with ESHUTDOWN until then.
+    /// Time until which the server refuses every request with ESHUTDOWN.
     shutting_down_until: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ struct State {
     flags: u16,
 }
 
-/// A running server. Dropping it ends it.
+/// A running test NBD server. Dropping this value stops the server.
 pub struct Server {
     path: PathBuf,
     state: Arc<State>,
@@ -67,7 +67,7 @@ impl Server {
     /// Serves `medium` at the Unix socket `path`. If `fua` is false, the server does not offer FUA.
     ///
     /// # Errors
-    /// The system's.
+    /// Returns errors of the operating system.
     pub fn start(path: &Path, medium: Medium, fua: bool) -> io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
@@ -77,7 +77,7 @@ impl Server {
             absence: Mutex::default(),
             connection: Mutex::new(None),
             stop: AtomicBool::new(false),
-            // Flags, flush, FUA, trim, write zeroes.
+            // Transmission flags: HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM and SEND_WRITE_ZEROES.
             flags: 1 | 4 | (u16::from(fua) * 8) | 32 | 64,
         });
         let served = Arc::clone(&state);
@@ -86,31 +86,31 @@ impl Server {
         Ok(Self { path: path.to_owned(), state, thread: Some(thread) })
     }
 
-    /// Returns its path.
+    /// Returns the path of the server's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns its NBD URI.
+    /// Returns the server's NBD URI.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("nbd+unix:///x?socket={}", self.path.display())
     }
 
-    /// Returns its faults.
+    /// Returns the current faults of the backing.
     #[must_use]
     pub fn behaviour(&self) -> &Behaviour {
         &self.state.behaviour
     }
 
-    /// Returns the medium. No request is served while the guard lives.
+    /// Returns the server's medium. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.state.medium)
     }
 
-    /// Loses unflushed data and ends the connection, as after a power failure; no client can connect for
-    /// `away`. Returns the number of units lost.
+    /// Loses unflushed data and closes the connection, as after a power failure. No client can
+    /// connect for `away`. Returns the number of lost units.
     pub fn crash(&self, away: Duration) -> usize {
         self.set_away(away);
         let mut medium = self.medium();
@@ -119,7 +119,7 @@ impl Server {
         medium.lose()
     }
 
-    /// Ends the connection without a loss; no client can connect for `away`.
+    /// Closes the connection without losing data. No client can connect for `away`.
     pub fn cut(&self, away: Duration) {
         self.set_away(away);
         let _serving = self.medium();
@@ -136,8 +136,8 @@ impl Server {
         }
     }
 
-    /// Refuses every request with ESHUTDOWN for `time`, flushes, and ends the connection; no client can
-    /// connect for `away`.
+    /// Shuts the server down cleanly: refuses every request with ESHUTDOWN for `time`, flushes, and
+    /// closes the connection. No client can connect for `away`.
     pub fn shut_down(&self, time: Duration, away: Duration) {
         lock(&self.state.absence).shutting_down_until = Some(Instant::now() + time);
         std::thread::sleep(time);
@@ -145,7 +145,7 @@ impl Server {
         self.cut(away);
     }
 
-    /// Ends all faults.
+    /// Ends all faults of the server.
     pub fn heal(&self) {
         self.state.behaviour.heal();
         *lock(&self.state.absence) = Absence::default();
@@ -173,11 +173,12 @@ impl State {
         while !self.stopped() {
             let away = lock(&self.absence).away_until.is_some_and(|until| until > Instant::now());
             match listener.accept() {
-                // An absent server accepts no connection: a connection from the kernel's queue is closed
+                // The kernel's queue may have connections for an absent server; they are closed
                 // immediately.
                 Ok((stream, _)) if away => drop(stream),
                 Ok((stream, _)) => {
-                    // One at a time: the requests of one connection end before the next one begins.
+                    // The server serves one connection at a time, so its requests end before the
+                    // next connection begins.
                     let _ = self.serve(stream);
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
@@ -209,7 +210,7 @@ impl State {
         })
     }
 
-    /// The fixed newstyle handshake. Returns false if the client only sent queries.
+    /// Performs the fixed newstyle handshake. Returns false if the client only sent queries.
     fn negotiate(&self, stream: &mut UnixStream) -> io::Result<bool> {
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         let mut flags = [0; 4];
@@ -263,7 +264,7 @@ impl State {
         }
     }
 
-    /// Executes a request; returns the error number and the data of the reply.
+    /// Executes a request. Returns the error number and the data of the reply.
     fn execute(&self, request: &Request, connection: &Connection) -> Option<(u32, Vec<u8>)> {
         if !self.behaviour.wait(|| connection.ended.load(Ordering::Relaxed) || self.stopped()) {
             return None;
@@ -293,7 +294,7 @@ impl State {
         Some((0, data))
     }
 
-    /// Returns the error that the present faults require.
+    /// Returns the error that the current faults require.
     fn refusal(&self, request: &Request, medium: &mut Medium) -> Option<u32> {
         if lock(&self.absence).shutting_down_until.is_some_and(|until| until > Instant::now()) {
             return Some(ESHUTDOWN);

@@ -1,4 +1,4 @@
-//! The plan of a round, generated from its seed: disks, backings, caches and faults.
+//! The plan of a round, generated from the seed: disks, backings, caches and faults.
 
 use std::time::Duration;
 
@@ -8,21 +8,22 @@ use serde_json::{Value, json};
 
 use crate::behaviour::Operation;
 
-/// Size of a disk in bytes.
+/// Size of a disk, bytes.
 pub const DISK_BYTES: u64 = 16 * MIB;
 
-/// A cache, and whether acknowledged writes may be only on flash.
+/// A cache configuration of the test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheKind {
-    /// Name in the log.
+    /// Name of the cache configuration in the log.
     pub name: &'static str,
-    /// Settings in hob.toml after pool and size; `None` without a cache.
+    /// Cache settings in hob.toml, without pool and size; `None` for a disk without a cache.
     pub settings: Option<&'static str>,
-    /// Dirty data may be on flash.
+    /// True if flash may have dirty data.
     pub writes_back: bool,
 }
 
-/// Every mode, both kinds of write-through, one copy and two, and each preset.
+/// Cache configurations of the test: every mode, both kinds of write-through, one and two copies,
+/// and each preset.
 pub const CACHES: &[CacheKind] = &[
     CacheKind { name: "none", settings: None, writes_back: false },
     CacheKind { name: "write-through", settings: Some("mode = \"write-through\""), writes_back: false },
@@ -69,185 +70,186 @@ pub const CACHES: &[CacheKind] = &[
     CacheKind { name: "auto", settings: Some("preset = \"auto\""), writes_back: true },
 ];
 
-/// Storage of a disk's data.
+/// Kind of a disk's backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackingKind {
-    /// The harness's NBD server with a volatile write cache.
+    /// Test NBD server with a volatile write cache.
     VolatileNbd {
-        /// It offers FUA.
+        /// True if the server offers FUA.
         fua: bool,
     },
-    /// A raw file.
+    /// Raw file.
     File,
-    /// A raw file on the harness's filesystem with a volatile write cache.
+    /// Raw file on the test file system, which has a volatile write cache.
     VolatileFile,
-    /// A loop device on such a file.
+    /// Loop device on a file of the test file system.
     Loop,
 }
 
 impl BackingKind {
-    /// Returns true if faults can be injected into it.
+    /// Returns true if the test can inject faults into the backing.
     #[must_use]
     pub fn misbehaves(self) -> bool {
         self != BackingKind::File
     }
 
-    /// Returns true if a power cut of the host loses unflushed data on it.
+    /// Returns true if a power cut of the host loses unflushed data of the backing.
     #[must_use]
     pub fn loses_power(self) -> bool {
         matches!(self, BackingKind::VolatileFile | BackingKind::Loop)
     }
 }
 
-/// A disk of a round.
+/// Plan of one disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskPlan {
-    /// Storage of its data.
+    /// Kind of the disk's backing.
     pub backing: BackingKind,
-    /// Its cache.
+    /// Cache configuration of the disk.
     pub cache: CacheKind,
-    /// Number of guests that share it, each with its own region.
+    /// Number of guests that share the disk. Each guest has its own region.
     pub guests: u64,
-    /// The first of them uses vhost-user, not NBD.
+    /// True if the disk's first guest uses vhost-user and not NBD.
     pub vhost_user: bool,
 }
 
-/// A fault.
+/// A fault that the test injects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// SIGKILL, and a start after a pause.
+    /// Kills the daemon with SIGKILL and starts it after a pause.
     Kill {
-        /// The pause.
+        /// Duration of the pause.
         down: Duration,
     },
-    /// SIGKILL, and another one while the daemon starts.
+    /// Kills the daemon with SIGKILL, and again while it starts.
     KillTwice {
-        /// Time between a start and the second kill.
+        /// Time between the start and the second SIGKILL.
         after: Duration,
     },
-    /// SIGTERM, the clean end, and a start.
+    /// Stops the daemon with SIGTERM and starts it again.
     Restart,
-    /// SIGSTOP, and SIGCONT after a while.
+    /// Pauses the daemon with SIGSTOP, and continues it with SIGCONT.
     Stop {
-        /// Duration.
+        /// Duration of the pause.
         time: Duration,
     },
-    /// SIGHUP: the daemon replaces itself.
+    /// Upgrades the daemon with SIGHUP.
     Upgrade,
-    /// A backing loses unflushed data, and its connections.
+    /// A backing loses unflushed data and closes its connections.
     Crash {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
         /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing loses its connections and no data.
+    /// A backing closes its connections and loses no data.
     Cut {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
         /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing shuts down in order: ESHUTDOWN, then it is absent for a while.
+    /// A backing shuts down cleanly: it replies ESHUTDOWN and is then absent for a while.
     ShutDown {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
-        /// Time during which it refuses requests.
+        /// Time during which the backing replies ESHUTDOWN.
         refuses: Duration,
         /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing does not answer for a while.
+    /// A backing does not reply for a while.
     Hang {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
-        /// Duration.
+        /// Duration of the fault.
         time: Duration,
     },
-    /// A backing does not answer, and many clients of its disk send many requests: other disks must
+    /// A backing does not reply, and many clients of its disk send many requests. Other disks must
     /// continue.
     Flood {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
     },
     /// A backing is slow for a while.
     Slow {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
         /// Delay of each request.
         delay: Duration,
-        /// Duration.
+        /// Duration of the fault.
         time: Duration,
     },
-    /// A backing fails requests of a kind in a range for a while.
+    /// A backing fails one kind of requests in a range for a while.
     Errors {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
-        /// The kind.
+        /// Operation of the failing requests.
         operation: Operation,
-        /// First sixteenth of the disk.
+        /// Start of the range, in sixteenths of the disk.
         from: u64,
-        /// Number of sixteenths.
+        /// Length of the range, in sixteenths of the disk.
         sixteenths: u64,
-        /// The protocol's error number.
+        /// NBD error number of the reply.
         error: u32,
-        /// Duration.
+        /// Duration of the fault.
         time: Duration,
     },
     /// The next flush of a backing fails and loses data that was not durable.
     LosingFlush {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
     },
-    /// SIGKILL of the daemon; a backing loses unflushed data while the daemon is down.
+    /// The daemon is killed with SIGKILL, and a backing loses unflushed data while the daemon is
+    /// down.
     KillAndCrash {
-        /// The disk.
+        /// Number of the disk with the fault.
         disk: usize,
     },
-    /// The daemon is killed, and the harness's files lose unflushed data: flash and backings.
+    /// The daemon is killed, and flash and backings on the test file system lose unflushed data.
     PowerCut,
-    /// The daemon's memory is limited to this much above its present size, for a while. It may abort.
+    /// The daemon's address space is limited for a while. The daemon may abort.
     MemoryLimit {
-        /// KiB.
+        /// Memory above the daemon's current size, KiB.
         headroom_kib: u64,
-        /// Duration.
+        /// Duration of the limit.
         time: Duration,
     },
-    /// SIGSTOP and SIGCONT many times in a row, which interrupts system calls.
+    /// Many SIGSTOP and SIGCONT in a row interrupt the daemon's system calls.
     Interruptions,
     /// A flash device is slow for a while.
     FlashSlow {
-        /// The device.
+        /// Number of the flash device.
         device: usize,
         /// Delay of each request.
         delay: Duration,
-        /// Duration.
+        /// Duration of the fault.
         time: Duration,
     },
-    /// A flash device does not answer for a while.
+    /// A flash device does not reply for a while.
     FlashHang {
-        /// The device.
+        /// Number of the flash device.
         device: usize,
-        /// Duration.
+        /// Duration of the fault.
         time: Duration,
     },
     /// A flash device is removed from the pool and added again.
     FlashRemoved {
-        /// The device.
+        /// Number of the flash device.
         device: usize,
     },
-    /// A command that changes a cache while its disk is used.
+    /// A command changes a cache while its disk is used.
     Change {
-        /// The disk.
+        /// Number of the disk.
         disk: usize,
-        /// The change.
+        /// Change of the cache.
         change: Change,
     },
-    /// The daemon stops, a part of a backing is changed, the daemon starts.
+    /// The daemon stops, a part of a backing is changed, and the daemon starts.
     ChangeOffline {
-        /// The disk; it has no dirty data.
+        /// Number of the disk, which has no dirty data.
         disk: usize,
-        /// End by SIGKILL instead of SIGTERM.
+        /// True to stop the daemon with SIGKILL instead of SIGTERM.
         kill: bool,
     },
 }
@@ -255,46 +257,46 @@ pub enum Fault {
 /// A change of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Another size, in MiB.
+    /// Changes the size, in MiB.
     Resize(u64),
-    /// Clear it.
+    /// Clears the cache.
     Clear,
-    /// Drain it.
+    /// Drains the cache.
     Drain,
-    /// Change to write-through for a moment, and back.
+    /// Changes the cache to write-through and back.
     WriteThrough,
-    /// Disable and enable it.
+    /// Disables the cache and enables it again.
     Disable,
-    /// Another replacement policy.
+    /// Changes the replacement policy.
     Policy(&'static str),
-    /// Another block size.
+    /// Changes the block size.
     BlockSize(&'static str),
 }
 
-/// The plan of a round.
+/// Plan of a round.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Its own seed.
+    /// Seed of the round.
     pub seed: u64,
-    /// The disks.
+    /// Disks of the round.
     pub disks: Vec<DiskPlan>,
-    /// The pool's devices are the harness's files, which lose unflushed data.
+    /// True if the pool devices are files of the test file system, which lose unflushed data.
     pub volatile_pool: bool,
-    /// Number of the daemon's threads.
+    /// Number of the daemon's shard threads.
     pub shards: u64,
-    /// Timeout of requests for an unavailable backing, milliseconds.
+    /// Timeout of requests to an unavailable backing, milliseconds.
     pub backing_wait_ms: u64,
     /// Duration of the guests' load.
     pub load: Duration,
-    /// Guests of raw files write image headers.
+    /// True if guests of raw files write image headers.
     pub headers: bool,
-    /// Faults, each with the time since the start of the one before.
+    /// Faults, each with the time since the start of the previous fault.
     pub faults: Vec<(Duration, Fault)>,
 }
 
-/// Minimum and maximum duration of the load of a round, milliseconds.
+/// Minimum and maximum duration of the load in a round, milliseconds.
 const LOAD_MS: (u64, u64) = (20_000, 40_000);
-/// Number of disks of a round.
+/// Number of disks in a round.
 const DISKS: usize = 4;
 
 fn pick<T: Copy>(noise: &mut Noise, of: &[T]) -> T {
@@ -305,12 +307,12 @@ fn ms(noise: &mut Noise, from: u64, to: u64) -> Duration {
     Duration::from_millis(from + noise.below(to - from + 1))
 }
 
-/// Selects faults and habits by words in their names.
+/// Selects faults and guest habits by words in their names.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only names with one of these words, if there are any.
+    /// Words of which a name must contain one, if the list is not empty.
     pub only: Vec<String>,
-    /// No names with one of these words.
+    /// Words that no name may contain.
     pub without: Vec<String>,
 }
 
@@ -321,7 +323,7 @@ impl Filter {
     }
 }
 
-/// Maximum number of draws until a selected fault is found.
+/// Maximum number of random draws until a selected fault is found.
 const DRAWS: usize = 1000;
 
 impl Plan {
@@ -358,7 +360,7 @@ impl Plan {
         }
     }
 
-    /// Returns the plan for the log.
+    /// Returns the plan as JSON for the log.
     #[must_use]
     pub fn describe(&self) -> Value {
         let disks: Vec<Value> = self
@@ -381,7 +383,8 @@ impl Plan {
 }
 
 impl DiskPlan {
-    /// Two disks of each round are on volatile servers; at least one uses write-back and one write-through.
+    /// Returns a random plan of a disk. Two disks of each round are on volatile servers. At least
+    /// one disk uses write-back and one write-through.
     fn draw(noise: &mut Noise, at: usize) -> Self {
         let backing = match at {
             0 | 1 => BackingKind::VolatileNbd { fua: noise.below(4) > 0 },
@@ -453,7 +456,7 @@ impl Fault {
         }
     }
 
-    /// Returns its name in the report.
+    /// Returns the name of the fault in the report.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

@@ -1,44 +1,44 @@
-//! The contents that guests write: 512 bytes that identify their disk, unit and version.
+//! Contents that test guests write: 512 bytes that identify disk, unit and version.
 //!
-//! Every word of a unit depends on its disk, its unit number, its version and the run. So torn, misplaced,
-//! stale and foreign contents are distinguished.
+//! Every word of a unit depends on the disk, the unit number, the version and the run. The test
+//! thus recognizes torn, misplaced, stale and foreign contents.
 
 /// Size of a unit in bytes: the smallest atomic write of a disk.
 pub const UNIT: usize = 512;
 
-/// "hob tort".
+/// Magic number: the letters "hob tort".
 const MAGIC: u64 = 0x7472_6f74_2062_6f68;
 
 /// Identifies the disk and the run that wrote a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
-    /// Number of the run or round; contents of other runs are foreign.
+    /// Number of the run or round. Contents of other runs are foreign.
     pub run: u64,
     /// Number of the disk.
     pub disk: u64,
 }
 
-/// The content found in a unit.
+/// Content found in a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Only zeroes.
     Zeroes,
-    /// A version of some unit, maybe of another disk.
+    /// A version of a unit, perhaps of another unit or disk.
     Stamp {
-        /// The disk it was written to.
+        /// Disk to which the version was written.
         disk: u64,
-        /// The unit it was written to.
+        /// Unit to which the version was written.
         unit: u64,
-        /// Its version.
+        /// Number of the version.
         version: u32,
     },
-    /// The image header that guests write to their raw disks.
+    /// Image header that guests write to raw disks.
     Header,
-    /// Not written by a guest of this run; the first bytes.
+    /// Content that no guest of this run wrote, with its first bytes.
     Garbage([u8; 16]),
 }
 
-/// Returns the contents of `version` of `unit`.
+/// Returns the content of `version` of `unit`.
 #[must_use]
 pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
     let mut bytes = [0; UNIT];
@@ -68,8 +68,8 @@ pub fn identify(run: u64, bytes: &[u8]) -> Found {
     Found::Garbage(bytes[..16].try_into().expect("sixteen bytes"))
 }
 
-/// Returns the header of a qcow2 image of 1 MiB, version 2, without a backing file: a guest may write one to a raw
-/// disk, which must stay raw.
+/// Returns the header of a qcow2 image of 1 MiB, version 2, without a backing file. A guest may
+/// write this header to a raw disk, and the disk must stay raw.
 #[must_use]
 pub fn image_header() -> [u8; UNIT] {
     let mut bytes = [0; UNIT];
@@ -84,7 +84,7 @@ pub fn image_header() -> [u8; UNIT] {
     bytes
 }
 
-/// The last step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+/// Returns the SplitMix64 finalizer of a word (Steele, Lea and Flood, OOPSLA 2014).
 fn scatter(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

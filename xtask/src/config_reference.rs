@@ -1,7 +1,8 @@
-//! `cargo xtask config-reference`: docs/config.md and packaging/hob.toml.5 from the types of hob.toml.
+//! `cargo xtask config-reference` generates docs/config.md and packaging/hob.toml.5 from the types
+//! of hob.toml.
 //!
-//! The sources are read as text: a struct is a section, each field a key, its doc comment the description. Types of
-//! other files are values.
+//! The generator reads the Rust sources as text. A struct is a section, each field is a key, and
+//! the doc comment is the key's description. Types from other files are values.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +14,8 @@ use crate::shell;
 const PAGE: &str = "docs/config.md";
 const MANUAL: &str = "packaging/hob.toml.5";
 
-/// Files with the types of hob.toml. The first struct of the first file is the whole file.
+/// Source files with the types of hob.toml. The first struct of the first file is the whole
+/// configuration file.
 const SOURCES: [&str; 12] = [
     "crates/hob/src/daemon/config.rs",
     "crates/hob/src/daemon/config/control.rs",
@@ -29,7 +31,7 @@ const SOURCES: [&str; 12] = [
     "crates/control/src/qos.rs",
 ];
 
-/// What replaces the declared type where serde reads another form.
+/// Replacements for declared types that serde reads in another form.
 const TYPES: [(&str, &str); 9] = [
     ("String", "text"),
     ("PathBuf", "path"),
@@ -45,7 +47,7 @@ const TYPES: [(&str, &str); 9] = [
 #[derive(Debug, PartialEq, Eq)]
 struct Key {
     name: String,
-    /// The type without `Option` and `Vec`.
+    /// Type of the key without `Option` and `Vec`.
     of: String,
     is_list: bool,
     is_required: bool,
@@ -59,10 +61,10 @@ struct Section {
     keys: Vec<Key>,
 }
 
-/// A table of the file: its path, its keys, and its description.
+/// A table of hob.toml: path, keys and description.
 type Table<'a> = (String, &'a Section, String);
 
-/// Writes both files.
+/// Writes the page and the manual.
 pub(crate) fn run() -> Result<()> {
     let (page, manual) = files()?;
     fs::write(shell::root().join(PAGE), page).with_context(|| format!("write {PAGE}"))?;
@@ -71,7 +73,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The content of the page and of the manual.
+/// Returns the content of the page and of the manual.
 fn files() -> Result<(String, String)> {
     let mut sections = Vec::new();
     for path in SOURCES {
@@ -86,7 +88,7 @@ fn files() -> Result<(String, String)> {
         for key in &section.keys {
             let Some(of) = sections.iter().find(|section| section.name == key.of) else { continue };
             let inner = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
-            // The text of a type of the API is about a request.
+            // The doc comment of an API type describes a request.
             let text = if of.text.starts_with('`') { &key.text } else { &of.text };
             all.push((if key.is_list { format!("{inner}[]") } else { inner }, of, text.clone()));
         }
@@ -96,7 +98,7 @@ fn files() -> Result<(String, String)> {
     Ok((page(&all, &sections), manual(&all, &sections)))
 }
 
-/// The structs of a source with at least one key.
+/// Returns the structs of a source that have at least one key.
 fn parse(text: &str) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     let (mut doc, mut attributes, mut inside) = (String::new(), String::new(), false);
@@ -118,7 +120,7 @@ fn parse(text: &str) -> Vec<Section> {
         let declared = trimmed.split("struct ").nth(1).filter(|_| trimmed.ends_with('{'));
         let opens = trimmed == "settings! {";
         if declared.is_some() || opens {
-            // The macro's fields are those of a cache, besides its pool and size.
+            // The macro's fields are those of a cache, except pool and size.
             let name = declared
                 .map_or("CacheSettings".to_owned(), |rest| rest.trim_end_matches([' ', '{']).to_owned());
             sections.push(Section { name, text, keys: Vec::new() });
@@ -150,7 +152,7 @@ fn parse(text: &str) -> Vec<Section> {
     sections
 }
 
-/// A field, unless it is skipped or flattened.
+/// Parses a struct field, unless the field is skipped or flattened.
 fn key(line: &str, serde: &str, text: String) -> Option<Key> {
     let (name, declared) = line.strip_suffix(',')?.split_once(": ")?;
     let name = name.rsplit(' ').next()?;
@@ -213,7 +215,7 @@ fn page(all: &[Table<'_>], sections: &[Section]) -> String {
     page
 }
 
-/// The same as a manual page (man(7)).
+/// Returns the reference as a manual page (man(7)).
 fn manual(all: &[Table<'_>], sections: &[Section]) -> String {
     let escape =
         |text: &str| text.replace('\\', "\\e").replace('`', "").replace('-', "\\-").replace("\n.", "\n\\&.");

@@ -1,5 +1,5 @@
-//! The dashboard: checks that its bundle in the repository matches its sources, and runs its tests in a
-//! browser.
+//! Checks that the dashboard's bundle in the repository matches its sources, and runs the
+//! dashboard's tests in a browser.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::shell;
 
-/// Runs all checks, against the release binary.
+/// Runs all dashboard checks against the release binary.
 pub(crate) fn run() -> Result<()> {
     let dir = shell::root().join("dashboard");
     let at = |program: &str, args: &[&str]| {
@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<()> {
         command.args(args).current_dir(&dir);
         command
     };
-    // Packages must not run scripts during their installation.
+    // npm packages must not run scripts during their installation.
     shell::run(&mut at("npm", &["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))?;
     shell::run(&mut at("node", &["node_modules/typescript/bin/tsc", "--noEmit"]))?;
     let target = shell::target_dir()?;
@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
     shell::run(&mut tests)
 }
 
-/// Checks that both directories hold the same files.
+/// Checks that both directories have the same files.
 fn compare(fresh: &Path, kept: &Path) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
         let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;

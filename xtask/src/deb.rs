@@ -1,4 +1,5 @@
-//! The Debian package: prepares its files, builds it with cargo-deb, and checks the result.
+//! Prepares the files of the Debian package, builds the package with cargo-deb, and checks the
+//! result.
 //!
 //! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
@@ -13,12 +14,12 @@ use crate::shell;
 /// Options of the build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// With an unoptimized program, as tests use it: quicker, and not for others
+    /// Package an unoptimized binary for tests: faster to build, not for release
     #[arg(long)]
     debug: bool,
 }
 
-/// Files that it must contain.
+/// Files that the package must have.
 const CONTENTS: [&str; 13] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
@@ -43,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
     }
     let target = shell::target_dir()?;
-    // cargo-deb packs files of a target directory, however they were built.
+    // cargo-deb packs files of a target directory, whatever built them.
     let stage = target.join("deb");
     let _ = fs::remove_dir_all(&stage);
     prepare(&target.join(if arguments.debug { "debug/hob" } else { "release/hob" }), &stage.join("release"))?;
@@ -59,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Strips the program, and generates manual pages, completions and the changelog.
+/// Strips the binary, and generates manual pages, completions and the changelog.
 fn prepare(program: &Path, built: &Path) -> Result<()> {
     let dir = built.join("packaging");
     fs::create_dir_all(dir.join("completions"))?;
@@ -81,7 +82,7 @@ fn compress(files: Vec<PathBuf>) -> Result<()> {
     shell::output(Command::new("gzip").args(["--best", "--no-name"]).args(files)).map(drop)
 }
 
-/// Returns Debian's form of a changelog; hob's own is next to it.
+/// Returns a changelog in Debian's format. hob's own changelog is another file.
 fn changelog_text(hob: &Path) -> Result<String> {
     let version = shell::output(Command::new(hob).arg("--version"))?;
     let version = version.trim().rsplit(' ').next().context("hob tells its version")?.to_owned();
@@ -97,7 +98,7 @@ fn changelog_text(hob: &Path) -> Result<String> {
     ))
 }
 
-/// Returns `[package.metadata.deb]`.
+/// Returns the table `[package.metadata.deb]`.
 fn metadata() -> Result<serde_json::Value> {
     let all = shell::metadata()?;
     let packages = all["packages"].as_array().context("cargo metadata names packages")?;
@@ -105,7 +106,7 @@ fn metadata() -> Result<serde_json::Value> {
     Ok(hob["metadata"]["deb"].clone())
 }
 
-/// Lists a package, unpacks it, and runs its program.
+/// Lists the files of a package, unpacks the package, and runs its program.
 fn check(package: &Path) -> Result<()> {
     let contents = shell::output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let names: Vec<&str> = contents.lines().filter_map(|line| line.split(' ').next_back()).collect();
@@ -126,7 +127,7 @@ fn check(package: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// All files of the package exist, or [`prepare`] creates them.
+    /// Checks that all files of the package exist or that [`prepare`] creates them.
     #[test]
     fn everything_that_the_package_is_made_of_is_there() {
         let metadata = metadata().unwrap();
@@ -154,7 +155,7 @@ mod tests {
         }
     }
 
-    /// The unit, the image and the package use the same paths.
+    /// Checks that the unit, the container image and the package use the same paths.
     #[test]
     fn the_unit_and_the_image_start_what_the_package_installs() {
         let read = |name: &str| fs::read_to_string(shell::root().join("packaging").join(name)).unwrap();
@@ -171,7 +172,7 @@ mod tests {
             manifest.contains(&format!("rust-version = \"{wanted}\"")),
             "the image builds with Rust {wanted}"
         );
-        // Files that nobody but the service would see are what the drop-in is for.
+        // Files that only the service would see must be in the drop-in.
         for hidden in [
             "ProtectSystem",
             "ProtectKernel",
@@ -203,7 +204,7 @@ mod tests {
         "devstack@n-cpu.service",
     ];
 
-    /// "Before" is about the start; systemd reverses the order at the stop.
+    /// systemd reverses the order of "Before" at shutdown.
     #[test]
     fn the_service_starts_before_guests_and_stops_after_them() {
         let packaging = shell::root().join("packaging");
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(before, GUESTS);
         let scope = fs::read_to_string(packaging.join("machine-.scope.d/hob.conf")).unwrap();
         assert!(scope.contains("[Unit]\nAfter=hob.service\n"));
-        // systemd accepts it, and finds no cycle, with all of them enabled.
+        // systemd accepts the unit without cycles, with all guest units enabled.
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("hob.service"), unit.replace("/usr/bin/hob", "/bin/true")).unwrap();
         for guests in GUESTS {

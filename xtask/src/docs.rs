@@ -1,4 +1,5 @@
-//! `cargo xtask docs`: the documentation site, built by mdBook from docs/. The tidy tests check its links.
+//! `cargo xtask docs` builds the documentation site from docs/ with mdBook. The tidy tests check
+//! the site's links.
 
 use std::process::Command;
 

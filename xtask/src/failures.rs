@@ -1,10 +1,10 @@
 //! Extracts the messages of failed tests from a test runner's output, so that they can be printed at the
 //! end of a long run.
 
-/// Maximum number of lines per run. The first failures matter more than the last.
+/// Maximum number of lines per run. The first failures are the most important.
 const LINES_MAX: usize = 150;
 
-/// Collects libtest's sections `failures:`, line by line.
+/// Collects libtest's `failures:` sections, line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     inside: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Handles the next line of the runner.
+    /// Handles the next line of the test runner.
     pub(crate) fn take(&mut self, line: &str) {
         if line == "failures:" {
             self.inside = true;
@@ -23,7 +23,7 @@ impl Failures {
             return;
         }
         self.inside = !line.starts_with("test result:");
-        // A stack frame has its number first, and then its position.
+        // A stack frame has a line with its number, and a line with its position.
         let is_frame = line.starts_with("   ") && self.in_backtrace;
         self.in_backtrace = line == "stack backtrace:" || is_frame;
         if self.in_backtrace || line.is_empty() || line == "failures:" {

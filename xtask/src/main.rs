@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything a developer or CI runs, one file per command.
+//! `cargo xtask` runs all tasks of developers and CI. Each command is one file.
 
 mod bench;
 mod config_reference;
@@ -6,6 +6,7 @@ mod dashboard;
 mod deb;
 mod docs;
 mod failures;
+mod faults;
 mod mutants;
 mod packages;
 mod readers;
@@ -29,27 +30,30 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Format, clippy, every test, the conformance suite with real clients, a short fuzz run
+    /// Run format check, clippy, all tests, the conformance suite with real clients, and a short
+    /// fuzz run
     Test(test::Arguments),
-    /// Install the Debian packages that the conformance suite and the benches need
+    /// Install the Debian packages that the conformance suite and the benchmarks need
     Install,
-    /// Histories of the engine in the simulated world, until one breaks a promise
+    /// Simulate histories of the engine until one violates a guarantee
     Simulate(simulate::Arguments),
-    /// Break a running hob in every way we know and check every byte
+    /// Inject faults into a running hob, and check every byte
     Torture(torture::Arguments),
-    /// Change the engine in one place at a time, and see whether a test notices
+    /// Change the engine at one place at a time, and check that a test fails
     Mutants(mutants::Arguments),
     /// Write docs/config.md and packaging/hob.toml.5 from the types of hob.toml
     ConfigReference,
-    /// The Debian package, by cargo-deb
+    /// Write docs/FAULT_TESTS.md, the index from faults to tests
+    Faults,
+    /// Build the Debian package with cargo-deb
     Deb(deb::Arguments),
-    /// The documentation site, by mdBook
+    /// Build the documentation site with mdBook
     Docs(docs::Arguments),
-    /// Draw sentences for a comprehension test by readers who do not know the code
+    /// Draw random sentences for a comprehension test by readers who do not know the code
     Readers(readers::Arguments),
-    /// The tidy tests, or figures about the sources
+    /// Run the tidy tests, or print statistics of the sources
     Tidy(tidy::Arguments),
-    /// Measurements against other programs
+    /// Run benchmarks against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
 }
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Torture(arguments) => torture::run(&arguments),
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::ConfigReference => config_reference::run(),
+        Command::Faults => faults::run(),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),

@@ -1,6 +1,6 @@
-//! `cargo xtask mutants`: does a test fail when the engine is changed? cargo-mutants changes one place at a
-//! time in the parts that decide where data is. Each mutant must fail a unit test of the engine or one of a
-//! few hundred histories.
+//! `cargo xtask mutants` checks that a test fails when the engine is changed. cargo-mutants changes
+//! one place at a time in the parts of the engine that decide where data is. Each mutant must fail
+//! a unit test of the engine or one of a few hundred simulated histories.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::shell;
 
-/// The mutated files.
+/// Source files that are mutated.
 const FILES: [&str; 6] = [
     "crates/engine/src/engine/**",
     "crates/engine/src/journal/**",
@@ -19,21 +19,21 @@ const FILES: [&str; 6] = [
     "crates/engine/src/claims/**",
 ];
 
-/// Number of histories of each test of crates/world/tests/lives.rs and histories.rs.
+/// Number of histories for each test in crates/world/tests/lives.rs and histories.rs.
 const HISTORIES: &str = "300";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Test every Kth mutant only, beginning with the Nth: N/K
+    /// Test only every Kth mutant, starting with the Nth: N/K
     #[arg(long, value_name = "N/K")]
     shard: Option<String>,
     /// Mutate only functions whose names match this regular expression
     #[arg(long, value_name = "RE")]
     only: Option<String>,
-    /// Do without the histories, which take most of the time
+    /// Leave out the simulated histories, which take most of the time
     #[arg(long)]
     unit_only: bool,
-    /// List the mutants and test none
+    /// List the mutants without testing them
     #[arg(long)]
     list: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     std::fs::create_dir_all(&out)?;
     let mut command = shell::cargo(&["mutants", "--package", "hob-engine", "--no-shuffle", "--output"]);
     command.arg(&out).env("HOB_SEEDS", HISTORIES);
-    // A mutant with warnings still counts as one that compiles.
+    // A mutant with warnings still counts as a mutant that compiles.
     command.args(["--cap-lints", "true", "--timeout", "300"]);
     for file in FILES {
         command.args(["--file", file]);
@@ -69,12 +69,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.args(["--test-package", "hob-world"]);
     }
     command.arg("--").args(tests);
-    // It fails if a mutant is missed; the score lists them.
+    // cargo-mutants fails if a mutant was missed; the score lists the missed mutants.
     let result = shell::run(&mut command);
     score(&out.join("mutants.out")).with_context(|| format!("the run itself: {result:?}"))
 }
 
-/// Prints how many mutants were caught, and names those that were not.
+/// Prints the number of mutants that tests detected, and lists the missed mutants.
 fn score(dir: &Path) -> Result<()> {
     let lines = |name: &str| -> Result<Vec<String>> {
         let path = dir.join(name);
@@ -83,7 +83,7 @@ fn score(dir: &Path) -> Result<()> {
     };
     let (caught, missed) = (lines("caught.txt")?, lines("missed.txt")?);
     let (timeout, unviable) = (lines("timeout.txt")?, lines("unviable.txt")?);
-    // A mutant that never ends is detected.
+    // A mutant that never ends counts as detected.
     let noticed = caught.len() + timeout.len();
     let viable = noticed + missed.len();
     if viable == 0 {

@@ -1,4 +1,4 @@
-//! The Debian packages that tests and benches need, and their installation.
+//! Installs the Debian packages that tests and benchmarks need.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A package, and how to detect it: programs, or a path prefix that must exist.
+/// A package, and the programs or path prefixes that show that it is installed.
 struct Package {
     name: &'static str,
     shown_by: &'static [&'static str],
@@ -19,23 +19,23 @@ const PACKAGES: &[Package] = &[
     Package { name: "nbdkit", shown_by: &["nbdkit"] },
     Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy", "nbdfuse"] },
     Package { name: "fio", shown_by: &["fio"] },
-    // For hob's feature psk, which is not in the default build.
+    // hob's optional feature psk needs OpenSSL.
     Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
-    // For hob's feature rbd: a cluster, and librbd, which is in the last of them.
+    // hob's optional feature rbd needs a Ceph cluster and librbd, which the last package has.
     Package { name: "ceph-mon", shown_by: &["ceph-mon", "monmaptool", "osdmaptool"] },
     Package { name: "ceph-osd", shown_by: &["ceph-osd"] },
     Package { name: "ceph-common", shown_by: &["ceph", "rbd", "ceph-authtool"] },
     Package { name: "pkg-config", shown_by: &["pkg-config"] },
     Package { name: "curl", shown_by: &["curl"] },
     Package { name: "qemu-system-x86", shown_by: &["qemu-system-x86_64"] },
-    // The guest's kernel and its modules; the host does not boot it.
+    // Only the kernel and its modules are used, in test guests.
     Package { name: "linux-image-cloud-amd64", shown_by: &["/boot/vmlinuz-*cloud*"] },
     Package { name: "busybox-static", shown_by: &["busybox"] },
     Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "mke2fs", "e2fsck"] },
     Package { name: "cpio", shown_by: &["cpio"] },
-    // For promtool; the server is not started.
+    // Only promtool is used.
     Package { name: "prometheus", shown_by: &["promtool"] },
-    // The dashboard: built by node, tested in a browser, with certificates of OpenSSL.
+    // The dashboard needs node to build, a browser for tests, and OpenSSL for certificates.
     Package { name: "nodejs", shown_by: &["node"] },
     Package { name: "npm", shown_by: &["npm"] },
     Package { name: "chromium", shown_by: &["chromium"] },
@@ -44,24 +44,24 @@ const PACKAGES: &[Package] = &[
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter", "prlimit"] },
     Package { name: "bsdutils", shown_by: &["script"] },
     Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
-    // For a process whose memory is paged out.
+    // Tests use perl as a process whose memory is paged out.
     Package { name: "perl-base", shown_by: &["perl"] },
     Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
-    // For network namespaces, and the hook scripts of hypervisors.
+    // Tests use network namespaces and check hook scripts of hypervisors.
     Package { name: "iproute2", shown_by: &["ip"] },
     Package { name: "shellcheck", shown_by: &["shellcheck"] },
     Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
-    // For clusters of hosts.
+    // Tests of clusters need etcd.
     Package { name: "etcd-server", shown_by: &["etcd"] },
     Package { name: "etcd-client", shown_by: &["etcdctl"] },
-    // A database server; its programs are in a directory per version.
+    // PostgreSQL's programs are in a directory per version.
     Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
     Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
     Package { name: "git", shown_by: &["git"] },
 ];
 
-/// Installs missing packages, if possible; otherwise lists them and goes on, because tests that need them
-/// fail by themselves.
+/// Installs missing packages. If that is impossible, lists them and continues, because tests that
+/// need them fail.
 pub(crate) fn install() -> Result<()> {
     let missing: Vec<&str> =
         PACKAGES.iter().filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect();
@@ -85,7 +85,7 @@ pub(crate) fn install() -> Result<()> {
     }
     println!("installing them with apt-get");
     let apt = |args: &[&str]| {
-        // `env` passes the setting through sudo.
+        // `env` passes the variable through sudo.
         let words =
             [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y"], args].concat();
         let mut command = Command::new(words[0]);
@@ -96,7 +96,8 @@ pub(crate) fn install() -> Result<()> {
     apt(&[&["install", "--no-install-recommends"], &missing[..]].concat())
 }
 
-/// Returns true if a program is in the path, or a file matches a pattern with `*` in its last component.
+/// Returns true if the path has a program with this name, or if a file matches a path with `*` in
+/// its last component.
 pub(crate) fn present(what: &str) -> bool {
     let Some((dir, pattern)) = what.rsplit_once('/') else {
         let path = std::env::var("PATH").unwrap_or_default();

@@ -10,20 +10,20 @@ use anyhow::{Context, Result, bail};
 
 use crate::failures::Failures;
 
-/// Returns the root of the workspace.
+/// Returns the root directory of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// Returns a call of the cargo that runs xtask, in the root of the workspace.
+/// Returns a cargo command in the root directory of the workspace, with the cargo that runs xtask.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs `command` with xtask's output and no input; an error if it fails.
+/// Runs `command` with xtask's output and without input. Returns an error if the command fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
@@ -34,7 +34,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs all commands at the same time; an error if one fails, after the others have ended.
+/// Runs all commands at the same time. Returns an error if one fails, after the others have ended.
 pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
     let mut running = Vec::new();
     let mut failed = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests as [`run`] does; the error has the failed tests and their messages.
+/// Runs tests like [`run`]. The error has the failed tests and their messages.
 pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
@@ -79,7 +79,7 @@ pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` quietly and returns its output; an error if it fails.
+/// Runs `command` and returns its output. Returns an error if the command fails.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {words}"))?;
@@ -95,15 +95,15 @@ pub(crate) fn metadata() -> Result<serde_json::Value> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Returns the directory cargo builds into.
+/// Returns cargo's target directory.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names a target directory")?;
     Ok(dir.into())
 }
 
-/// Set by Ctrl-C and SIGTERM while this exists, so that scratch files and servers can be removed before the
-/// program ends.
+/// Flag that SIGINT and SIGTERM set while this value exists. Scratch files and servers can thus be
+/// removed before the program ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 

@@ -1,4 +1,5 @@
-//! `cargo xtask simulate`: many simulated histories of the engine, on all cores. See docs/SIMULATION.md.
+//! `cargo xtask simulate` runs many simulated histories of the engine on all cores. See
+//! docs/SIMULATION.md.
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
@@ -7,50 +8,50 @@ use crate::shell;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Histories to live
+    /// Number of histories
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     seeds: u64,
     /// First seed
     #[arg(long, value_name = "S", default_value_t = 0)]
     from: u64,
-    /// Stop after that long; 0: when all seeds are done
+    /// Stop after this time; 0 means after all seeds
     #[arg(long, value_name = "M", default_value_t = 0)]
     minutes: u64,
-    /// What histories contain
+    /// Kind of histories
     #[arg(long, value_enum, default_value_t = Kind::Lives)]
     kind: Kind,
-    /// Guest requests of one history
+    /// Number of guest requests per history
     #[arg(long, value_name = "R", default_value_t = 200)]
     requests: u32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
-    /// Persistent caches and write-back, over crashes and restarts
+    /// Persistent caches and write-back, with crashes and restarts
     Lives,
-    /// The same, with memory above every cache
+    /// Persistent caches with restarts and memory tiers
     Memory,
-    /// The same, with shares, limits and windows
+    /// Persistent caches with restarts, shares, limits and throttles
     Qos,
-    /// The same, with disks that get larger
+    /// Persistent caches with restarts and growing disks
     Growth,
-    /// The same, with backings that change silently while no engine runs
+    /// Persistent caches with restarts and backings that change silently while no engine runs
     Silent,
-    /// Lives without faults of devices
+    /// Persistent caches with restarts and without device faults
     Sound,
-    /// The same, but flash devices fail flushes
+    /// Persistent caches with restarts, where the only device faults are failed flushes of flash
     Flaky,
-    /// Volatile caches, one life of the engine
+    /// Volatile caches without restarts
     Single,
-    /// Hosts that hand a disk over, across a bad network
+    /// Hosts that migrate a disk over an unreliable network
     Hosts,
-    /// Hosts that agree through etcd on who serves a disk
+    /// Hosts of a cluster that decide through etcd which host serves a disk
     Cluster,
     /// All of them, one after the other, with the same number of histories each
     All,
 }
 
-/// Builds the simulation with optimisation and runs it.
+/// Builds an optimized simulation and runs it.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if !matches!(arguments.kind, Kind::All) {
         return run_kind(arguments, arguments.kind, arguments.seeds);

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: the checks that developers run before a commit and CI after it.
+//! `cargo xtask test` runs the checks that developers run before a commit and CI runs after it.
 //!
-//! Each step runs even if an earlier one failed, so that one run reports all failures; the summary at the
-//! end lists the steps with their durations.
+//! Each step runs even if an earlier one failed, so that one run reports all failures; the summary
+//! at the end lists the steps with their durations.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ use crate::{dashboard, packages, shell, suite, torture};
 /// Duration of each fuzz target, seconds.
 const FUZZ_SECONDS: u32 = 20;
 
-/// Number of fuzz targets that run in parallel: each uses one core.
+/// Number of fuzz targets that run in parallel. Each uses one core.
 const FUZZ_AT_ONCE: usize = 2;
 
-/// Duration of the fault injection, minutes.
+/// Duration of the fault injection test, minutes.
 const TORTURE_MINUTES: &str = "2";
 
-/// Files of the conformance suite that move data; they run once more without io_uring.
+/// Conformance test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Install no packages, whatever is missing
+    /// Do not install missing packages
     #[arg(long)]
     no_install: bool,
-    /// Run these steps only
+    /// Run only these steps
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Step>,
 }
@@ -39,29 +39,30 @@ pub(crate) struct Arguments {
 enum Step {
     /// Install missing packages
     Install,
-    /// cargo fmt --check
+    /// Check the format with cargo fmt
     Fmt,
-    /// clippy, warnings are errors
+    /// Run clippy; warnings are errors
     Clippy,
-    /// Tests of every crate
+    /// Run the tests of every crate
     Unit,
-    /// The release binary
+    /// Build the release binary
     Build,
-    /// Order in the house: file lengths, crate directions, generated pages …
+    /// Run the tidy tests: file lengths, crate dependencies, generated pages and other rules
     Tidy,
-    /// Black-box tests with real clients
+    /// Run the black-box tests with real clients
     Conformance,
-    /// The black-box tests that move data, on the ring of threads
+    /// Run the black-box tests that move data without io_uring
     Ring,
-    /// Two minutes of fault injection against the release binary
+    /// Run two minutes of fault injection against the release binary
     Torture,
-    /// The dashboard's bundle, and its tests in a browser
+    /// Check the dashboard's bundle, and run its tests in a browser
     Dashboard,
-    /// hob with its features `psk` and `rbd`, and the black-box tests of `psk`
+    /// Build hob with the features `psk` and `rbd`, and run the black-box tests of `psk`
     Psk,
-    /// The black-box tests of feature `rbd`, on Ceph clusters of their own, while the next step runs
+    /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
+    /// the next step
     Rbd,
-    /// Twenty seconds of each fuzz target
+    /// Run each fuzz target for twenty seconds
     Fuzz,
 }
 
@@ -100,13 +101,13 @@ impl Step {
         }
     }
 
-    /// Returns true if other steps can run meanwhile.
+    /// Returns true if other steps can run at the same time.
     fn sleeps(self) -> bool {
         self == Self::Rbd
     }
 
-    /// Runs the step; returns its duration and result. `hob` is the release binary, if this run has built
-    /// it.
+    /// Runs the step and returns its duration and result. `hob` is the release binary if this run
+    /// has built it.
     fn timed(self, hob: Option<&Path>) -> (Duration, Result<()>) {
         let start = Instant::now();
         let result = self.run(hob);
@@ -132,7 +133,7 @@ impl Step {
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
             Self::Tidy => {
                 let mut command = suite::cargo_test(&["--bin", "xtask"]);
-                // Without one from this run, the step builds its own.
+                // Without a binary from this run, the step builds its own.
                 command.envs(hob.map(|hob| ("HOB_BUILT", hob)));
                 shell::run_tests(&mut command)
             }
@@ -165,8 +166,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
         println!("\n=== {} ===", step.name());
         if step.sleeps() {
-            // It mostly waits for other processes. Its output is mixed with that of other steps; failures
-            // are printed at the end.
+            // The step mostly waits for other processes. Its output is mixed with that of other
+            // steps, and its failures are printed at the end.
             beside = Some((step, std::thread::spawn(move || step.timed(None))));
             continue;
         }
@@ -198,12 +199,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// hob with its optional features: TLS by OpenSSL with pre-shared keys, and Ceph RBD images. One build for
-/// both, in the test profile, so that it does not replace the binary of the other steps.
+/// Cargo arguments for hob with its optional features: TLS by OpenSSL with pre-shared keys, and
+/// Ceph RBD images. Both features share one build. The test profile keeps the binary of the other
+/// steps.
 const FEATURES: [&str; 4] = ["-p", "hob", "--features", "psk,rbd"];
 
-/// Builds it, and returns its path. It is built with its tests, because cargo would build the libraries for
-/// the binary alone differently.
+/// Builds hob with optional features and returns its path. The tests are built at the same time,
+/// because cargo would build the libraries differently for the binary alone.
 fn build_with_features() -> Result<PathBuf> {
     shell::run(&mut shell::cargo(&[&["build", "--bins", "--tests"], &FEATURES[..]].concat()))?;
     Ok(shell::target_dir()?.join("debug/hob"))
@@ -212,13 +214,13 @@ fn build_with_features() -> Result<PathBuf> {
 fn psk() -> Result<()> {
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
     cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    // Before its tests: the binary and the tests are then built at the same time.
+    // Building hob first builds binary and tests at the same time.
     let hob = build_with_features()?;
     shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
     shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
 }
 
-/// Runs the black-box tests of RBD images, each with a cluster of four processes.
+/// Runs the black-box tests of RBD images, each with a Ceph cluster of four processes.
 fn rbd() -> Result<()> {
     let hob = build_with_features()?;
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
@@ -235,7 +237,7 @@ fn fuzz() -> Result<()> {
     }
     if !shell::cargo(&["fuzz", "--version"]).output().is_ok_and(|o| o.status.success()) {
         println!("cargo-fuzz is absent: installing it with cargo");
-        // It only starts other programs: optimizing it takes longer than it runs.
+        // cargo-fuzz only starts other programs, so optimizing it takes longer than it saves.
         shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked", "--debug"]))?;
     }
     shell::run(shell::cargo(&["fuzz", "build"]).env("RUSTC_BOOTSTRAP", "1"))?;
@@ -246,8 +248,8 @@ fn fuzz() -> Result<()> {
     Ok(())
 }
 
-/// Returns the run of one target, with the growing corpus, and the corpus in the repository, if the target
-/// has one.
+/// Returns the command that runs a fuzz target with the growing corpus, and with the corpus of the
+/// repository if there is one.
 fn fuzz_run(dir: &Path, target: &str) -> Result<Command> {
     let mut command = shell::cargo(&["fuzz", "run", target]);
     fs::create_dir_all(dir.join("corpus").join(target)).context("make the corpus")?;

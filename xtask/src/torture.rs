@@ -1,4 +1,5 @@
-//! `cargo xtask torture`: fault injection against the release binary. See docs/TORTURE.md.
+//! `cargo xtask torture` runs the fault injection test against the release binary. See
+//! docs/TORTURE.md.
 
 use anyhow::Result;
 use clap::Args;
@@ -10,12 +11,12 @@ pub(crate) struct Arguments {
     /// Test the debug build instead of the release build
     #[arg(long)]
     debug: bool,
-    /// Options of the harness: --minutes M, --seed S, ...; `-- --help` lists them
+    /// Options of the test program: --minutes M, --seed S, ...; `-- --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
     options: Vec<String>,
 }
 
-/// Builds hob and the harness and runs it.
+/// Builds hob and the test program, and runs the test.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile: &[&str] = if arguments.debug { &[] } else { &["--release"] };
     shell::run(&mut shell::cargo(&[&["build", "-p", "hob"], profile].concat()))?;
@@ -24,7 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     harness(&hob, &options)
 }
 
-/// Runs the harness against `hob`.
+/// Runs the test program against the binary `hob`.
 pub(crate) fn harness(hob: &std::path::Path, options: &[&str]) -> Result<()> {
     let mut command = shell::cargo(&[&["run", "--quiet", "-p", "torture", "--"], options].concat());
     shell::run(command.env("HOB_BIN", hob))

@@ -1,49 +1,51 @@
-//! Belady's optimum: the minimum number of misses of any replacement policy with knowledge of future
-//! requests. It is the bound for the policies.
+//! Belady's optimum: the minimum number of misses of any replacement policy, computed with
+//! knowledge of future requests.
 //!
-//! Belady: "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966:
-//! the block whose next use is furthest in the future is evicted. Here that may be the block of the present
-//! request, which is then not admitted, as with policies that refuse admission. So the bound applies to
-//! those policies too (a cache that must admit every block misses a little more).
+//! The algorithm evicts the block whose next use is furthest in the future (Belady: "A study of
+//! replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966). If this is
+//! the block of the current request, the block is not admitted. The bound thus also applies to
+//! policies that refuse admission. A cache that must admit every block misses a little more.
 //!
-//! Every request is a use of one whole block. The caller chooses the requests whose misses count, for
+//! Every request uses one whole block. The caller chooses the requests whose misses count, for
 //! example reads.
 //!
-//! Time: O(n log n) for n requests and each cache size; the logarithm's base is 64. Memory: 4 bytes per
-//! request; about 30 bytes per distinct block while the next uses are computed; then an eighth of a byte
-//! per request for each size in progress. So a trace of 2³² − 1 requests, the maximum, takes 18 GB at one
-//! size.
+//! Time: O(n log n) for n requests and each cache size, where the logarithm has base 64. Memory: 4
+//! bytes per request, and about 30 bytes per distinct block while the next uses are computed. After
+//! that, each cache size in progress needs an eighth of a byte per request. A trace of the maximum
+//! 2³² − 1 requests takes 18 GB for one cache size.
 
 use std::collections::HashMap;
 
 use anyhow::ensure;
 
-/// No later use. Request numbers are lower.
+/// Marks a block without a later use. Request numbers are lower.
 const NEVER: u32 = u32::MAX;
 
-/// The next use of the same block for each request of a trace.
+/// For each request of a trace, the number of the next request that uses the same block.
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
-    /// A bit for each request: whether its misses count.
+    /// One bit per request: true if a miss of the request counts.
     counts: Vec<u64>,
     counted: u64,
     distinct: u64,
 }
 
 impl NextUses {
-    /// Creates it from the requested blocks, in order. The keys are any numbers that identify blocks.
+    /// Computes the next uses of the requested blocks, given in order. The keys are any numbers
+    /// that identify blocks.
     ///
     /// # Errors
-    /// If there are 2³² requests or more.
+    /// Returns an error for 2³² requests or more.
     pub fn new(keys: impl IntoIterator<Item = u64>) -> anyhow::Result<NextUses> {
         Self::counting(keys.into_iter().map(|key| (key, true)))
     }
 
-    /// As [`new`](Self::new), with a flag whether each request's misses count.
+    /// Computes the next uses like [`new`](Self::new), with a flag per request that is true if its
+    /// miss counts.
     ///
     /// # Errors
-    /// If there are 2³² requests or more.
+    /// Returns an error for 2³² requests or more.
     pub fn counting(uses: impl IntoIterator<Item = (u64, bool)>) -> anyhow::Result<NextUses> {
         let mut next: Vec<u32> = Vec::new();
         let (mut counts, mut counted) = (Vec::new(), 0);
@@ -66,7 +68,7 @@ impl NextUses {
         Ok(NextUses { next, counts, counted, distinct: last_use.len() as u64 })
     }
 
-    /// Returns the number of requests.
+    /// Returns the number of requests in the trace.
     pub fn requests(&self) -> u64 {
         self.next.len() as u64
     }
@@ -76,17 +78,17 @@ impl NextUses {
         self.counted
     }
 
-    /// Returns the number of different blocks.
+    /// Returns the number of distinct blocks.
     pub fn distinct(&self) -> u64 {
         self.distinct
     }
 
-    /// Returns the counted misses of the replacement that is optimal for all requests, with a cache of
-    /// `blocks` blocks.
+    /// Returns the number of counted misses with a cache of `blocks` blocks. The replacement is
+    /// optimal for all requests.
     pub fn misses(&self, blocks: u64) -> u64 {
-        // The cache, as the times of its blocks' next uses. A time belongs to one block, so a request finds
-        // its block in the cache exactly if its own time is in the set. Blocks without a later use are
-        // never in it.
+        // The cache is a set of times: the next uses of its blocks. A time belongs to one block, so
+        // a request is a hit exactly if its own time is in the set. Blocks without a later use are
+        // never in the set.
         let mut cached = Moments::new(self.next.len());
         let (mut held, mut misses) = (0u64, 0);
         for (now, next) in (0..).zip(&self.next) {
@@ -108,18 +110,18 @@ impl NextUses {
         misses
     }
 
-    /// Returns the miss ratio of the counted requests at each of these cache sizes, in blocks. 0 for an
-    /// empty trace.
+    /// Returns the miss ratio of the counted requests at each of these cache sizes, in blocks. The
+    /// ratio of an empty trace is 0.
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
         let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
     }
 }
 
-/// A set of times below a bound, with fast access to the last one: a bitmap, above it a bitmap of its
-/// non-empty words, and so on up to a single word.
+/// A set of times below a bound, with fast access to the last time. The set is a bitmap, with a
+/// bitmap of its non-empty words above it, and so on up to a single word.
 struct Moments {
-    /// From the times themselves upwards.
+    /// Bitmaps from the times themselves up to the single word.
     levels: Vec<Vec<u64>>,
 }
 
@@ -147,7 +149,7 @@ impl Moments {
         }
     }
 
-    /// Returns false if it was not present.
+    /// Removes a time. Returns false if the set did not have it.
     fn remove(&mut self, moment: u32) -> bool {
         let mut at = moment as usize;
         if self.levels[0][at / 64] >> (at % 64) & 1 == 0 {

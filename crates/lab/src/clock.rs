@@ -1,34 +1,34 @@
-//! Waits for a point in time with a precision of a few microseconds.
+//! Waits until a given time with a precision of a few microseconds.
 //!
-//! A sleeping thread wakes some 50 to 100 µs late: the kernel coalesces timers, and an idle processor takes
-//! time to wake. So a wait sleeps until [`AWAKE_NS`] before its end, and then yields repeatedly until the
-//! time is reached. Times are nanoseconds from a start.
+//! A sleeping thread wakes 50 to 100 µs late, because the kernel coalesces timers and an idle
+//! processor needs time to wake. A wait therefore sleeps until [`AWAKE_NS`] before its end, and
+//! then yields the processor repeatedly until the time is reached. Times are nanoseconds since the
+//! start of the clock.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Interval at which a stop is detected while nothing happens.
+/// Interval at which a waiting thread checks whether it should stop.
 pub(crate) const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// Time before its end at which a wait stops sleeping, nanoseconds.
+/// Time before the end of a wait at which the thread stops sleeping, nanoseconds.
 pub(crate) const AWAKE_NS: u64 = 100_000;
 
-/// A source of time that can wait.
+/// A clock that can wait.
 pub(crate) trait Clock {
-    /// Returns the nanoseconds from the start.
+    /// Returns the nanoseconds since the start of the clock.
     fn now_ns(&self) -> u64;
-    /// Sleeps for that long, or a little longer.
+    /// Sleeps for at least `ns` nanoseconds.
     fn sleep(&self, ns: u64);
     /// Yields the processor for as short as possible.
     fn pause(&self);
 }
 
-/// The clock on the wall.
+/// The real, monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RealClock(Instant);
 
 impl RealClock {
-    /// Starts a clock now.
     pub(crate) fn start() -> RealClock {
         RealClock(Instant::now())
     }
@@ -48,7 +48,7 @@ impl Clock for RealClock {
     }
 }
 
-/// Waits until `due_ns`. Returns false if `halted` returned true before.
+/// Waits until `due_ns`. Returns false if `halted` returned true before that time.
 pub(crate) fn wait_until(clock: &impl Clock, due_ns: u64, halted: &impl Fn() -> bool) -> bool {
     let nap_ns = STOP_POLL.as_nanos() as u64;
     loop {
@@ -72,7 +72,8 @@ mod tests {
 
     use super::*;
 
-    /// Sleeps longer than requested, as real clocks do, and counts each operation.
+    /// A test clock that sleeps longer than requested, as real clocks do, and counts each
+    /// operation.
     #[derive(Default)]
     struct FakeClock {
         now_ns: Cell<u64>,
@@ -126,7 +127,7 @@ mod tests {
         assert!(clock.now_ns() <= 1_050_000_000, "{}", clock.now_ns());
     }
 
-    /// The real clock, with bounds that hold on a busy machine.
+    /// Checks the real clock with bounds that hold on a loaded host.
     #[test]
     fn a_real_wait_is_not_too_short_and_not_absurdly_long() {
         let clock = RealClock::start();

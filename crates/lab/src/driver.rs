@@ -1,15 +1,15 @@
 //! Sends requests through a real NBD connection and measures their latencies.
 //!
-//! One connection, blocking sockets, two threads: one sends while fewer than the wanted number of requests
-//! are in flight and the next one is due, the caller's own receives. With one thread, a server that waits
-//! for the client to take replies could meet a client that waits for the server to take writes. A request's
-//! latency is measured from just before it is passed to the socket until its whole reply has been read.
-//! Data is not checked, and written data has no meaning.
+//! The driver uses one connection with blocking sockets and two threads. One thread sends the next
+//! request when its time is reached and the queue depth allows. The caller's thread receives
+//! replies. With a single thread, client and server could deadlock, each waiting for the other to
+//! read. The latency of a request starts just before the request is passed to the socket and ends
+//! when the whole reply has been read. Read data is not checked, and written data has no meaning.
 //!
-//! [`drive`] takes a list and sends as fast as answers arrive. [`Connection::run`] takes requests one by
-//! one, each with a time at which it is due, for [`replay`](crate::replay). Refused before anything is
-//! sent: a depth of zero; in a list also accesses outside the export or against its block sizes, and writes
-//! to a read-only export.
+//! [`drive`] sends a list of requests as fast as replies arrive. [`Connection::run`] sends requests
+//! one by one, each at its own time, for [`replay`](crate::replay). Before it sends a request, the
+//! driver refuses a queue depth of zero. In a list it also refuses accesses outside the export or
+//! against its block sizes, and writes to a read-only export.
 
 mod connection;
 mod dialogue;
@@ -30,39 +30,40 @@ use crate::workload::{Access, Op};
 pub use connection::Connection;
 pub use dialogue::{Answer, Ask, Dialogue, Lost};
 
-/// Maximum queue depth.
+/// Maximum queue depth of a run.
 pub const DEPTH_MAX: usize = 4096;
 
-/// A request with its time.
+/// A request and the time at which to send it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// Nanoseconds from the run's start; 0 for as soon as possible.
+    /// Time to send the request, nanoseconds from the start of the run. 0 means as soon as
+    /// possible.
     pub due_ns: u64,
     /// The request.
     pub access: Access,
 }
 
-/// A request that was answered.
+/// A completed request.
 #[derive(Debug)]
 pub struct Done {
-    /// Number in the order of sending, from 0.
+    /// Number of the request in the order of sending, from 0.
     pub number: u64,
     /// The request.
     pub timed: Timed,
-    /// Time of sending, nanoseconds from the run's start.
+    /// Time of sending, nanoseconds from the start of the run.
     pub sent_ns: u64,
-    /// Latency of the answer.
+    /// Latency of the reply, nanoseconds.
     pub latency_ns: u64,
-    /// Why it failed, if it did.
+    /// Error of a failed request.
     pub fault: Option<Fault>,
 }
 
-/// Why a request failed.
+/// Error of a failed request.
 #[derive(Debug)]
 pub enum Fault {
-    /// An error of the NBD server.
+    /// The NBD server returned this error.
     Server(ErrorCode),
-    /// An error of the kernel.
+    /// The kernel returned this error.
     System(io::Error),
 }
 
@@ -78,26 +79,29 @@ impl fmt::Display for Fault {
 /// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Successful requests, in the order of the accesses; times from the run's start, hits unknown.
+    /// Successful requests, in the order of the accesses. Times count from the start of the run,
+    /// and hits are unknown.
     pub samples: Vec<Sample>,
     /// Number of requests that the server answered with an error.
     pub errors: u64,
-    /// The first of those errors.
+    /// First error that the server returned.
     pub first_error: Option<ErrorCode>,
-    /// True if the stop flag ended the run before every access was answered.
+    /// True if the stop flag ended the run before all accesses were answered.
     pub stopped: bool,
-    /// Time from the first request to the last answer.
+    /// Time from the first request to the last reply, nanoseconds.
     pub elapsed_ns: u64,
 }
 
-/// Runs `accesses` against an NBD export with up to `depth` of them in flight, in order of sending.
+/// Sends `accesses` in order to an NBD export, with up to `depth` requests in flight.
 ///
-/// `progress` is called on this thread for every answer with (answered, all). When `stop` becomes true nothing
-/// more is sent, what is in flight is waited for a few seconds, and the run so far is returned.
+/// `progress` is called on this thread after every reply, with the numbers of answered requests and
+/// of all requests. When `stop` becomes true, the driver sends no more requests, waits a few
+/// seconds for the requests in flight, and returns the results so far.
 ///
 /// # Errors
-/// The server cannot be reached, refuses the export, breaks the protocol or goes away; or the accesses do not fit
-/// the export. A request that the server answers with an error is counted, not fatal.
+/// Returns an error if the server cannot be reached, refuses the export, violates the protocol or
+/// closes the connection. Accesses that do not fit the export are also an error. Requests that the
+/// server answers with an error are only counted.
 pub fn drive(
     target: &NbdUri,
     accesses: &[Access],
@@ -133,14 +137,15 @@ pub fn drive(
 }
 
 impl Connection {
-    /// Sends what `source` yields, in that order, each request when it is due and when fewer than `depth` are in
-    /// flight. `done` is called on this thread for every answer. When `stop` becomes true nothing more is sent, and
-    /// what is in flight is waited for a few seconds.
+    /// Sends the requests of `source` in order, each at its own time and with up to `depth`
+    /// requests in flight. `done` is called on this thread for every reply. When `stop` becomes
+    /// true, the driver sends no more requests and waits a few seconds for the requests in flight.
     ///
     /// # Errors
-    /// The server breaks the protocol or goes away, or `source` fails, which ends the sending; `done` has heard of
-    /// what was answered before. A request that the server answers with an error is not an error of the run. The
-    /// caller has seen to it that requests suit what was [negotiated](Connection::negotiated).
+    /// Returns an error if the server violates the protocol or closes the connection, or if
+    /// `source` fails. `done` has been called for all earlier replies. A request that the server
+    /// answers with an error is not an error of the run. The caller must check that requests fit
+    /// the [negotiated](Connection::negotiated) export.
     pub fn run(
         self,
         source: impl Iterator<Item = Result<Timed>> + Send,

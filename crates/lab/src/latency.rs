@@ -1,20 +1,20 @@
-//! Latencies of a trace in virtual time: run through the full engine on modelled devices, without a cache
-//! and with one.
+//! Measures latencies of a trace in virtual time. The trace runs through the real engine on
+//! modelled devices, without and with a cache.
 //!
-//! Requests arrive at the trace's own times, accelerated by the pace, independent of earlier ones. They are
-//! sent one at a time if the trace has no times or the user does not want them. Both runs get the same
-//! requests, and each interval of the series is the same part of the trace in both. With a warm-up the
-//! whole trace is run once before it is measured.
+//! Requests arrive at the trace's times divided by the pace, whether or not earlier requests have
+//! completed. Requests are sent one at a time if the trace has no times or the user asks for this.
+//! Both runs get the same requests, and each interval of the series is the same part of the trace
+//! in both runs. With a warm-up, the whole trace is run once before the measurement.
 //!
-//! An open load does not wait for slow devices. If the backing cannot keep up, requests queue, and
-//! latencies grow with the trace's length and say nothing about the devices: such a run is marked as
-//! overloaded.
+//! Requests with times do not wait for slow devices. If the backing is too slow, requests queue,
+//! and latencies depend on the trace's length instead of the devices. A run with too slow devices
+//! is marked as overloaded.
 //!
-//! Percentiles come from histograms with three significant digits (two in the series); means and maxima are
-//! exact. Requests that the engine refuses count only in their class. Requests above the engine's maximum
-//! length are left out.
+//! Percentiles have three significant digits, or two in the series; means and maxima are exact.
+//! Requests that the engine refuses count only in the class of refused requests. Requests above the
+//! engine's maximum length are left out.
 //!
-//! Units: bytes, nanoseconds of virtual time, seconds if a name says so.
+//! Units: bytes and nanoseconds of virtual time. Names ending in `_s` are in seconds.
 
 #[cfg(test)]
 mod tests;
@@ -38,120 +38,122 @@ use crate::trace::Record;
 
 /// Maximum number of intervals of a series.
 pub const INTERVALS_MAX: usize = 200;
-/// Maximum duration of a trace at its pace: a hundred years. A warm-up doubles it, and virtual time
-/// overflows after 584.
+/// Maximum duration of a trace at its pace: a hundred years. A warm-up doubles the duration, and
+/// virtual time overflows after 584 years.
 const SPAN_NS_MAX: u64 = 100 * 31_557_600_000_000_000;
-/// Number of requests between two reports of progress.
+/// Number of requests between two progress reports.
 const REQUESTS_A_REPORT: u64 = 4096;
-/// A run is overloaded if at least one of this many requests found the engine full, …
+/// A run is overloaded if at least one of this many requests found the engine full and the next two
+/// conditions are true.
 const WAITED_SHARE: u64 = 100;
-/// … or if it continues after the last arrival for at least this part of the trace's time (one in this
-/// number), …
+/// An overloaded run continues after the last arrival for at least this fraction of the trace's
+/// duration, given as a divisor.
 const TAIL_SHARE: u64 = 20;
-/// … and for at least this time.
+/// An overloaded run continues after the last arrival for at least this time, nanoseconds.
 const TAIL_NS_MIN: u64 = 1_000_000_000;
 
 /// Settings of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The cache of the second run; without one there is no second run.
+    /// Cache of the second run. With `None`, there is no second run.
     pub cache: Option<CacheSetup>,
-    /// Storage of the disk.
+    /// Backing of the disk.
     pub backing: Backing,
-    /// Storage of the cache.
+    /// Flash device of the cache.
     pub flash: Flash,
-    /// [`Pace::Asap`] is one request at a time. `None`: as recorded, or one at a time if the trace has no
-    /// times.
+    /// Pace of the requests. [`Pace::Asap`] sends one request at a time. `None` means as recorded,
+    /// or one at a time if the trace has no times.
     pub pace: Option<Pace>,
-    /// True to run the trace once before measuring, in both runs.
+    /// True to run the trace once before the measurement, in both runs.
     pub warm: bool,
 }
 
-/// Timing of the requests.
+/// Arrival times of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrivals {
-    /// At the trace's times, at the pace.
+    /// Requests arrive at the trace's times, divided by the pace.
     Timed,
-    /// One at a time.
+    /// Requests are sent one at a time.
     OneAtATime,
 }
 
 /// Latencies of one class of requests, nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Class {
-    /// `all`, `reads`, `writes`, or a class of [`OUTCOMES`].
+    /// Name of the class: `all`, `reads`, `writes`, or a class of [`OUTCOMES`].
     pub class: &'static str,
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Mean.
+    /// Mean latency.
     pub mean_ns: u64,
-    /// Median.
+    /// Median latency.
     pub p50_ns: u64,
-    /// 90th percentile.
+    /// 90th percentile of the latencies.
     pub p90_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of the latencies.
     pub p99_ns: u64,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latencies.
     pub p999_ns: u64,
-    /// Maximum.
+    /// Maximum latency.
     pub max_ns: u64,
 }
 
 /// I/O of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceIo {
-    /// I/Os.
+    /// Number of I/Os.
     pub ios: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Number of bytes written.
     pub write_bytes: u64,
 }
 
-/// A part of the trace.
+/// Results of one interval of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// Its start, seconds of the run; `None` if requests were sent one at a time.
+    /// Start of the interval, seconds since the start of the run. `None` if requests were sent one
+    /// at a time.
     pub start_s: Option<f64>,
-    /// Number of requests before it.
+    /// Number of requests before the interval.
     pub first_request: u64,
-    /// Number of requests without refused ones.
+    /// Number of requests in the interval, without refused requests.
     pub requests: u64,
     /// Mean latency, nanoseconds.
     pub mean_ns: Option<u64>,
-    /// 99th percentile, nanoseconds.
+    /// 99th percentile of the latencies, nanoseconds.
     pub p99_ns: Option<u64>,
-    /// Share of all reads that were served completely from flash.
+    /// Share of all reads that flash served completely.
     pub read_hit_ratio: Option<f64>,
 }
 
 /// Results of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Played {
-    /// All requests without refused ones.
+    /// Latencies of all requests, without refused requests.
     pub all: Class,
-    /// Reads.
+    /// Latencies of reads.
     pub reads: Option<Class>,
-    /// Writes.
+    /// Latencies of writes.
     pub writes: Option<Class>,
-    /// By class of outcome, in the order of [`OUTCOMES`].
+    /// Latencies by class of outcome, in the order of [`OUTCOMES`].
     pub classes: Vec<Class>,
-    /// Share of all reads that were served completely from flash.
+    /// Share of all reads that flash served completely.
     pub read_hit_ratio: Option<f64>,
-    /// I/O of the flash, fills included.
+    /// I/O of the flash device, including cache fills.
     pub flash: DeviceIo,
     /// I/O of the backing.
     pub backing: DeviceIo,
-    /// Dirty bytes when the last request had ended.
+    /// Number of dirty bytes at the end of the last request.
     pub dirty_bytes: u64,
-    /// Number of requests that found the engine full and had to wait outside.
+    /// Number of requests that waited because the engine was full.
     pub waited: u64,
     /// Maximum number of requests in the engine.
     pub in_flight_max: u32,
-    /// Time from the first request to the end of the last I/O.
+    /// Time from the first request to the end of the last I/O, nanoseconds.
     pub elapsed_ns: u64,
-    /// The devices did not keep up with the pace.
+    /// True if the devices were too slow for the pace.
     pub is_overloaded: bool,
     /// Latency over time.
     pub series: Vec<Interval>,
@@ -160,37 +162,37 @@ pub struct Played {
 /// Results of both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latencies {
-    /// Number of requests that were measured in each run.
+    /// Number of measured requests per run.
     pub requests: u64,
-    /// Requests beyond the limit.
+    /// Number of requests that were left out because of the limit.
     pub left_out: u64,
-    /// Requests above the engine's maximum length; they are left out, too.
+    /// Number of requests that were left out because they exceed the engine's maximum length.
     pub too_long: u64,
-    /// Timing of the requests.
+    /// Arrival times of the requests.
     pub arrivals: Arrivals,
-    /// Time from the first arrival to the last at this pace, seconds; `None` if requests were sent one at a
-    /// time.
+    /// Time from the first arrival to the last at the chosen pace, seconds. `None` if requests were
+    /// sent one at a time.
     pub span_s: Option<f64>,
-    /// True if the trace was run once before.
+    /// True if the trace was run once before the measurement.
     pub is_warm: bool,
     /// Description of the backing.
     pub backing: String,
-    /// Description of the flash.
+    /// Description of the flash device.
     pub flash: &'static str,
     /// Results without a cache.
     pub without: Played,
     /// Results with the cache.
     pub with: Option<Played>,
-    /// Remarks on these figures, a sentence each.
+    /// Remarks on the results, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Runs the collected trace. `progress` gets the present work and its share of all work, and returns
-/// `false` to cancel.
+/// Runs the collected trace. `progress` gets the current stage and the completed share of all work,
+/// and returns `false` to cancel.
 ///
 /// # Errors
-/// There is no request, the cache is invalid, the trace takes too long at this pace, or `progress`
-/// cancelled the work.
+/// Returns an error if the trace has no request, the cache is invalid, the trace takes too long at
+/// this pace, or `progress` cancelled the work.
 pub fn measure(
     material: Material,
     options: &Options,
@@ -251,7 +253,7 @@ pub fn measure(
     Ok(answer)
 }
 
-/// Returns the remarks on the figures.
+/// Returns the remarks on the results.
 fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if answer.left_out > 0 {
@@ -307,19 +309,20 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     notes
 }
 
-/// Returns a tenth of the pace, because of bursts, or half of the slowest run's mean rate; one digit.
+/// Returns a slower pace for an overloaded run, rounded to one digit. The pace is a tenth of the
+/// current one because of bursts, or half of the slowest run's mean rate if that is less.
 fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
     let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
     let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
     let span_ns = answer.span_s.unwrap_or(0.0) * 1e9;
     let pace = now * (span_ns / elapsed_ns.max(1) as f64 / 2.0).min(0.1);
     let digit = 10_f64.powf(pace.max(0.001).log10().floor());
-    // Dividing by a whole number, as below 1, leaves no trailing digits.
+    // Dividing by a whole number avoids trailing digits.
     let digits = (pace / digit).floor().max(1.0);
     if digit < 1.0 { digits / (1.0 / digit).round() } else { digits * digit }
 }
 
-/// Returns the requests, each tagged with its interval.
+/// Returns the requests, each tagged with the number of its interval.
 fn marked(mut asks: Vec<(u64, Ask)>, arrivals: Arrivals, span_ns: u64) -> Vec<(u64, Ask)> {
     let count = asks.len();
     let intervals = INTERVALS_MAX.min(count) as u128;
@@ -342,7 +345,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Counts a request; returns false if the work is cancelled.
+    /// Counts a request. Returns false if the work is cancelled.
     fn goes_on(&mut self, what: &str) -> bool {
         if self.done.is_multiple_of(REQUESTS_A_REPORT) {
             self.is_stopped |= !(self.report)(what, self.done as f64 / self.total as f64);
@@ -352,7 +355,7 @@ impl Stage<'_> {
     }
 }
 
-/// Common state of both runs.
+/// State that both runs share.
 struct Player<'a> {
     asks: Vec<(u64, Ask)>,
     span_bytes: u64,
@@ -451,7 +454,7 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Latencies of one class.
+/// Latencies of one class of requests.
 struct Sum {
     histogram: Histogram<u64>,
     total_ns: u128,
@@ -474,7 +477,8 @@ impl Sum {
         self.total_ns.checked_div(u128::from(self.histogram.len())).unwrap_or(0) as u64
     }
 
-    /// A histogram's values are the ends of their ranges, which may exceed the maximum.
+    /// Returns a quantile. Values of the histogram are the ends of their ranges, so the result is
+    /// limited to the maximum.
     fn quantile_ns(&self, share: f64) -> u64 {
         self.histogram.value_at_quantile(share).min(self.max_ns)
     }
@@ -499,7 +503,7 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads of each interval, and of those from flash.
+    /// Number of reads per interval. The next field has the number of reads from flash.
     reads: Vec<u64>,
     hits: Vec<u64>,
 }

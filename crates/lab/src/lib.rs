@@ -1,8 +1,8 @@
-//! The lab: measures and draws the effect of caches on disks.
+//! The lab measures and draws the effect of caches on disks.
 //!
-//! Workloads are generated, sent through a real NBD connection, summarized, and turned into pictures and
-//! reports. The lab may read the clock, use threads and fail with `anyhow`; only the binary and xtask
-//! depend on it.
+//! The lab generates workloads, sends them through a real NBD connection, summarizes the results,
+//! and draws pictures and reports. The lab may read the clock, use threads and return `anyhow`
+//! errors. Only the hob binary and xtask depend on the lab.
 
 pub mod advise;
 pub mod belady;

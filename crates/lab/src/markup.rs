@@ -1,10 +1,10 @@
 //! Escapes untrusted text for SVG and HTML.
 //!
-//! Names come from traces, files and users. Besides the five characters with a meaning for parsers,
-//! characters that XML forbids, and those that reverse or hide adjacent text, are replaced by U+FFFD. So a
-//! name can neither break a document nor imitate another one.
+//! Names come from traces, files and users. The five characters with a meaning in markup are
+//! escaped. Characters that XML forbids and characters that reverse or hide adjacent text are
+//! replaced by U+FFFD. A name can thus neither break a document nor imitate another name.
 
-/// Returns the text for an element's content or a quoted attribute's value.
+/// Returns the text, escaped for an element's content or a quoted attribute's value.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
@@ -20,7 +20,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Returns the character, or the replacement character if it may not be in a document.
+/// Returns the character, or the replacement character if a document may not contain the character.
 fn plain(char: char) -> char {
     match char {
         '\t' | '\n' | '\r' => char,
@@ -31,14 +31,15 @@ fn plain(char: char) -> char {
     }
 }
 
-/// A small checker of well-formedness for tests of this crate's output.
+/// Checks in tests that generated SVG and HTML documents are well-formed.
 #[cfg(test)]
 pub(crate) mod judge {
-    /// Elements that HTML closes by itself.
+    /// HTML elements without an end tag.
     const VOID: [&str; 4] = ["meta", "br", "hr", "link"];
 
-    /// Returns the first flaw of the document, if any: tags must nest, attributes be quoted and not
-    /// repeated, `&` start one of the five entities, and text contain no `<` or forbidden character.
+    /// Returns the first error of the document, if any. Tags must nest, attributes must be quoted
+    /// and unique, `&` must start one of the five entities, and text must not contain `<` or
+    /// forbidden characters.
     pub(crate) fn flaw(document: &str) -> Option<String> {
         let mut rest = document.strip_prefix("<!doctype html>").unwrap_or(document);
         let mut open: Vec<&str> = Vec::new();
@@ -76,7 +77,7 @@ pub(crate) mod judge {
         left.or_else(|| (roots != 1).then(|| format!("{roots} root elements")))
     }
 
-    /// Returns the end of the tag that starts here, with quotes considered.
+    /// Returns the end of the tag that starts here. A `>` in quotes does not end the tag.
     fn tag_end(tail: &str) -> Option<usize> {
         let mut quoted = false;
         tail.char_indices().find_map(|(at, char)| {

@@ -1,11 +1,12 @@
-//! Reports as one HTML page that needs nothing else: no script, no font, no network.
+//! Renders reports as one self-contained HTML page without scripts, fonts and network access.
 //!
-//! A page is built from plain values and rendered once. It reads on a phone, in a light and a dark room, on paper, and
-//! with a keyboard or a screen reader: what scrolls can be focused, colour never says anything that words do not.
+//! A page is built from plain values and rendered once. The page works on a phone, in light and
+//! dark mode, on paper, and with a keyboard or a screen reader. Scrolling elements can be focused,
+//! and colour never carries information that the text does not have.
 //!
-//! Every text is foreign (names of traces and disks are whatever somebody typed) and is escaped; there is no way to
-//! hand in HTML. The one exception are pictures, which must come from [`crate::picture`]. Should a mistake slip
-//! through all the same, the page's own security policy forbids scripts and everything from elsewhere.
+//! All text is untrusted (users choose names of traces and disks) and is escaped; a caller cannot
+//! insert HTML. The only exception is pictures, which must come from [`crate::picture`]. As a
+//! second defence, the page's content security policy forbids scripts and external resources.
 //!
 //! ```
 //! use hob_lab::page::{Card, Cell, Check, Page, Section, Table};
@@ -30,7 +31,7 @@ use crate::markup::escaped;
 
 const STYLE: &str = include_str!("page/style.css");
 
-/// A report.
+/// A report page.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -40,7 +41,7 @@ pub struct Page {
     made_by: String,
 }
 
-/// A figure people look for first: what it is, its value, and what to add.
+/// A key figure of a report: label, value and note.
 #[derive(Clone, Debug)]
 pub struct Card {
     label: String,
@@ -50,17 +51,17 @@ pub struct Card {
 }
 
 impl Card {
-    /// A card such as "cache size", "3.2 GiB".
+    /// Creates a card with a label and a value, for example "cache size" and "3.2 GiB".
     pub fn new(label: impl Into<String>, value: impl Into<String>) -> Card {
         Card { label: label.into(), value: value.into(), note: String::new(), check: None }
     }
 
-    /// With a smaller line below the value.
+    /// Returns the card with a smaller line of text below the value.
     pub fn note(self, note: impl Into<String>) -> Card {
         Card { note: note.into(), ..self }
     }
 
-    /// With a verdict.
+    /// Returns the card with a verdict.
     pub fn check(self, check: Check) -> Card {
         Card { check: Some(check), ..self }
     }
@@ -76,35 +77,36 @@ impl Card {
 }
 
 impl Page {
-    /// An empty page.
+    /// Creates an empty page.
     pub fn new(title: impl Into<String>) -> Page {
         Page { title: title.into(), lead: vec![], cards: vec![], sections: vec![], made_by: String::new() }
     }
 
-    /// With one more paragraph below the title: the answer, before how it was found.
+    /// Returns the page with one more paragraph below the title. The lead paragraphs give the
+    /// result before the details.
     pub fn lead(mut self, text: impl Into<String>) -> Page {
         self.lead.push(text.into());
         self
     }
 
-    /// With one more key figure.
+    /// Returns the page with one more key figure.
     pub fn card(mut self, card: Card) -> Page {
         self.cards.push(card);
         self
     }
 
-    /// With one more section; the index names it.
+    /// Returns the page with one more section. The index lists the section.
     pub fn section(mut self, section: Section) -> Page {
         self.sections.push(section);
         self
     }
 
-    /// What the footer says of how the page was made: command, version, date.
+    /// Returns the page with a footer that tells how the page was made: command, version and date.
     pub fn made_by(self, text: impl Into<String>) -> Page {
         Page { made_by: text.into(), ..self }
     }
 
-    /// The page as HTML.
+    /// Returns the page as HTML.
     pub fn render(&self) -> String {
         let mut out = String::new();
         let title = escaped(&self.title);
@@ -138,7 +140,7 @@ impl Page {
         out
     }
 
-    /// Links to the sections; a single one needs no index.
+    /// Writes links to the sections, unless there is only one section.
     fn write_index(&self, out: &mut String) {
         if self.sections.len() < 2 {
             return;

@@ -1,4 +1,4 @@
-//! Pictures for people, as SVG text: latency over time, curves, bars.
+//! Draws charts as SVG text: latency over time, curves and bars.
 //!
 //! | picture | for |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | [`curves`] | miss-ratio curves, sweeps, rates over time: lines, steps, areas; linear or logarithmic |
 //! | [`bars`] | figures side by side, such as published and measured |
 //!
-//! All are 1200 pixels wide on white paper, so they read in a light and in a dark page, and scale with it. Whatever
-//! the numbers are, a picture is drawn: values that are not finite, or beyond ±10²⁴, are gaps, and where nothing is
-//! left the picture says "no data". Names are escaped and cut to their room; a picture's size does not grow with the
-//! number of points.
+//! All charts are 1200 pixels wide on a white background, so they are readable in light and dark
+//! pages, and scale with the page. A chart is drawn for any numbers. Values that are not finite or
+//! beyond ±10²⁴ are gaps, and a chart without values says "no data". Names are escaped and cut to
+//! the available width. The size of a chart does not grow with the number of points.
 //!
 //! ```
 //! use hob_lab::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};

@@ -1,23 +1,24 @@
-//! The lab's dice: a small generator whose numbers depend on its seed and nothing else.
+//! The lab's random number generator. The generator's numbers depend only on the seed.
 //!
-//! xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number generators", ACM TOMS 2021), its state
-//! filled by splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), as
-//! its authors advise. Not for secrets.
+//! The generator is xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number
+//! generators", ACM TOMS 2021). As its authors advise, splitmix64 (Steele, Lea and Flood, "Fast
+//! splittable pseudorandom number generators", OOPSLA 2014) initializes the state. The generator is
+//! not suitable for secrets.
 
-/// xoshiro256++.
+/// xoshiro256++ random number generator.
 #[derive(Clone, Debug)]
 pub struct Prng {
     state: [u64; 4],
 }
 
 impl Prng {
-    /// A generator of its own for every seed; neighbouring seeds are unrelated.
+    /// Creates a generator. Different seeds, also adjacent ones, give unrelated numbers.
     pub fn new(seed: u64) -> Self {
         let mut counter = seed;
         Prng { state: std::array::from_fn(|_| splitmix64(&mut counter)) }
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.state;
         let result = a.wrapping_add(*d).rotate_left(23).wrapping_add(*a);
@@ -31,15 +32,16 @@ impl Prng {
         result
     }
 
-    /// Uniform in `[0, 1)`, in steps of 2⁻⁵³.
+    /// Returns a uniform random number in `[0, 1)`, in steps of 2⁻⁵³.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Uniform in `0..bound`, without bias (Lemire, "Fast random integer generation in an interval", 2019).
+    /// Returns a uniform random number in `0..bound` without bias (Lemire, "Fast random integer
+    /// generation in an interval", 2019).
     ///
     /// # Panics
-    /// When `bound` is zero.
+    /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing lies below zero");
         let unfair = bound.wrapping_neg() % bound;
@@ -52,7 +54,7 @@ impl Prng {
     }
 }
 
-/// One step of splitmix64: the counter moves on, its scattering is returned.
+/// Advances the counter by one step of splitmix64 and returns its output.
 pub(crate) fn splitmix64(counter: &mut u64) -> u64 {
     *counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut word = *counter;
@@ -61,7 +63,7 @@ pub(crate) fn splitmix64(counter: &mut u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// Bytes that neither compress nor repeat, always the same.
+/// Returns incompressible bytes without repetition. The bytes are the same in every call.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut dice = Prng::new(0);
     let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| dice.next_u64().to_le_bytes()).collect();

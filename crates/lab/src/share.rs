@@ -1,8 +1,9 @@
-//! Several disks of one host on one pool: how its capacity is divided, and what that does to hits.
+//! Compares ways to divide a pool's capacity between several disks of a host, by their effect on
+//! hits.
 //!
-//! All disks' requests are played in the order of time against caches without I/O ([`CacheSim`]). `auto`
-//! runs the daemon's partitioner with the daemon's samplers, and resizes caches as the daemon does:
-//! segments go with the blocks that they hold. A change takes no time, and nothing is dirty.
+//! The requests of all disks are simulated in order of time on caches without I/O ([`CacheSim`]).
+//! `auto` runs the daemon's partitioner with the daemon's samplers and resizes caches as the daemon
+//! does: a moved segment loses its cached blocks. A resize takes no time, and no data is dirty.
 
 #[cfg(test)]
 mod tests;
@@ -21,21 +22,22 @@ use hob_engine::{CacheSim, SimConfig, SimStats};
 use crate::mrc::{self, Mode};
 use crate::trace::{Op, Record};
 
-/// How the capacity is divided.
+/// Way to divide a pool's capacity between disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Equal parts.
+    /// Equal parts for all disks.
     Static,
-    /// By the daemon's partitioner.
+    /// Parts chosen by the daemon's partitioner.
     Auto,
     /// One LRU cache for all disks.
     OneLru,
-    /// The best fixed parts: by dynamic programming over exact LRU curves of the whole trace.
+    /// The best fixed parts, computed by dynamic programming over exact LRU curves of the whole
+    /// trace.
     Optimum,
 }
 
 impl Share {
-    /// All, in the order of reports.
+    /// All ways to divide the capacity, in the order of reports.
     pub const ALL: [Share; 4] = [Share::Static, Share::Auto, Share::OneLru, Share::Optimum];
 
     /// Returns the name that users type.
@@ -49,12 +51,13 @@ impl Share {
     }
 }
 
-/// Address bits of a chunk: disks are laid out in chunks, so that all fit into one cache's addresses.
+/// Base-2 logarithm of the chunk size. Disks are laid out in chunks, so that all disks fit into the
+/// addresses of one cache.
 const CHUNK_BITS: u32 = 30;
-/// Maximum number of chunks with blocks of 4 KiB: a cache has 2³² block addresses.
+/// Maximum number of chunks with blocks of 4 KiB, because a cache has 2³² block addresses.
 const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 
-/// Requests of the disks of one host, in the order of time.
+/// Requests of all disks of one host, in order of time.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     records: Vec<Record>,
@@ -63,10 +66,11 @@ pub struct Host {
 }
 
 impl Host {
-    /// Adds a trace as a disk. With `duration_ns`, its times are stretched to take that long.
+    /// Adds a trace as a disk. With `duration_ns`, the times of the trace are scaled to this
+    /// duration.
     ///
     /// # Errors
-    /// The disks do not fit into the addresses of one cache: 16 TiB.
+    /// Returns an error if the disks do not fit into the addresses of one cache, 16 TiB.
     pub fn add(&mut self, records: &[Record], duration_ns: Option<u64>) -> Result<()> {
         let disk = self.disks;
         let next = disk.checked_add(1).context("more than 65,535 disks")?;
@@ -79,7 +83,7 @@ impl Host {
             let chunks = self.chunks.len() as u64;
             let chunk = *self.chunks.entry((disk, record.offset >> CHUNK_BITS)).or_insert(chunks);
             let inside = record.offset & ((1 << CHUNK_BITS) - 1);
-            // A request that crosses the end of a chunk loses the rest.
+            // A request that crosses the end of a chunk is truncated.
             let len = record.len.min((1 << CHUNK_BITS) - inside as u32);
             self.records.push(Record { at_ns, offset: chunk << CHUNK_BITS | inside, len, disk, ..*record });
         }
@@ -88,7 +92,7 @@ impl Host {
         Ok(())
     }
 
-    /// Sorts the requests by time; to be called after the last disk was added.
+    /// Sorts the requests by time. The caller must call this after it has added the last disk.
     pub fn sort(&mut self) {
         self.records.sort_by_key(|record| record.at_ns);
     }
@@ -103,7 +107,7 @@ impl Host {
         &self.records
     }
 
-    /// Returns the bytes that requests touch, in blocks of `block_bytes`.
+    /// Returns the number of bytes that requests touch, in blocks of `block_bytes`.
     pub fn footprint(&self, block_bytes: u64) -> u64 {
         let touched = self.records.iter().flat_map(|record| {
             record.offset / block_bytes..(record.offset + u64::from(record.len)).div_ceil(block_bytes)
@@ -112,53 +116,54 @@ impl Host {
     }
 }
 
-/// The caches to simulate.
+/// Capacity and settings of the caches to simulate.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool {
-    /// Capacity in segments: at least one per disk.
+    /// Capacity in segments: at least one segment per disk.
     pub segments: u32,
-    /// Size of a segment in bytes.
+    /// Size of a segment, bytes.
     pub segment_bytes: u64,
-    /// Size of a cache block in bytes.
+    /// Size of a cache block, bytes.
     pub block_bytes: u32,
-    /// Replacement policy.
+    /// Replacement policy of the caches.
     pub policy: PolicyKind,
-    /// Admission.
+    /// Admission of the caches.
     pub admission: Admission,
 }
 
-/// Result of one division.
+/// Result of one way to divide the capacity.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// The division.
+    /// Way in which the capacity was divided.
     pub share: Share,
-    /// Counts of each disk; with one cache for all, one entry.
+    /// Counts of each disk. One cache for all disks has one entry.
     pub disks: Vec<SimStats>,
-    /// Segments of each disk at the end.
+    /// Number of segments of each disk at the end.
     pub segments: Vec<u32>,
-    /// Segments that went from one cache to another.
+    /// Number of segments that moved from one cache to another.
     pub moved: u64,
-    /// Blocks dropped with them.
+    /// Number of blocks dropped with moved segments.
     pub dropped: u64,
 }
 
 impl Shared {
-    /// Returns the read hit ratio of all disks together, by requests.
+    /// Returns the read hit ratio of all disks together, by number of requests.
     pub fn read_hit_ratio(&self) -> f64 {
         let sum = |of: fn(&SimStats) -> u64| self.disks.iter().map(of).sum::<u64>() as f64;
         sum(|stats| stats.read_hits) / sum(|stats| stats.reads).max(1.0)
     }
 
-    /// Returns the bytes written to flash.
+    /// Returns the number of bytes written to flash.
     pub fn flash_write_bytes(&self) -> u64 {
         self.disks.iter().map(|stats| stats.flash_write_bytes).sum()
     }
 }
 
-/// Plays the host's requests against a pool that is divided this way.
+/// Simulates the host's requests on a pool that is divided this way.
 ///
 /// # Errors
-/// The pool has fewer segments than the host has disks, or its caches are invalid.
+/// Returns an error if the pool has fewer segments than the host has disks, or if the cache
+/// settings are invalid.
 pub fn play(host: &Host, pool: &Pool, share: Share) -> Result<Shared> {
     ensure!(pool.segments >= u32::from(host.disks), "a pool of {} segments is too small", pool.segments);
     match share {
@@ -207,11 +212,12 @@ fn fixed(host: &Host, pool: &Pool, share: Share, segments: &[u32]) -> Result<Sha
     Ok(Shared { share, disks, segments: segments.to_vec(), moved: 0, dropped: 0 })
 }
 
-/// Returns the fixed sizes with the most read hits under LRU, at least a segment each.
+/// Returns the fixed cache sizes with the most read hits under LRU, at least one segment per disk.
 fn optimum(host: &Host, pool: &Pool) -> Result<Vec<u32>> {
     let count = pool.segments as usize;
     let blocks = pool.segment_bytes / u64::from(pool.block_bytes);
-    // Most hits of the disks so far with so many segments, and for each disk how many it has there.
+    // `best` has the most hits of the disks so far, by number of segments. `chosen` has the
+    // segments of each disk in that solution.
     let mut best = vec![0.0; count + 1];
     let mut chosen: Vec<Vec<u32>> = Vec::new();
     for disk in 0..host.disks {
@@ -253,7 +259,7 @@ fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
     let mut next_round = 0;
     for record in &host.records {
         if record.at_ns >= next_round {
-            // Rounds without a request in between decide nothing new.
+            // Without a request in between, the partitioner decides nothing new.
             let now = Instant(record.at_ns);
             next_round = record.at_ns + PERIOD_NS;
             for Change { disk, from, to } in round(&mut partitioner, now, pool, &segments, &samplers) {
@@ -304,7 +310,7 @@ fn round(
     partitioner.round(now, pool.segments.into(), &members).changes
 }
 
-/// Returns the engine's request of a record.
+/// Returns the engine request of a trace record, or `None` for a flush.
 fn request(record: &Record) -> Option<Request> {
     let op = match record.op {
         Op::Read => EngineOp::Read,

@@ -1,39 +1,40 @@
-//! Summary of a run: mean, median, 99th percentile, maximum, requests per second.
+//! Summarizes the latencies of a run: mean, median, 99th percentile, maximum and requests per
+//! second.
 //!
-//! Percentiles are exact (nearest rank), since all latencies of a run are in memory.
+//! Percentiles are exact (nearest rank), because all latencies of a run are in memory.
 
-/// One completed request.
+/// One completed request of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Time of sending, nanoseconds from the start of its run.
+    /// Time of sending, nanoseconds from the start of the run.
     pub at_ns: u64,
-    /// Its latency.
+    /// Latency of the request, nanoseconds.
     pub latency_ns: u64,
-    /// True if it was served from flash; `None` if unknown.
+    /// True if flash served the request, `None` if unknown.
     pub hit: Option<bool>,
 }
 
-/// The figures of one run; all zero for a run without a request.
+/// Summary of one run. All values of a run without requests are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Completed requests.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Arithmetic mean of the latencies.
+    /// Arithmetic mean of the latencies, nanoseconds.
     pub mean_ns: u64,
-    /// Half of the requests took at most this long.
+    /// Median of the latencies, nanoseconds.
     pub p50_ns: u64,
-    /// 99 of 100 requests took at most this long.
+    /// 99th percentile of the latencies, nanoseconds.
     pub p99_ns: u64,
-    /// The slowest request.
+    /// Latency of the slowest request, nanoseconds.
     pub max_ns: u64,
     /// Completed requests per second, from the first send to the last completion.
     pub iops: f64,
-    /// Hit ratio of the requests for which it is known, 0 to 1.
+    /// Hit ratio of the requests for which hit or miss is known, 0 to 1.
     pub hit_ratio: Option<f64>,
 }
 
 impl Summary {
-    /// Computes the summary of these samples, in any order.
+    /// Computes the summary of these samples. The order of the samples does not matter.
     pub fn of(samples: &[Sample]) -> Summary {
         let mut latencies: Vec<u64> = samples.iter().map(|sample| sample.latency_ns).collect();
         latencies.sort_unstable();
@@ -55,7 +56,8 @@ impl Summary {
     }
 }
 
-/// Nearest rank: the smallest value that at least `percent` of 100 values do not exceed.
+/// Returns a percentile of sorted values by nearest rank: the smallest value that `percent` % of
+/// the values do not exceed.
 fn percentile(sorted: &[u64], percent: usize) -> u64 {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted[rank - 1]
@@ -73,7 +75,7 @@ mod tests {
             .collect()
     }
 
-    /// The definition, by counting: the least sample that enough samples do not exceed.
+    /// Computes a percentile by counting: the least sample that enough samples do not exceed.
     fn by_counting(samples: &[Sample], share: f64) -> u64 {
         let enough = |ns: u64| {
             let below = samples.iter().filter(|sample| sample.latency_ns <= ns).count();

@@ -1,7 +1,8 @@
-//! Made-up disk I/O: which bytes are asked for, in which order, and whether they are read or written.
+//! Generates synthetic disk I/O: offsets, order, and reads or writes.
 //!
-//! A workload is an iterator of [`Access`]es, the same for the same seed. It knows no time: pace and depth belong
-//! to whoever drives it. Offsets and lengths are bytes, multiples of the request size.
+//! A workload is an iterator of [`Access`]es. The same seed gives the same accesses. A workload has
+//! no times: the driver chooses rate and queue depth. Offsets and lengths are in bytes and
+//! multiples of the request size.
 
 use crate::prng::{Prng, splitmix64};
 pub use crate::trace::Op;
@@ -9,45 +10,46 @@ pub use crate::trace::Op;
 /// One request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Read or write.
+    /// Operation of the request: read or write.
     pub op: Op,
 }
 
-/// Where the next access goes.
+/// Distribution of the accesses over the disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
-    /// One request after the other from the start of the disk, and round again.
+    /// Sequential accesses from the start of the disk, repeated from the start after the end.
     Sequential,
-    /// Every place equally likely.
+    /// Uniformly distributed accesses.
     Uniform,
-    /// The k-th most popular place with probability in proportion to `1 / k^theta`; popular places are scattered
-    /// over the disk.
+    /// Zipf distribution: the k-th most popular location has a probability proportional to `1 /
+    /// k^theta`. Popular locations are scattered over the disk.
     Zipf {
-        /// Skew, 0 or more; disks of virtual machines lie around 0.8–1.2.
+        /// Skew of the distribution, 0 or more. Disks of VMs have a skew of about 0.8–1.2.
         theta: f64,
     },
 }
 
-/// A workload before it starts.
+/// Configuration of a workload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkloadConfig {
-    /// Bytes the accesses range over, from offset zero; what does not fill a request is left out.
+    /// Number of bytes that the accesses cover, from offset 0. A remainder smaller than a request
+    /// is not used.
     pub footprint_bytes: u64,
-    /// Bytes of each request.
+    /// Size of each request, bytes.
     pub request_bytes: u32,
-    /// Where requests go.
+    /// Distribution of the accesses over the disk.
     pub pattern: Pattern,
-    /// Thousandths of the requests that read; the others write.
+    /// Share of requests that are reads, per mille. The other requests are writes.
     pub read_permille: u16,
-    /// The dice.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// An endless run of accesses; `take(n)` of it is a list.
+/// An endless iterator of accesses.
 #[derive(Clone, Debug)]
 pub struct Workload {
     request_bytes: u32,
@@ -65,10 +67,11 @@ enum Places {
 }
 
 impl Workload {
-    /// The workload at its first access.
+    /// Creates the workload, before its first access.
     ///
     /// # Panics
-    /// When the footprint holds no request, the shares exceed 1000 ‰, or the skew is negative or not a number.
+    /// Panics if the footprint is smaller than a request, the share of reads exceeds 1000 ‰, or the
+    /// skew is negative or not a number.
     pub fn new(config: &WorkloadConfig) -> Self {
         assert!(config.request_bytes > 0, "requests have a size");
         assert!(config.read_permille <= 1000, "shares are thousandths");
@@ -105,26 +108,30 @@ impl Iterator for Workload {
     }
 }
 
-/// Zipf's law over ranks `0..n`: rank `k` has probability in proportion to `1 / (k + 1)^theta`.
+/// Zipf distribution over ranks `0..n`: rank `k` has a probability proportional to `1 / (k +
+/// 1)^theta`.
 ///
-/// Exact, in constant memory and time, by rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to
-/// generate variates from monotone discrete distributions", ACM TOMACS 1996).
+/// The numbers are exact and need constant memory and time, by rejection-inversion (Hörmann and
+/// Derflinger, "Rejection-inversion to generate variates from monotone discrete distributions", ACM
+/// TOMACS 1996).
 #[derive(Clone, Debug)]
 pub struct Zipf {
     n: f64,
     theta: f64,
-    /// The hat's integral over the first rank's part and up to the last rank.
+    /// Integral of the hat function up to the first rank's part. The next field has the integral up
+    /// to the last rank.
     area_first: f64,
     area_last: f64,
-    /// A candidate this close to its real-valued parent is accepted without further ado.
+    /// Maximum distance between a candidate and its real-valued origin at which the candidate is
+    /// accepted without a test.
     shortcut: f64,
 }
 
 impl Zipf {
-    /// The law over `n` ranks; `theta` 0 is uniform.
+    /// Creates the distribution over `n` ranks. A `theta` of 0 is uniform.
     ///
     /// # Panics
-    /// When there is no rank, or the skew is negative or not a number.
+    /// Panics if `n` is 0, or if the skew is negative or not a number.
     pub fn new(n: u64, theta: f64) -> Self {
         assert!(n > 0, "a law over nothing");
         assert!(theta >= 0.0 && theta.is_finite(), "skew {theta} is not a law");
@@ -135,7 +142,7 @@ impl Zipf {
         law
     }
 
-    /// Draws a rank.
+    /// Returns a random rank.
     pub fn rank(&self, dice: &mut Prng) -> u64 {
         loop {
             let area = self.area_last + dice.unit() * (self.area_first - self.area_last);
@@ -151,7 +158,7 @@ impl Zipf {
         (-self.theta * x.ln()).exp()
     }
 
-    /// Integral of the weight: `(x^(1-θ) - 1) / (1-θ)`, which is `ln x` at θ = 1.
+    /// Returns the integral of the weight: `(x^(1-θ) - 1) / (1-θ)`, which is `ln x` at θ = 1.
     fn area(&self, x: f64) -> f64 {
         let log = x.ln();
         let exponent = (1.0 - self.theta) * log;
@@ -159,7 +166,7 @@ impl Zipf {
     }
 
     fn area_inverse(&self, area: f64) -> f64 {
-        // Rounding may leave the argument just below the pole of the logarithm.
+        // Rounding may move the argument just below the pole of the logarithm.
         let scaled = (area * (1.0 - self.theta)).max(-1.0);
         let log =
             if scaled.abs() < 1e-8 { area * (1.0 - scaled / 2.0) } else { area * scaled.ln_1p() / scaled };
@@ -167,8 +174,9 @@ impl Zipf {
     }
 }
 
-/// A shuffling of `0..n` that needs no table: a Feistel network over the next power of four, walked along until it
-/// falls inside the range (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+/// Random permutation of `0..n` without a table. A Feistel network over the next power of four is
+/// applied repeatedly until the result is inside the range (Black and Rogaway, "Ciphers with
+/// arbitrary finite domains", CT-RSA 2002).
 #[derive(Clone, Debug)]
 pub struct Scatter {
     n: u64,
@@ -177,10 +185,10 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// The shuffling of `0..n` that belongs to the seed.
+    /// Creates the permutation of `0..n` for this seed.
     ///
     /// # Panics
-    /// When there is nothing to shuffle, or more than 2^62.
+    /// Panics if `n` is 0 or larger than 2^62.
     pub fn new(n: u64, seed: u64) -> Self {
         assert!(n > 0 && n <= 1 << 62, "{n} places cannot be shuffled");
         let half_bits = n.next_power_of_two().ilog2().div_ceil(2).max(1);
@@ -188,7 +196,7 @@ impl Scatter {
         Scatter { n, half_bits, keys: std::array::from_fn(|_| splitmix64(&mut counter)) }
     }
 
-    /// Where rank `rank` lies; no two ranks share a place.
+    /// Returns the location of a rank. Different ranks have different locations.
     pub fn place(&self, rank: u64) -> u64 {
         assert!(rank < self.n, "rank {rank} of {}", self.n);
         let mut word = self.round_trip(rank);

@@ -1,16 +1,27 @@
-//! Runs many simulated histories on all cores until one breaks a promise; normally called by `cargo xtask
-//! simulate`.
+//! Runs many simulated histories on all cores until one violates a guarantee. `cargo xtask
+//! simulate` starts this program.
 //!
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is one of: `lives`; `sound` (lives without device failures); `flaky` (the same, but flash
-//! devices fail flushes); `memory` (lives with a memory tier
-//! above every cache); `qos` (lives with shares, limits and windows); `single`; `hosts` (several hosts that
-//! hand a disk over); or `cluster` (several hosts that decide through etcd which of them serves a disk).
-//! MINUTES may be 0 for no limit. Progress goes to stderr. At the first violation, or panic of the engine,
-//! it stops and prints the seed and how to replay it. If `HOB_TRACE` is set in the environment, it prints
-//! everything that crosses the engine's boundary.
+//!
+//! KIND is one of:
+//!
+//! - `lives`: histories with restarts of the engine;
+//! - `sound`: histories with restarts and without device failures;
+//! - `flaky`: histories with restarts in which flash devices fail only flushes;
+//! - `memory`: histories with restarts and memory tiers;
+//! - `qos`: histories with restarts, shares, limits and throttles;
+//! - `growth`: histories with restarts and growing disks;
+//! - `silent`: histories with restarts and backings that change silently;
+//! - `single`: histories without restarts;
+//! - `hosts`: several hosts that migrate a disk;
+//! - `cluster`: several hosts that decide through etcd which host serves a disk.
+//!
+//! A value of 0 for MINUTES means no limit. Progress goes to standard error. At the first violation
+//! or panic of the engine, the program stops and prints the seed and the command to replay it. If
+//! `HOB_TRACE` is set in the environment, the program prints all events that enter or leave the
+//! engine.
 
 #![allow(
     clippy::disallowed_types,

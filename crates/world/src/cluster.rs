@@ -1,24 +1,25 @@
-//! Histories of two or three hosts that decide through a store with leases which of them serves which disk
-//! (docs/decisions/0019).
+//! Simulates two or three hosts of a cluster. The hosts decide through etcd which of them serves
+//! which disk (docs/decisions/0019).
 //!
-//! Each host has the state machines of [`hob_engine::cluster`], and acts as a daemon does: it opens disks,
-//! holds replies and changes while its lease is in doubt, takes disks again, and gives them back. The
-//! environment is a model of etcd, a network that loses and delays messages, hosts that are stopped, killed
-//! and partitioned, clocks that drift up to the limit, and wall clocks that jump. A guest on each host
-//! writes and reads the disks that its host serves, also where no guest should run. The checkers verify:
+//! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. A
+//! simulated host opens disks, acquires them again after a lost lease, and gives them back. While
+//! its lease is in doubt, the host delays replies and writes. The simulated environment has a model
+//! of etcd and a network that loses and delays messages. Hosts are paused, killed and partitioned,
+//! clocks drift up to the limit, and wall clocks jump. A guest on each host writes and reads the
+//! disks that the host serves, even on hosts where no guest should run. The checkers verify:
 //!
-//! - nothing is acknowledged under a generation after anything was under a later one, nor by two hosts
-//!   under one;
-//! - no two hosts may acknowledge at the same moment;
-//! - no change reaches a backing that was sent under an earlier generation than the last acknowledgement's;
-//! - reads return the value acknowledged last, or one in doubt since;
-//! - dirty data in a host's flash is lost only by an operator's force, also if that host is destroyed and
-//!   another one has a replica;
-//! - no host takes a disk of a failed owner before the settling time is over;
-//! - when faults have ceased, every disk is served.
+//! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
+//!   only one host acknowledges in each generation;
+//! - only one host at a time is allowed to acknowledge requests of a disk;
+//! - no write of an earlier generation than the last acknowledgement's reaches a backing;
+//! - reads return the last acknowledged value, or an unacknowledged later one;
+//! - dirty data in a host's flash is lost only if the operator forces a takeover, even if the host
+//!   is destroyed while another host has a replica;
+//! - no host takes over a disk of a failed owner before the settling time is over;
+//! - after the faults have ended, every disk is served.
 //!
-//! Not included: engines with their flash and journals (`sim` and `hosts` have those). A cache here is a
-//! table that survives its process.
+//! Engines, flash and journals are not included (`sim` and `hosts` have them). A simulated cache is
+//! a table that survives the daemon process.
 
 mod adopt;
 mod checker;
@@ -46,27 +47,27 @@ pub use plan::Report;
 use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
-/// Time after the last fault by which everything must be served, nanoseconds, in addition to leases and
-/// settling.
+/// Time after the last fault within which every disk must be served, nanoseconds. The time of
+/// leases and settling is added.
 const HEALING_NS: u64 = 60_000 * MS;
 
-/// Maximum number of steps per request of a history, and in addition to that.
+/// Maximum number of simulation steps per guest request of a history.
 const STEPS_MAX: u64 = 20_000;
 
-/// Options of a history.
+/// Options of a history of a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Approximate number of guest requests.
+    /// Approximate number of guest requests in the history.
     pub requests: u32,
-    /// Injects faults.
+    /// True if the simulation injects faults.
     pub faults: bool,
-    /// Breaks something on purpose: some run must fail.
+    /// Deliberate defect of the hosts: in some histories the checkers must report a violation.
     pub sabotage: Option<Sabotage>,
-    /// Called for every event with one line.
+    /// Called with one line for every event.
     pub trace: Option<Trace>,
 }
 
-/// Prints a line of a trace.
+/// Function that prints one line of the event trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
 impl Default for Options {
@@ -75,56 +76,58 @@ impl Default for Options {
     }
 }
 
-/// Defects of the hosts, to test whether the checkers notice.
+/// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The lease is counted from the answer to its renewal.
+    /// The host counts its lease from the reply to the renewal, and not from the request.
     CountsFromAnswer,
-    /// The lease is used in full length, without a margin.
+    /// The host uses its lease in full length, without a safety margin.
     NoMargin,
-    /// The clock is not checked before replies.
+    /// The host does not check its clock before replies.
     UncheckedAnswers,
-    /// The clock is not checked before changes.
+    /// The host does not check its clock before writes to the backing.
     UncheckedChanges,
-    /// Leases use the wall clock.
+    /// The host measures leases with the wall clock.
     WallClock,
-    /// A disk is taken although another host holds it.
+    /// The host takes a disk although another host has the ownership lock.
     TakesHeld,
-    /// A failed owner's writes get no time to settle.
+    /// The host does not wait until a failed owner's writes have settled.
     NoSettling,
-    /// A disk is taken although another host's flash has its newest data.
+    /// The host takes a disk although another host's flash has the newest data.
     IgnoresDirty,
-    /// Flash content is trusted, whichever host had the disk meanwhile.
+    /// The host trusts its flash content even if another host had the disk since.
     BelievesFlash,
-    /// Write-back begins before the ownership record says so.
+    /// The host starts write-back before the ownership record says so.
     EarlyWriteBack,
-    /// Held replies are released with the next lease, before the disk is taken again.
+    /// The host sends delayed replies with the next lease, before the disk's ownership is
+    /// confirmed.
     ReleasesEarly,
-    /// A renewal counts even if a deposed leader answers it.
+    /// The host accepts a renewal that a deposed etcd leader answered.
     BelievesDeposed,
-    /// The end of a lease does not end what was taken under it.
+    /// The host keeps the disks that it acquired under an expired lease.
     IgnoresEnd,
-    /// A host that loses its replica continues without it before the record says so.
+    /// A host that loses its replica continues without it before the ownership record says so.
     FailsEarly,
-    /// The record names a replica before that is complete.
+    /// The ownership record names a replica before the replica is complete.
     SaysCopyEarly,
-    /// A host that takes its disk again leaves the replica in the record.
+    /// A host that acquires its disk again leaves an incomplete replica in the ownership record.
     KeepsWord,
-    /// The same while it still holds the disk.
+    /// A host that reconfirms a disk that it still locks leaves an incomplete replica in the
+    /// ownership record.
     KeepsWordOfHeld,
-    /// A failover counts as complete when everything was sent to the backing.
+    /// A failover counts as complete when all writes were sent to the backing, before they arrive.
     EndsEarly,
-    /// Flash content is trusted although another host has failed over from its replica.
+    /// The host trusts its flash content although another host has failed over from its replica.
     BelievesAdopted,
-    /// The clock is not checked when a change that waited in its process starts.
+    /// The host does not check its clock when a write that waited in the process starts.
     UncheckedQueue,
-    /// The lease is renewed although a shard hangs.
+    /// The host renews its lease although a shard hangs.
     RenewsWhileHung,
-    /// A process whose shard hangs keeps running.
+    /// A daemon process whose shard hangs keeps running.
     NoWatchdog,
 }
 
-/// Calls the trace, if there is one.
+/// Calls the trace function if one is set.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -134,17 +137,17 @@ macro_rules! trace {
 }
 use trace;
 
-/// A disk that a host takes by force, with the loss of another host's dirty data.
+/// A disk that a host takes by force, which loses another host's dirty data.
 #[derive(Debug)]
 struct Forced {
     host: usize,
-    /// Generation of the disk if that happens.
+    /// Generation of the disk after the forced takeover.
     generation: u64,
-    /// It has happened, whether that host knows it or not.
+    /// The forced takeover has happened. The host may not know this yet.
     happened: bool,
 }
 
-/// A future event. Processes are identified by host and process number.
+/// A future event of the simulation. Processes are identified by host and process number.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 enum Event {
@@ -162,7 +165,7 @@ enum Event {
         number: u64,
         response: Option<Response>,
     },
-    /// The lease manager has work to do.
+    /// The lease manager of a host must be called.
     Keep {
         host: usize,
         life: u32,
@@ -190,7 +193,7 @@ enum Event {
     Think {
         host: usize,
     },
-    /// A change that waited for its system call starts.
+    /// A write that waited for its system call starts.
     Begin {
         host: usize,
         life: u32,
@@ -203,7 +206,7 @@ enum Event {
         host: usize,
         life: u32,
     },
-    /// A change arrives at the backing.
+    /// A write arrives at the backing.
     Land {
         host: usize,
         life: u32,
@@ -211,7 +214,7 @@ enum Event {
         change: Change,
         op: u64,
     },
-    /// A request reaches the lending host.
+    /// A replica request reaches the lending host.
     ToLender {
         host: usize,
         from: usize,
@@ -221,7 +224,7 @@ enum Event {
         op: u64,
         what: PeerOp,
     },
-    /// The lending host has completed it.
+    /// The lending host's reply to a replica request arrives.
     FromLender {
         host: usize,
         life: u32,
@@ -230,7 +233,7 @@ enum Event {
         op: u64,
         what: PeerOp,
     },
-    /// The timeout of such a request.
+    /// Timeout of a replica request.
     LenderSilent {
         host: usize,
         life: u32,
@@ -238,7 +241,7 @@ enum Event {
         loan: u64,
         op: u64,
     },
-    /// An I/O has ended, with the value that was read.
+    /// An I/O has completed, with the value of a read.
     Done {
         host: usize,
         life: u32,
@@ -246,7 +249,7 @@ enum Event {
         op: u64,
         result: Option<u64>,
     },
-    /// A reply is on the wire.
+    /// A reply leaves the host.
     Answer {
         host: usize,
         life: u32,
@@ -274,20 +277,20 @@ struct Simulation<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
-    /// For each disk: the host that takes it by force.
+    /// Forced takeover of each disk, if any.
     forced: Vec<Option<Forced>>,
-    /// For each disk: when its lock was deleted last.
+    /// Time at which the ownership lock of each disk was last deleted.
     gone_at: Vec<Option<Instant>>,
-    /// Numbers of requests and values are unique.
+    /// Last unique number given to a request or value.
     last: u64,
     healed: bool,
     report: Report,
 }
 
-/// Runs one history.
+/// Simulates the history of a seed.
 ///
 /// # Errors
-/// If a promise is broken.
+/// Returns a [`Violation`] if a guarantee is violated.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut rng = SimRng::new(seed);
     let plan = Plan::draw(options, &mut rng);
@@ -357,7 +360,7 @@ impl<'a> Simulation<'a> {
         Err(Violation("it does not end".to_owned()))
     }
 
-    /// Returns until when the event's process is stopped.
+    /// Returns the time at which the paused process of the event continues, if it is paused.
     fn stopped(&self, event: &Event) -> Option<Instant> {
         let host = match event {
             Event::FromStore { host, .. }
@@ -411,8 +414,8 @@ impl<'a> Simulation<'a> {
             Event::LenderSilent { host, life, disk, loan, op } if self.runs(host, life) => {
                 self.lender_silent(host, disk, loan, op)?;
             }
-            // Changes that wait for a system call are in the kernel or another thread: a hanging shard does
-            // not stop them.
+            // Writes that wait for a system call are in the kernel or another thread, so a hanging
+            // shard does not stop them.
             Event::Begin { host, life, disk, change, op } if self.lives(host, life) => {
                 self.begin_change(host, disk, change, op)?;
             }
@@ -443,7 +446,7 @@ impl<'a> Simulation<'a> {
         self.lives(host, life) && !self.hosts[host].is_hung
     }
 
-    /// Makes a host's shard hang until its process ends.
+    /// Makes a host's shard hang until the process ends.
     fn hang(&mut self, host: usize) {
         if !self.hosts[host].up || self.hosts[host].is_hung {
             return;
@@ -485,7 +488,7 @@ impl<'a> Simulation<'a> {
             Fault::NoBacking(host, time) => {
                 self.hosts[host].no_backing_until = now + time;
                 if self.plan.fences {
-                    // Its lock on the backing may be broken meanwhile.
+                    // Another host may have broken its lock on the backing.
                     self.reopen(host);
                 }
             }
@@ -525,7 +528,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Ends all faults. Returns when everything must be in order.
+    /// Ends all faults. Returns the time at which every disk must be served.
     fn heal(&mut self) -> Instant {
         trace!(self, "faults cease");
         self.healed = true;
@@ -550,8 +553,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// A host with a cached block does not notice another host's late change of the backing; this check
-    /// does.
+    /// Checks that late writes of other hosts have not changed the backing. A host that has the
+    /// block cached would not notice such a write.
     fn check_backing(&self, disk: usize, owner: usize) -> Result<(), Violation> {
         let cache = &self.hosts[owner].kept[disk].cache;
         for (block, value) in self.backings[disk].blocks() {
@@ -564,12 +567,12 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Returns a new number.
+    /// Returns a new unique number.
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 }
 
-/// Values of a backing's blocks.
+/// Values of a backing's blocks, by block number.
 type Blocks = BTreeMap<u32, u64>;

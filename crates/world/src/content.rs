@@ -1,54 +1,56 @@
-//! Contents of devices and buffers: a tag for each unit of 512 bytes, instead of the bytes.
+//! Simulated content of devices and buffers: one tag per unit of 512 bytes, instead of the bytes.
 //!
-//! A tag identifies the change that wrote it and the unit it was written for. So stale, misplaced and
-//! invented data are distinguished. Zeroed units hold [`ZERO`].
+//! A tag identifies the write that wrote the tag, and the target unit of that write. Checkers can
+//! thus recognize stale, misplaced and invented data. Zeroed units have the tag [`ZERO`].
 
 use crate::rng::scatter;
 
-/// Size of a unit in bytes: the smallest part that is written atomically.
+/// Size of a unit in bytes. A unit is the smallest part of a device that is written atomically.
 pub const UNIT_BYTES: u64 = 512;
 
-/// Units per sector.
+/// Number of units per sector.
 pub const SECTOR_UNITS: usize = (hob_engine::units::SECTOR_BYTES / UNIT_BYTES) as usize;
 
-/// The content of one unit.
+/// Simulated content of one unit.
 pub type Tag = u64;
 
-/// Content of a zeroed unit.
+/// Tag of a zeroed unit.
 pub const ZERO: Tag = 0;
 
-/// Returns the tag that a change (`serial`, from 1) writes to a unit of a disk.
+/// Returns the tag that a change writes to a unit of a disk. `serial` is the number of the change,
+/// from 1.
 pub fn tag(serial: u32, disk: u8, unit: u32) -> Tag {
     assert!(serial > 0 && serial < 1 << 30 && unit < 1 << 24);
     u64::from(serial) << 32 | u64::from(disk) << 24 | u64::from(unit)
 }
 
-/// Returns the change that wrote this tag, if it was written for that unit of that disk.
+/// Returns the number of the change that wrote this tag, if the tag was written to this unit of
+/// this disk.
 pub fn serial(tag: Tag, disk: u8, unit: u32) -> Option<u32> {
     (tag as u32 == u32::from(disk) << 24 | unit && tag != ZERO).then_some((tag >> 32) as u32)
 }
 
-/// Returns a tag that no change has written.
+/// Returns a tag that no change writes.
 pub fn garbage(seed: u64) -> Tag {
     scatter(seed) | 1 << 63
 }
 
-/// Returns true if no change has written this tag.
+/// Returns true if no change can have written this tag.
 pub fn is_garbage(tag: Tag) -> bool {
     tag >> 63 == 1
 }
 
-/// Contents that were written as bytes: journal pages. Each unit of them has a tag.
+/// Journal pages, which are written as bytes. Each unit of a page has a tag.
 #[derive(Debug, Default)]
 pub struct Written {
     units: Vec<Box<[u8]>>,
 }
 
-/// Set in tags of units that were written as bytes; of other tags, only garbage may have it.
+/// Bit that marks tags of units that were written as bytes. Garbage tags may have this bit too.
 const AS_BYTES: Tag = 1 << 62;
 
 impl Written {
-    /// Returns tags for these bytes, whole units.
+    /// Returns tags for these bytes. The length must be a multiple of the unit size.
     pub fn tags(&mut self, bytes: &[u8]) -> Vec<Tag> {
         assert!(bytes.len().is_multiple_of(UNIT_BYTES as usize));
         let mut tag = |unit: &[u8]| {
@@ -61,7 +63,7 @@ impl Written {
         bytes.chunks(UNIT_BYTES as usize).map(&mut tag).collect()
     }
 
-    /// Returns the bytes of units with these tags; unknown tags give arbitrary but fixed bytes.
+    /// Returns the bytes of units with these tags. Unknown tags give arbitrary but fixed bytes.
     pub fn bytes(&self, tags: &[Tag]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(tags.len() * UNIT_BYTES as usize);
         for tag in tags {

@@ -1,16 +1,18 @@
-//! A modelled array of mechanical disks: when would this request have completed?
+//! A model of an array of mechanical disks. The model computes when each request completes.
 //!
-//! The model says *when*, never *what*: it holds no data and refuses to know any. Time is nanoseconds handed in
-//! by the caller; the same sequence of calls gives the same completions on every machine. `submit` answers at
-//! once with the completion time, so the model cannot reorder what it has already answered. What an elevator
-//! would have gained by reordering is charged as shorter positioning instead ([`QueueGain`]).
+//! The model stores no data. The caller passes the virtual time in nanoseconds. The same sequence
+//! of calls gives the same completion times on every host. `submit` returns the completion time
+//! immediately, so the model cannot reorder requests. Instead, the model shortens the positioning
+//! time by the average gain of an elevator that reorders ([`QueueGain`]).
 //!
-//! What is modelled: seek by distance, rotation by the angle at that instant, media rate by zone, read-ahead of
-//! sequential streams, writes that wait in the order of the track, one queue per disk, striping, mirrors, and RAID 5's read-modify-write. What is not:
-//! reordering across disks, coalescing of neighbouring writes, rebuilds and retries. The controller's memory is off
-//! unless [`ArrayConfig::write_cache`] or [`ArrayConfig::read_cache`] names it.
+//! The model includes seek time by distance, rotational latency by the current angle, media rate by
+//! zone and read-ahead of sequential streams. The model includes adjacent writes without a seek,
+//! one queue per disk, striping, mirrors, and the read-modify-write of RAID 5. The model does not
+//! include reordering across disks, coalescing of adjacent writes, rebuilds and retries. The
+//! controller has no cache unless [`ArrayConfig::write_cache`] or [`ArrayConfig::read_cache`] is
+//! set.
 //!
-//! Units: bytes, nanoseconds, and thousandths where a name says `permille`.
+//! Units: bytes and nanoseconds. Names with `permille` are in thousandths.
 
 mod disk;
 mod dram;
@@ -28,90 +30,93 @@ pub use dram::ReadCache;
 pub use drive::{DriveConfig, QueueGain, SeekCurve};
 use raid::{Chunk, chunks};
 
-/// What a request does to the array.
+/// Operation of a request to the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Bytes come from the media.
+    /// Reads bytes from the media.
     Read,
-    /// Bytes go to the media, or to the controller's write cache when there is one.
+    /// Writes bytes to the media, or to the controller's write cache if there is one.
     Write,
-    /// Writes that completed before are made durable; offset and length are ignored.
+    /// Makes completed writes durable. Offset and length are ignored.
     Flush,
 }
 
-/// How the disks form one address space.
+/// RAID level: how the disks form one address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Striped, no redundancy.
+    /// Striping without redundancy.
     Raid0,
-    /// Mirrored pairs, striped over when there is more than one pair ("RAID 10").
+    /// Mirrored pairs, with striping over the pairs if there are several ("RAID 10").
     Raid1,
-    /// Striped with one rotating parity chunk per row (left-asymmetric).
+    /// Striping with one rotating parity chunk per row (left-asymmetric).
     Raid5,
 }
 
-/// A battery-backed write cache in the controller: writes complete in it while it has room, and a flush need not
-/// wait for the disks.
+/// A battery-backed write cache in the array controller. Writes complete in the cache while it has
+/// room. A flush does not wait for the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteCache {
-    /// Bytes that may wait for the disks.
+    /// Maximum number of bytes in the write cache that the disks have not written yet.
     pub bytes_max: u64,
-    /// Time for a write that finds room.
+    /// Latency of a write for which the write cache has room, nanoseconds.
     pub latency_ns: u64,
 }
 
-/// Everything that is fixed when the array is built.
+/// Configuration of a modelled array.
 #[derive(Clone, Debug)]
 pub struct ArrayConfig {
-    /// Number of disks, all alike.
+    /// Number of disks, all of the same model.
     pub disks: usize,
-    /// Rotations per minute.
+    /// Rotations per minute of each disk.
     pub rpm: u32,
-    /// How the disks form one address space.
+    /// RAID level of the array.
     pub level: Level,
-    /// Bytes that lie together on one disk before the next disk's turn.
+    /// Size of a stripe chunk: contiguous bytes on one disk.
     pub stripe_bytes: u64,
-    /// Usable bytes. They are spread over the whole stroke of every disk, so the average seek between random
-    /// addresses is the data sheet's, whatever the capacity.
+    /// Usable capacity in bytes. The capacity is spread over the full stroke of every disk. The
+    /// average seek between random addresses is thus the data sheet's value at any capacity.
     pub capacity_bytes: u64,
-    /// Seek, media rate and read-ahead of each disk.
+    /// Seek times, media rate and read-ahead of each disk.
     pub drive: DriveConfig,
-    /// How positioning shrinks as a disk's queue grows.
+    /// Gain in positioning time as a disk's queue grows.
     pub queue_gain: QueueGain,
-    /// Controller and bus, added to each request but occupying no disk.
+    /// Time of controller and bus per request, nanoseconds. The disks are not busy during this
+    /// time.
     pub controller_ns: u64,
-    /// `None`: writes complete on the media (the default).
+    /// The controller's write cache. With `None`, the default, writes complete on the media.
     pub write_cache: Option<WriteCache>,
-    /// `None`: every read comes from the media (the default).
+    /// The controller's read cache. With `None`, the default, every read comes from the media.
     pub read_cache: Option<ReadCache>,
 }
 
 impl ArrayConfig {
-    /// RAID 5 of four 7200 rpm enterprise SATA disks, the array of the Oracle I/O calibration in the Flash Read
-    /// Cache study: 576–608 random 8 KB reads a second at depth. Elevator on, write cache off, 64 KiB stripes.
+    /// Returns a RAID 5 array of four 7200 rpm enterprise SATA disks. The Oracle I/O calibration of
+    /// the Flash Read Cache study used such an array: 576–608 random 8 KB reads per second at high
+    /// queue depth. The elevator is on, the write cache is off, and stripe chunks have 64 KiB.
     pub fn raid5_of_four_7200(capacity_bytes: u64) -> Self {
         Self::raid5(4, 7_200, DriveConfig::enterprise_sata_7200(), capacity_bytes)
     }
 
-    /// RAID 5 of five 15K SAS disks, the array of the study's decision-support database.
+    /// Returns a RAID 5 array of five 15K SAS disks, as in the study's decision-support database.
     pub fn raid5_of_five_15k(capacity_bytes: u64) -> Self {
         Self::raid5(5, 15_000, DriveConfig::sas_15k(), capacity_bytes)
     }
 
-    /// RAID 5 of ten 10K SAS disks, the array of the study's DVD Store.
+    /// Returns a RAID 5 array of ten 10K SAS disks, as in the study's DVD Store benchmark.
     pub fn raid5_of_ten_10k(capacity_bytes: u64) -> Self {
         Self::raid5(10, 10_000, DriveConfig::sas_10k(), capacity_bytes)
     }
 
-    /// RAID 5 of five 15K SAS disks behind a mirrored write cache, the array below the 200 virtual desktops of the
-    /// FAST Cache study. Arrays of that class keep several hundred megabytes for writes and answer from it in a
-    /// fraction of a millisecond.
+    /// Returns a RAID 5 array of five 15K SAS disks with a mirrored write cache, as in the FAST
+    /// Cache study of 200 virtual desktops. Arrays of that class have a write cache of several
+    /// hundred megabytes, with a latency below a millisecond.
     pub fn raid5_of_five_15k_vdi(capacity_bytes: u64) -> Self {
         let write_cache = Some(WriteCache { bytes_max: 512 << 20, latency_ns: 300_000 });
         ArrayConfig { write_cache, ..Self::raid5_of_five_15k(capacity_bytes) }
     }
 
-    /// RAID 5 as all presets have it: elevator on, write cache off, 64 KiB stripes.
+    /// Returns a RAID 5 array with the settings of all presets: elevator on, write cache off,
+    /// stripe chunks of 64 KiB.
     fn raid5(disks: usize, rpm: u32, drive: DriveConfig, capacity_bytes: u64) -> Self {
         ArrayConfig {
             disks,
@@ -127,7 +132,7 @@ impl ArrayConfig {
         }
     }
 
-    /// Bytes each disk holds, parity and mirror copies included.
+    /// Returns the number of bytes on each disk, including parity and mirror copies.
     fn disk_bytes(&self) -> u64 {
         let rows = self.capacity_bytes.div_ceil(self.stripe_bytes * self.data_chunks_per_row() as u64);
         rows * self.stripe_bytes
@@ -156,12 +161,12 @@ impl ArrayConfig {
     }
 }
 
-/// The array. Call [`ArrayModel::submit`] for each request, in the order they arrive.
+/// Model of a disk array. Call [`ArrayModel::submit`] for each request, in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct ArrayModel {
     config: ArrayConfig,
     disks: Vec<Disk>,
-    /// Writes in the controller's cache: (time they are on the media, bytes).
+    /// Writes in the controller's cache, as completion time on the media and number of bytes.
     cached_writes: BinaryHeap<Reverse<(u64, u64)>>,
     cached_bytes: u64,
     dram: Option<Dram>,
@@ -170,10 +175,11 @@ pub struct ArrayModel {
 }
 
 impl ArrayModel {
-    /// An idle array.
+    /// Creates an idle array.
     ///
     /// # Panics
-    /// When the configuration contradicts itself: too few disks for the level, or a size or rate of zero.
+    /// Panics if the configuration is invalid: too few disks for the RAID level, or a size or rate
+    /// of zero.
     pub fn new(config: ArrayConfig) -> Self {
         config.check();
         let rotation_ns = 60_000_000_000 / u64::from(config.rpm);
@@ -186,21 +192,24 @@ impl ArrayModel {
         ArrayModel { config, disks, cached_writes, cached_bytes: 0, dram, reads_on_disks, writes_on_disks }
     }
 
-    /// What the array was built with.
+    /// Returns the configuration of the array.
     pub fn config(&self) -> &ArrayConfig {
         &self.config
     }
 
-    /// Reads and writes the disks themselves have done: one small RAID 5 write is two of each.
+    /// Returns the numbers of reads and writes that the disks themselves have done. One small RAID
+    /// 5 write is two reads and two writes.
     pub fn disk_ios(&self) -> (u64, u64) {
         (self.reads_on_disks, self.writes_on_disks)
     }
 
-    /// Takes a request that arrives at `now_ns` and returns when it completes, in nanoseconds of the same clock.
-    /// Arrivals should not go backwards; one that does is treated as late, not refused.
+    /// Submits a request that arrives at `now_ns` and returns its completion time, both in
+    /// nanoseconds of virtual time. Arrival times should not decrease. A request with an earlier
+    /// arrival time counts as late.
     ///
     /// # Panics
-    /// When a read or write reaches beyond the capacity: the caller checks the guest's range.
+    /// Panics if a read or write extends beyond the capacity. The caller must check the range of a
+    /// guest request.
     pub fn submit(&mut self, now_ns: u64, op: Access, offset: u64, len: u64) -> u64 {
         if op == Access::Flush {
             return now_ns + self.config.controller_ns;
@@ -228,8 +237,8 @@ impl ArrayModel {
         done + self.config.controller_ns
     }
 
-    /// Reads what is asked for, and keeps the disks reading if that is part of a stream: the rest is done later, but
-    /// counts as there from now on.
+    /// Reads a range, and reads ahead if the range continues a stream. The data read ahead counts
+    /// as cached immediately.
     fn read_ahead(&mut self, now: u64, offset: u64, len: u64) -> u64 {
         let done = self.read(now, offset, len);
         let Some(dram) = &mut self.dram else { return done };
@@ -256,7 +265,7 @@ impl ArrayModel {
         done
     }
 
-    /// The copy whose disk is free first.
+    /// Returns the disk of a mirrored pair that is free first.
     fn nearer_mirror(&self, first: usize) -> usize {
         if self.disks[first + 1].free_at() < self.disks[first].free_at() { first + 1 } else { first }
     }
@@ -281,7 +290,8 @@ impl ArrayModel {
         done
     }
 
-    /// Row by row: a row that is written whole needs no reads; any other reads old data and old parity first.
+    /// Writes a range row by row. A full-row write needs no reads. Any other write first reads the
+    /// old data and the old parity.
     fn write_with_parity(&mut self, now: u64, offset: u64, len: u64) -> u64 {
         let row_bytes = self.config.stripe_bytes * self.config.data_chunks_per_row() as u64;
         let (mut at, end, mut done) = (offset, offset + len, now);
@@ -315,7 +325,8 @@ impl ArrayModel {
             .fold(old_known, u64::max)
     }
 
-    /// The disks' work is charged at once; the guest waits only for room.
+    /// Writes through the controller's cache: the disks are busy immediately, and the guest waits
+    /// only for room in the cache.
     fn write_cached(&mut self, now: u64, offset: u64, len: u64, cache: WriteCache) -> u64 {
         let mut room_at = now;
         while let Some(&Reverse((on_media, bytes))) = self.cached_writes.peek() {

@@ -1,7 +1,8 @@
-//! A modelled flash device: when would this I/O have completed?
+//! A model of a flash device. The model computes when each I/O completes.
 //!
-//! Like [`disk_model`](crate::disk_model), the model says *when*, never *what*, answers at submission, and gives the
-//! same completions for the same calls. An I/O passes three stations, each of which may be the bottleneck:
+//! Like [`disk_model`](crate::disk_model), the model stores no data, returns the completion time at
+//! submission, and is deterministic. An I/O passes three stages, and each stage may be the
+//! bottleneck:
 //!
 //! ```text
 //!          at most queue_depth_max at a time
@@ -9,10 +10,12 @@
 //! write    controller ─► link ─► buffer: done            └► lanes (whichever is next), later
 //! ```
 //!
-//! The controller takes one command after the other: that is the device's rating in I/Os a second. Lanes work side by
-//! side: one I/O alone gets the latency of one lane, so the rating is met only at depth. A lane that programs a page
-//! makes reads of that lane wait. The link carries bytes one after the other: that is the rating in bytes a second.
-//! Not modelled: garbage collection as a process (its cost is in the sustained ratings), wear, heat, and trim.
+//! The controller processes one command at a time, which limits the device to its rated I/Os per
+//! second. Lanes work in parallel, so the device reaches its rating only at a high queue depth.
+//! Reads of a lane wait while the lane programs a page. The link transfers bytes serially, which
+//! limits the device to its rated bytes per second. The model does not include wear, heat, trim,
+//! and garbage collection as a process. The sustained ratings include the cost of garbage
+//! collection.
 //!
 //! Units: bytes and nanoseconds.
 
@@ -25,35 +28,36 @@ use std::collections::BinaryHeap;
 use crate::disk_model::Access;
 use crate::rng::scatter;
 
-/// Everything that is fixed when the device is built.
+/// Configuration of a modelled flash device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashConfig {
-    /// Commands the device works on; more wait.
+    /// Maximum number of commands in progress on the device. Further commands wait.
     pub queue_depth_max: usize,
-    /// Dies that work side by side.
+    /// Number of flash dies that work in parallel.
     pub lanes: usize,
-    /// Bytes that lie together on one die.
+    /// Number of contiguous bytes on one die.
     pub page_bytes: u64,
-    /// The controller's time for one read command.
+    /// Controller time per read command, nanoseconds.
     pub read_command_ns: u64,
-    /// The controller's time for one write command, garbage collection included.
+    /// Controller time per write command, nanoseconds, including garbage collection.
     pub write_command_ns: u64,
-    /// A die's time to read a page.
+    /// Time of a die to read a page, nanoseconds.
     pub read_page_ns: u64,
-    /// A die's time to program a page.
+    /// Time of a die to program a page, nanoseconds.
     pub program_page_ns: u64,
-    /// Rating of sequential reads.
+    /// Rated bandwidth of sequential reads, bytes per second.
     pub read_bytes_per_s: u64,
-    /// Rating of sequential writes.
+    /// Rated bandwidth of sequential writes, bytes per second.
     pub write_bytes_per_s: u64,
-    /// Bytes that may be acknowledged and not yet be programmed.
+    /// Maximum number of acknowledged bytes that are not programmed yet.
     pub write_buffer_bytes: u64,
 }
 
 impl FlashConfig {
-    /// A SATA SSD of 39 500 random 4 KiB reads a second at queue depth 32, as the Flash Read Cache study quotes.
-    /// That, 23 000 random writes, 270 and 205 MB/s, ten channels and latencies below 0.1 ms are the ratings of the
-    /// Intel SSD 320 (300 GB, 2011). Pages are programmed four at a time in 1.2 ms.
+    /// Returns a SATA SSD with 39 500 random 4 KiB reads per second at queue depth 32, the value in
+    /// the Flash Read Cache study. The Intel SSD 320 (300 GB, 2011) has this rating, 23 000 random
+    /// writes per second, 270 and 205 MB/s, ten channels and latencies below 0.1 ms. The model
+    /// programs four pages at a time in 1.2 ms.
     pub const fn sata_ssd() -> Self {
         FlashConfig {
             queue_depth_max: 32,
@@ -69,9 +73,10 @@ impl FlashConfig {
         }
     }
 
-    /// A PCIe card of 750 000 random 4 KiB reads a second at queue depth 256, as the study quotes. That, 95 000
-    /// sustained random writes, 3.3 and 0.63 GB/s, and writes acknowledged in 13 µs by a protected buffer are the
-    /// ratings of the Micron P420m (1.4 TB, 2013).
+    /// Returns a PCIe card with 750 000 random 4 KiB reads per second at queue depth 256, the value
+    /// in the Flash Read Cache study. The Micron P420m (1.4 TB, 2013) has this rating, 95 000
+    /// sustained random writes per second, and 3.3 and 0.63 GB/s. The card's power-protected buffer
+    /// acknowledges writes in 13 µs.
     pub const fn pcie_card() -> Self {
         FlashConfig {
             queue_depth_max: 256,
@@ -94,26 +99,27 @@ impl FlashConfig {
     }
 }
 
-/// The device. Call [`FlashModel::submit`] for each I/O, in the order they arrive.
+/// Model of a flash device. Call [`FlashModel::submit`] for each I/O, in the order of arrival.
 #[derive(Clone, Debug)]
 pub struct FlashModel {
     config: FlashConfig,
-    /// Completion times of commands that may still be under way.
+    /// Completion times of commands that may still be in progress.
     under_way: BinaryHeap<Reverse<u64>>,
     controller_free: u64,
     link_free: u64,
     lanes_free: Vec<u64>,
-    /// The lane the next page is programmed on: devices write where it suits them.
+    /// Lane that programs the next page. A flash device chooses the die of a write itself.
     next_lane: usize,
-    /// Buffered pages, by the time they are programmed.
+    /// Times at which the pages in the write buffer are programmed.
     buffered: BinaryHeap<Reverse<u64>>,
 }
 
 impl FlashModel {
-    /// An idle device.
+    /// Creates an idle flash device.
     ///
     /// # Panics
-    /// When the configuration contradicts itself: a depth, lane count, page or rate of zero.
+    /// Panics if the configuration is invalid: a queue depth, lane count, page size or rate of
+    /// zero.
     pub fn new(config: FlashConfig) -> Self {
         config.check();
         FlashModel {
@@ -127,13 +133,13 @@ impl FlashModel {
         }
     }
 
-    /// What the device was built with.
+    /// Returns the configuration of the device.
     pub fn config(&self) -> &FlashConfig {
         &self.config
     }
 
-    /// Takes an I/O that arrives at `now_ns` and returns when it completes, in nanoseconds of the same clock. A flush
-    /// is a command that waits for nothing: the write buffer survives a power cut.
+    /// Submits an I/O that arrives at `now_ns` and returns its completion time, both in nanoseconds
+    /// of virtual time. A flush waits for no write, because the write buffer survives a power cut.
     pub fn submit(&mut self, now_ns: u64, op: Access, offset: u64, len: u64) -> u64 {
         let start = self.admit(now_ns);
         let command_ns = match op {
@@ -151,7 +157,7 @@ impl FlashModel {
         done
     }
 
-    /// When a command that arrives now finds a place in the queue.
+    /// Returns the time at which a command that arrives now enters the device queue.
     fn admit(&mut self, now: u64) -> u64 {
         while self.under_way.peek().is_some_and(|&Reverse(done)| done <= now) {
             self.under_way.pop();
@@ -163,8 +169,8 @@ impl FlashModel {
         first_done
     }
 
-    /// The link sends pages while later ones are still being read, so it is occupied from the command on and the last
-    /// page follows when both are ready.
+    /// Performs a read. The link transfers pages while the dies read later pages, so the read ends
+    /// when the last page and the link are ready.
     fn read(&mut self, accepted: u64, offset: u64, len: u64) -> u64 {
         let FlashConfig { read_page_ns, read_bytes_per_s, page_bytes, .. } = self.config;
         let mut read = accepted;

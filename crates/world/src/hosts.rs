@@ -1,23 +1,25 @@
-//! Histories of two or three hosts that share a backing and hand a disk, with its cache, from one to
-//! another (docs/decisions/0013).
+//! Simulates two or three hosts that share a backing and migrate a disk and its cache between them
+//! (docs/decisions/0013).
 //!
-//! Each host has an engine, flash, a durable record, and the two state machines of
-//! [`hob_engine::migration`]. The simulation performs their acts, and carries their calls over a network
-//! that loses, delays, repeats and reorders messages and is partitioned at times. A guest runs on one host,
-//! moves, and comes back; its reads are compared with a model of the disk. The checkers verify:
+//! Each host has an engine, flash, a durable record, and the source and destination state machines
+//! of [`hob_engine::migration`]. The simulation performs the actions that the state machines
+//! request. The simulation sends their messages over a network that loses, delays, repeats and
+//! reorders messages and is sometimes partitioned. A guest runs on one host and moves between the
+//! hosts. The guest's reads are compared with a model of the disk. The checkers verify:
 //!
-//! - reads return what the model of a disk allows, and what the backing holds, on any host (`model`,
-//!   `media`);
-//! - an acknowledged change is on the backing, and a FUA or flushed one survives a power cut (`model`);
-//! - only the host that owns the disk, by the durable records, sends a change to the backing, and no other
-//!   host has one in flight then;
-//! - no two hosts serve the disk, no two records say that they own it, and generations grow;
-//! - each request is answered once, and a guest gets an error only for a reason;
-//! - when faults have ceased, one host has the disk and serves it, the others have released it, and
-//!   everything has ended.
+//! - on every host, reads return data that the model of the disk allows and that the backing has
+//!   (`model`, `media`);
+//! - an acknowledged write is on the backing, and a FUA or flushed write survives a power cut
+//!   (`model`);
+//! - only the owner according to the durable records writes to the backing, and no other host then
+//!   has a write in flight;
+//! - only one host at a time serves the disk, only one record names an owner, and generations grow;
+//! - each request is answered once, and each error of a guest request has a valid reason;
+//! - after the faults have ended, one host serves the disk, the other hosts have released it, and
+//!   no work is left.
 //!
-//! Not included: caches that are recovered after a crash (`sim` has those); a host begins with an empty
-//! cache.
+//! Recovery of caches after a crash is not included (`sim` has it): a restarted host begins with an
+//! empty cache.
 
 mod acts;
 mod data;
@@ -48,46 +50,48 @@ use network::{Network, Packet};
 use plan::Plan;
 pub use report::Report;
 
-/// Maximum duration of a history, nanoseconds of virtual time.
+/// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// Maximum number of steps per request of a history, and in addition to that.
+/// Maximum number of simulation steps per guest request, with an additional allowance of 50
+/// requests.
 const STEPS_MAX: u64 = 4000;
 
-/// Separates the random numbers for journals from all others.
+/// Seed of the separate random numbers of histories with journals.
 const JOURNAL_SALT: u64 = 0x6a6f_7572;
 
-/// Options of a history.
+/// Options of a history of several hosts.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of guest requests.
+    /// Number of guest requests in the history.
     pub requests: u32,
-    /// Hosts crash, the network is bad, devices and backings fail, acts and records fail.
+    /// Hosts crash, the network loses messages, devices and backings fail, and actions and records
+    /// fail.
     pub faults: bool,
-    /// This host crashes at this step, instead of the crashes from the seed.
+    /// One crash at this step replaces the random crashes of the seed.
     pub crash: Option<Crash>,
     /// This host's process stops after this step for so many nanoseconds, instead of a stop from the seed.
     pub stop: Option<(Crash, u64)>,
-    /// Breaks something on purpose: the run must fail.
+    /// Deliberate defect of the simulation: the checkers must report a violation.
     pub sabotage: Option<Sabotage>,
-    /// Called for every event with one line.
+    /// Called with one line for every event.
     pub trace: Option<Trace>,
 }
 
-/// A crash of a host at one of its steps: an act begins or ends, a record becomes durable, a call or an
-/// answer is sent or received.
+/// A crash of a host at one of its steps. A step is the start or end of an action, a durable
+/// record, or a message sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// The host.
+    /// Index of the crashing host.
     pub host: usize,
-    /// The step, counted from 1.
+    /// Number of the step at which the host crashes, counted from 1.
     pub step: u64,
 }
 
-/// Prints a line of a trace.
+/// Function that prints one line of the event trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Calls the trace, if there is one.
+/// Calls the trace function if one is set.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -103,36 +107,37 @@ impl Default for Options {
     }
 }
 
-/// Defects of the hosts, to test whether the checkers notice.
+/// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The destination reports an invalidation before it is done.
+    /// The destination reports the end of an invalidation before the cache is invalidated.
     EarlyForgotten,
     /// The destination invalidates nothing.
     NothingForgotten,
     /// The source reports a record as durable before it is.
     EarlyRecord,
-    /// The source serves again after its record that the disk was handed over.
+    /// The source serves the disk again after recording the hand-over.
     LateThaw,
-    /// Reads in standby are answered from earlier pulls.
+    /// The destination answers standby reads from data that it pulled earlier.
     StandbyFromCache,
-    /// A restarted destination trusts data that it had pulled before.
+    /// A restarted destination trusts data that it had pulled before the restart.
     BelievedAwaited,
-    /// The source answers a standby's reads after the disk was handed over.
+    /// The source answers standby reads after the hand-over of the disk.
     AwayServesStandby,
-    /// Data written here after the hand-over is read from the former owner nevertheless.
+    /// The new owner reads data that it has written since the hand-over from the former owner.
     FormerOwnerForAll,
-    /// The same for data that a later page of the former owner's list names.
+    /// The new owner reads data that it has written from the former owner if a later page of the
+    /// former owner's list names the data.
     LatePages,
-    /// The source freezes without waiting for requests in flight.
+    /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,
-    /// Changes during the copy of the cache are not recorded.
+    /// Writes during the copy of the cache are not recorded.
     Unwatched,
-    /// A restarted destination answers flushes without flushing the backing.
+    /// A restarted destination acknowledges flushes without flushing the backing.
     UnflushedStandby,
 }
 
-/// Runs the history of this seed.
+/// Simulates the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = Simulation::new(seed, options);
     trace!(world, "{:?}", world.plan);
@@ -141,36 +146,36 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     Ok(world.report)
 }
 
-/// A future event.
+/// A future event of the simulation.
 #[derive(Debug)]
 enum Event {
-    /// An I/O of flash ends, of this process of a host.
+    /// Completion of a flash I/O: host, process number of the host, I/O.
     Flash(usize, u32, IoId),
-    /// An I/O of the backing ends.
+    /// Completion of a backing I/O.
     Backing(IoId),
-    /// A packet reaches a host.
+    /// Arrival of a packet at a host.
     Arrives(usize, Packet),
-    /// The timeout of a call.
+    /// Timeout of a call: host, process number of the host, call number.
     Unanswered(usize, u32, u64),
-    /// A host begins its next act.
+    /// A host begins its next action: host, process number of the host.
     Act(usize, u32),
-    /// A record was written, or failed.
+    /// The write of a record has ended, with success or failure.
     Recorded(usize, u32),
     /// A read of another host's flash timed out.
     ReadAgain(usize, u32, u64),
-    /// More may be pulled.
+    /// A host may pull more data.
     Pull(usize, u32),
-    /// This page of the list to pull is requested, again if it did not come.
+    /// Requests a page of the list of data to pull, unless the page has arrived.
     ListAgain(usize, u32, usize),
     /// The guest makes its next request.
     Guest,
     /// The guest resumes on this host.
     Resume(usize),
-    /// The guest, which has only read since it moved, goes back or stays.
+    /// A guest that has only read since its move stays on its host or moves back.
     Decide,
     /// A client uses a host on which the guest does not run.
     Rogue,
-    /// The operator acts.
+    /// The operator performs a random action.
     Operator,
     Crash(usize),
     Restart(usize),
@@ -180,7 +185,7 @@ enum Event {
     Heal,
 }
 
-/// The host and purpose of an I/O of the backing.
+/// Host and purpose of a backing I/O.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     host: usize,
@@ -198,18 +203,18 @@ struct Simulation<'a> {
     hosts: Vec<Host>,
     network: Network,
     backing: Backing,
-    /// I/Os of the backing, by their ids there.
+    /// Backing I/Os in flight, by their ids on the backing.
     backing_ios: BTreeMap<IoId, Owned>,
     submitted: u32,
     model: Model,
-    /// The host of each change, by its serial.
+    /// Host of each change, by the change's serial number.
     changed_on: BTreeMap<u32, usize>,
-    /// The host of each attempt.
+    /// Source host of each migration attempt.
     attempts: BTreeMap<Session, usize>,
     guest: Guest,
-    /// Migrations that the operator may still begin.
+    /// Number of migrations that the operator may still start.
     migrations: u32,
-    /// Faults have ceased.
+    /// All faults have ended.
     ending: bool,
     report: Report,
 }
@@ -282,7 +287,6 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Handles the next event.
     fn turn(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         let steps_max = STEPS_MAX * (50 + u64::from(self.options.requests));
@@ -361,7 +365,7 @@ impl<'a> Simulation<'a> {
                 self.network.heal();
                 Ok(())
             }
-            // Of a process that has ended.
+            // The event belongs to a process that has ended.
             _ => Ok(()),
         }
     }
@@ -370,12 +374,11 @@ impl<'a> Simulation<'a> {
         self.hosts[host].life == life && self.hosts[host].ram.is_some()
     }
 
-    /// Returns true if this sabotage should take effect now.
+    /// Returns true if this sabotage is active.
     fn strikes(&self, sabotage: Sabotage) -> bool {
         self.options.sabotage == Some(sabotage)
     }
 
-    /// Describes the state of all hosts.
     fn state(&self) -> String {
         let hosts = self.hosts.iter().map(|host| {
             let ram = host.ram.as_ref();

@@ -1,9 +1,10 @@
-//! Datastores that hang, and their effect on disks of other datastores (promise 4: none).
+//! Simulates datastores that hang. A hanging datastore must not affect disks of other datastores.
 //!
-//! Many disks share one engine. Datastores hang at any moment: none of their I/Os ends before the history
-//! does. Guests send the disks of a hung datastore as many requests as the engine accepts. One disk is
-//! watched: its requests, at most its guaranteed share at once, are accepted immediately and answered after
-//! exactly the latency of its backing.
+//! Many disks share one engine. A datastore may hang at any time: none of its I/Os ends before the
+//! end of the history. Guests send as many requests to disks of a hung datastore as the engine
+//! accepts. The simulation watches one disk of a healthy datastore. The engine must accept the
+//! watched disk's requests immediately, up to the disk's guaranteed number in flight. Each reply
+//! must take exactly the latency of the watched disk's backing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,32 +15,32 @@ use hob_engine::{Engine, Limits};
 
 use crate::rng::SimRng;
 
-/// Latency of the watched disk's backing, nanoseconds.
 const TAKES_NS: u64 = 1_000_000;
 
-/// Number of steps of a history.
+/// Number of simulation steps of a history.
 const STEPS: u64 = 200;
 
 const WATCHED: DiskId = DiskId(0);
 const DISK_BYTES: u64 = 1 << 20;
 
-/// A way to break the promise on purpose.
+/// Deliberate defects, which the check must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Requests to hung disks count as the watched disk's own, as if there were no shares.
+    /// Requests to hung disks count as requests of the watched disk, as if the engine had no
+    /// shares.
     OneShare,
-    /// I/Os of the watched disk wait behind those of hung ones.
+    /// I/Os of the watched disk wait behind I/Os of hung datastores.
     OneQueue,
 }
 
-/// Counts of a history.
+/// Counts of a simulated history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Datastores that hung.
+    /// Number of datastores that hung.
     pub hung: usize,
-    /// Requests that hung disks held at the end.
+    /// Number of requests of hung disks in the engine at the end.
     pub held: u32,
-    /// Requests of the watched disk that were answered.
+    /// Number of answered requests of the watched disk.
     pub answered: u64,
 }
 
@@ -47,26 +48,25 @@ struct Isolation {
     rng: SimRng,
     engine: Engine,
     now: Instant,
-    /// Datastore of each disk.
+    /// Datastore of each disk, by disk number.
     datastores: Vec<DatastoreId>,
     hung: BTreeSet<DatastoreId>,
     sabotage: Option<Sabotage>,
-    /// Requests of a hung disk are sent with the watched disk's id.
+    /// The simulation sends requests of a hung disk with the watched disk's id.
     is_posing: bool,
-    /// I/Os that will end, by time.
+    /// I/Os that will complete, by completion time.
     due: BTreeMap<(Instant, u32), Io>,
-    /// I/Os of hung datastores.
     stuck: Vec<Io>,
-    /// Requests of the watched disk, and their arrival times.
+    /// Requests of the watched disk in flight, with their arrival times.
     watched: BTreeMap<RequestId, Instant>,
     made: u64,
     report: Report,
 }
 
-/// Runs the history of a seed.
+/// Simulates the history of a seed.
 ///
 /// # Errors
-/// The effect on the watched disk.
+/// Returns a description if a hung datastore affects the watched disk.
 pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, String> {
     let mut rng = SimRng::new(seed);
     let limits = Limits { requests_max: rng.pick(&[64, 256, 4096]), ..Limits::default() };
@@ -129,7 +129,7 @@ impl Isolation {
         Ok(())
     }
 
-    /// Sends as many requests as the engine accepts.
+    /// Sends as many requests to this disk as the engine accepts.
     fn flood(&mut self, disk: DiskId) -> Result<(), String> {
         self.is_posing = self.sabotage == Some(Sabotage::OneShare);
         let disk = if self.is_posing { WATCHED } else { disk };
@@ -142,11 +142,11 @@ impl Isolation {
         Ok(())
     }
 
-    /// Sends a request. Returns false if the engine does not accept it.
+    /// Sends a request to this disk. Returns false if the engine does not accept the request.
     fn ask(&mut self, disk: DiskId) -> Result<bool, String> {
         self.made += 1;
         let id = RequestId(self.made);
-        // No two requests overlap: they would wait for each other.
+        // Overlapping requests would wait for each other.
         let offset = self.made * 4096 % DISK_BYTES;
         let op = match (disk == WATCHED, self.rng.below(3)) {
             (true, _) | (_, 0) => Op::Read,
@@ -188,7 +188,7 @@ impl Isolation {
         overdue.map_or(Ok(()), |arrived| Err(format!("no answer to what was asked at {arrived:?}")))
     }
 
-    /// Completes all hung I/Os: no request is lost.
+    /// Completes all hung I/Os and checks that every request is answered.
     fn end(mut self) -> Result<Report, String> {
         self.report.hung = self.hung.len();
         self.report.held = self.engine.in_flight() - self.watched.len() as u32;

@@ -1,23 +1,27 @@
-//! Simulations of the engine: virtual time, seeded random numbers, devices with latency, faults and power
-//! cuts, and checkers that know how a disk must behave.
+//! Simulations of the cache engine. Time is virtual and random numbers are seeded. Simulated
+//! devices have latency, faults and power cuts. Checkers verify that each disk behaves as a disk
+//! must.
 //!
-//! [`sim::run`] runs one history: guests issue requests, devices answer late, out of order, wrongly or not
-//! at all, caches are changed under load, and every answer is compared with a simple model of a disk. One
-//! seed is one history, on every machine; a violation names its seed.
+//! [`sim::run`] simulates one history. Guests issue requests, and commands change caches under
+//! load. Devices answer late, out of order, wrongly or not at all. Every reply to a guest is
+//! compared with a simple model of a disk. A seed gives the same history on every host. A violation
+//! names its seed.
 //!
-//! [`replay`] is the same loop without checks: modelled devices ([`disk_model`], [`flash_model`],
-//! [`service`]), no contents, no faults, and a latency for every request.
+//! [`replay`] simulates a recorded trace on modelled devices ([`disk_model`], [`flash_model`],
+//! [`service`]). [`replay`] reports the latency of every request. The modelled devices store no
+//! data and have no faults.
 //!
-//! [`hosts::run`] runs a history of several hosts that hand a disk over, with its cache, across a bad
+//! [`hosts::run`] simulates several hosts that migrate a disk and its cache over an unreliable
 //! network.
 //!
-//! [`cluster::run`] runs a history of several hosts that decide through a store with leases which of them
-//! serves which disk.
+//! [`cluster::run`] simulates a cluster whose hosts use a key-value store with leases to decide
+//! which host serves which disk.
 //!
-//! [`isolation::run`] runs a history of many disks whose datastores hang, and watches one that does not.
+//! [`isolation::run`] simulates many disks whose datastores hang. [`isolation::run`] checks that a
+//! disk of a healthy datastore is not affected.
 //!
-//! Nothing here reads a clock, uses the system's random numbers, or accesses a file. Contents are tags, one
-//! for each unit of 512 bytes, so a torn sector is a sector whose tags come from two writes.
+//! The simulations read no clock, use no random numbers of the operating system and access no file.
+//! Simulated disk content is one tag per 512 bytes. A torn sector has tags of two writes.
 
 pub mod cluster;
 pub mod content;
@@ -33,11 +37,11 @@ pub mod rng;
 pub mod service;
 pub mod sim;
 
-/// A broken promise, described.
+/// A violated guarantee, described in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// Returns a [`Violation`] unless the condition holds.
+/// Returns a [`Violation`] if the condition is false.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {

@@ -1,8 +1,10 @@
-//! Devices without bytes: contents of flash and backings, and the effects of I/O in flight.
+//! Simulated flash devices and backings that store tags instead of bytes, and the effects of I/O in
+//! flight.
 //!
-//! A write takes effect unit by unit, some units when it is submitted and some when it completes; a read
-//! sees each unit at one of these two moments. So overlapping I/Os mix, as on a real device, and a failed
-//! I/O leaves partial effects. Overlaps that an engine must never cause are refused at submission.
+//! A write takes effect unit by unit, some units at submission and some at completion. A read sees
+//! each unit at one of these two times. Overlapping I/Os thus mix as on a real device, and a failed
+//! write may take effect in part. The devices refuse overlapping I/Os that an engine must never
+//! submit.
 
 mod backing;
 mod flash;
@@ -16,48 +18,48 @@ pub use backing::{Backing, BackingFaults, HOST_SHIFT};
 pub use flash::{DeviceFailure, Flash, FlashFaults};
 use medium::Medium;
 
-/// Defects of a device, to test whether the checkers notice.
+/// Defects of a simulated device. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceDefect {
-    /// Flash loses writes, and returns old data with the checksums of the new data.
+    /// The flash device loses writes, and returns old data with the checksums of the new data.
     ForgedChecksums,
-    /// Flushes are acknowledged and have no effect.
+    /// The backing acknowledges flushes without effect.
     EmptyFlush,
-    /// FUA writes are acknowledged before they are durable.
+    /// The backing acknowledges FUA writes before they are durable.
     IgnoredFua,
-    /// Writes are acknowledged and take effect at the next one.
+    /// The backing acknowledges a write that takes effect only at the next write.
     EarlyAcknowledgement,
-    /// Only the first half of long writes takes effect.
+    /// The device writes only the first half of long writes.
     HalfWrite,
-    /// Flushes of flash are acknowledged and have no effect.
+    /// The flash device acknowledges flushes without effect.
     EmptyFlashFlush,
-    /// Some journal pages are reported as written and are not.
+    /// The flash device reports some journal pages as written and does not write them.
     LostJournalPage,
 }
 
-/// How a process of the engine ends.
+/// How an engine process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Devices keep durable data, and any part of the rest.
+    /// The power fails: devices keep durable data and any part of the other data.
     PowerCut,
-    /// The process is killed: devices keep everything that completed, and any part of the I/O in flight.
+    /// The process is killed: devices keep all completed I/O and any part of the I/O in flight.
     Kill,
 }
 
-/// An I/O that a device has ended.
+/// An I/O that a device has completed.
 #[derive(Debug)]
 pub struct Done {
-    /// The I/O.
+    /// The completed I/O.
     pub io: Io,
-    /// How it ended.
+    /// Result of the I/O.
     pub result: Result<(), hob_engine::io::IoError>,
-    /// Data of a read.
+    /// Data that a read returned.
     pub tags: Vec<Tag>,
-    /// The checksums that storage computes.
+    /// Checksums of the data, as the storage crate computes them.
     pub sums: Vec<u32>,
 }
 
-/// Handles a change in flight without a recipient of its result: each part of it may happen.
+/// Applies any part of a write in flight whose result nobody receives.
 fn abandon(change: &Transfer, medium: &mut Medium, rng: &mut SimRng) {
     let share = rng.pick(&[0, 500, 1000]);
     for unit in change.moving(Moment::Completion) {
@@ -79,9 +81,9 @@ struct Transfer {
     io: Io,
     first: usize,
     count: usize,
-    /// Data of a write; data that a read has seen.
+    /// Data of a write, or the data that a read has seen so far.
     tags: Vec<Tag>,
-    /// Decides which units take effect at submission.
+    /// Random bits that decide which units take effect at submission.
     mix: u64,
 }
 
@@ -91,7 +93,7 @@ impl Transfer {
         Transfer { io, first, count, tags, mix: rng.roll() }
     }
 
-    /// Returns the units that take effect at this moment.
+    /// Returns the units of the I/O that take effect at this time.
     fn moving(&self, when: Moment) -> impl Iterator<Item = usize> + use<> {
         let mix = self.mix;
         self.units().filter(move |unit| {

@@ -1,11 +1,12 @@
-//! Future events ordered by virtual time; events of one instant in the order in which they were added.
+//! Queue of future events, ordered by virtual time. Events with the same time keep their order of
+//! insertion.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use hob_engine::units::Instant;
 
-/// The queue.
+/// Queue of future events.
 #[derive(Debug)]
 pub struct Queue<E> {
     events: BinaryHeap<Entry<E>>,
@@ -19,7 +20,8 @@ struct Entry<E> {
     event: E,
 }
 
-/// The first event to happen is the greatest, because a heap returns the greatest.
+/// The order is reversed, because a heap returns the greatest entry and the earliest event must be
+/// first.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.entered).cmp(&(self.at, self.entered))
@@ -47,18 +49,18 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Adds an event.
+    /// Adds an event at this time.
     pub fn push(&mut self, at: Instant, event: E) {
         self.entered += 1;
         self.events.push(Entry { at, entered: self.entered, event });
     }
 
-    /// Returns the number of events.
+    /// Returns the number of queued events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Returns true if there is no event.
+    /// Returns true if the queue has no event.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -68,7 +70,7 @@ impl<E> Queue<E> {
         self.events.peek().map(|entry| entry.at)
     }
 
-    /// Removes events that will not happen.
+    /// Removes the events for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
         self.events.retain(|entry| keep(&entry.event));
     }

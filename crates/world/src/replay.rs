@@ -1,17 +1,20 @@
-//! Replay in virtual time: the real engine, with modelled devices instead of storage, and without payload.
+//! Replays requests in virtual time on the real cache engine. Modelled devices replace storage, and
+//! no payload is moved.
 //!
-//! The loop is the shard loop with a priority queue instead of a ring: handle the next event, tell the
-//! engine, and ask the device models when its I/O will be done. Load is *open* ([`Replay::open`]: each
-//! request has its time of arrival, independent of earlier ones) or *closed* ([`Replay::closed`]: each of N
-//! clients sends its next request after its reply and a think time). A request for which the engine has no
-//! room waits outside, in order; its latency counts from its arrival.
+//! The replay loop is the daemon's shard loop with a priority queue instead of io_uring. The loop
+//! takes the next event, passes it to the engine, and asks the device models for the completion
+//! time of each I/O. In an *open* loop ([`Replay::open`]), each request has an arrival time that
+//! does not depend on earlier requests. In a *closed* loop ([`Replay::closed`]), each of N clients
+//! sends its next request after the last reply and a think time. A request for which the engine has
+//! no room waits in a queue, and its latency counts from its arrival.
 //!
-//! A persistent cache is simulated completely: journal pages, flushes and destaging take the devices' time,
-//! and continue between runs and after the last answer ([`Replay::pass`] lets time pass).
+//! A persistent cache is simulated completely: journal writes, flushes and destaging use the
+//! modelled devices. The background I/O of a cache continues between runs and after the last reply
+//! ([`Replay::pass`] advances the time).
 //!
-//! There are no checks and no failures: contents, faults and crashes belong to [`sim`](crate::sim). Memory
-//! is the engine's plus a few words for each request in flight; requests are fetched when they are due,
-//! never ahead.
+//! The replay has no checkers and no faults; [`sim`](crate::sim) has both. A replay needs the
+//! engine's memory and a few words per request in flight. The next request is fetched from the
+//! trace only when it is due.
 //!
 //! Units: bytes, and nanoseconds of virtual time.
 
@@ -35,80 +38,81 @@ use crate::queue::Queue;
 use crate::service::ServiceModel;
 pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 
-/// Number of the engine's own buffers, and the length of each. Requests name buffer 0.
+/// Number and size of the engine's own buffers. Guest requests use buffer 0.
 const LENT: u32 = 4;
 const LENT_BYTES: u32 = 1 << 20;
 
-/// Every sector has the same checksum, since there is no content. One more than the longest aligned request
-/// has.
+/// Checksums of all sectors are equal, because the replay has no content. The array has one sector
+/// more than the longest aligned request.
 static SUMS: [u32; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1] =
     [0; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1];
 
-/// A request to a disk.
+/// A request to a disk in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// The disk. One that does not exist refuses.
+    /// Number of the disk. The engine refuses requests to a disk that does not exist.
     pub disk: u32,
-    /// The operation.
+    /// Operation of the request.
     pub op: Op,
-    /// First byte.
+    /// Offset of the request on the disk, bytes.
     pub offset: u64,
-    /// Length in bytes. Beyond the disk's end, or above the engine's maximum: refused.
+    /// Length in bytes. The engine refuses requests beyond the disk's end or above its maximum
+    /// length.
     pub len: u64,
-    /// The caller's mark, repeated in the answer.
+    /// The caller's tag of the request, repeated in the reply.
     pub tag: u32,
 }
 
-/// An answered request.
+/// An answered request of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// The request.
+    /// The answered request.
     pub ask: Ask,
-    /// The client of a closed loop; 0 in an open one.
+    /// Number of the client in a closed loop; 0 in an open loop.
     pub client: u32,
-    /// Time of arrival.
+    /// Arrival time of the request.
     pub at: Instant,
-    /// Time from arrival to answer.
+    /// Time from arrival to reply, nanoseconds.
     pub latency_ns: u64,
-    /// How it was served.
+    /// How the engine served the request.
     pub outcome: Outcome,
 }
 
-/// Counts of one run.
+/// Counts of one replay run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Requests answered.
+    /// Number of answered requests.
     pub requests: u64,
-    /// Number of requests that waited outside because the engine was full.
+    /// Number of requests that waited because the engine had no room.
     pub waited: u64,
-    /// When the run began.
+    /// Start time of the run.
     pub began: Instant,
-    /// When its last request ended, fills included. Later destaging is not part of it.
+    /// End of the last request of the run, including cache fills. Later destaging is not included.
     pub ended: Instant,
     /// Maximum number of unanswered requests in the engine.
     pub in_flight_max: u32,
 }
 
-/// State of a cache at one moment of a run; see [`Replay::watch`].
+/// State of a cache at one time of a run; see [`Replay::watch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When.
+    /// Time of the sample.
     pub at: Instant,
-    /// Number of requests that the run had answered.
+    /// Number of requests that the run had answered at this time.
     pub requests: u64,
-    /// Bytes of valid data on flash, without second copies.
+    /// Bytes of valid data on flash, without replicas.
     pub valid_bytes: u64,
-    /// Bytes of dirty data.
+    /// Bytes of dirty data on flash.
     pub dirty_bytes: u64,
-    /// Bytes destaged since statistics were reset.
+    /// Bytes destaged since the statistics were reset.
     pub destaged_bytes: u64,
 }
 
 #[derive(Debug)]
 enum Next {
-    /// An I/O ends; number of flash sectors it moved.
+    /// Completion of an I/O, with the number of flash sectors that it moved.
     Complete(IoId, u32),
-    /// The think time of a client ends.
+    /// End of the think time of a client.
     Client(u32),
 }
 
@@ -119,11 +123,12 @@ struct InFlight {
     at: Instant,
 }
 
-/// The engine, its devices and the clock. Runs may follow each other: time continues and caches stay warm.
+/// A replay: the engine, its modelled devices and the virtual time. After a run, the next run
+/// continues with the time and the warm caches.
 pub struct Replay {
     engine: Engine,
     disks: Vec<DiskSetup>,
-    /// By device number.
+    /// Flash devices by device number.
     flash: Vec<ServiceModel>,
     backing: ServiceModel,
     queue: Queue<Next>,
@@ -132,57 +137,59 @@ pub struct Replay {
     /// Free entries of `in_flight`.
     free: Vec<u32>,
     run: Run,
-    /// Result of the last command.
+    /// Result of the last completed command.
     done: Option<Result<(), CommandError>>,
-    /// The watched disk, the interval of samples in answers, and the next sample.
+    /// Number of the watched disk, number of replies between samples, and reply count of the next
+    /// sample.
     watched: Option<(u32, u64, u64)>,
     samples: Vec<Sample>,
 }
 
-/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+/// Returns the engine's next I/O. Buffer copies are dropped, because the replay has no content.
 fn next_io(engine: &mut Engine) -> Option<Io> {
     while engine.poll_copy().is_some() {}
     engine.poll_io()
 }
 
 impl Replay {
-    /// Returns the virtual time.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Returns the engine's statistics of a disk, `None` if the disk does not exist. Their latencies count
-    /// from the moment the engine accepted a request.
+    /// Returns the engine's statistics of a disk, or `None` if the disk does not exist. Latencies
+    /// in the statistics count from the time at which the engine accepted a request.
     pub fn stats(&self, disk: u32) -> Option<DiskStats> {
         self.engine.stats(self.now, DiskId(disk))
     }
 
-    /// Returns the engine's histograms of a disk, `None` if the disk does not exist.
+    /// Returns the engine's histograms of a disk, or `None` if the disk does not exist.
     pub fn histograms(&self, disk: u32) -> Option<&Histograms> {
         self.engine.histograms(DiskId(disk))
     }
 
-    /// Returns the engine's estimates for other cache sizes, `None` if the disk does not exist.
+    /// Returns the engine's estimates for other cache sizes of a disk, or `None` if the disk does
+    /// not exist.
     pub fn sizing(&self, disk: u32) -> Option<Sizing> {
         self.engine.sizing(self.now, DiskId(disk))
     }
 
-    /// Resets the engine's statistics, after a warm-up.
+    /// Resets the engine's statistics of all disks, usually after a warm-up.
     pub fn reset_stats(&mut self) {
         for disk in 0..self.disks.len() as u32 {
             self.command(disk, Command::ResetStats).expect("the disk is there");
         }
     }
 
-    /// Changes a disk's cache, and lets time pass until the change is complete.
+    /// Changes a disk's cache, and advances the virtual time until the change is complete.
     ///
     /// # Errors
-    /// As the engine's; nothing was changed.
+    /// Returns the engine's error; the cache is unchanged.
     pub fn change(&mut self, disk: u32, change: CacheChange) -> Result<(), CommandError> {
         self.command(disk, Command::Cache(change))
     }
 
-    /// Lets time pass without requests; the engine's own work continues.
+    /// Advances the virtual time without requests. The engine's background work continues.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
         while self.next_at().is_some_and(|at| at <= end) {
@@ -192,20 +199,21 @@ impl Replay {
         self.now = end;
     }
 
-    /// From now on, takes a sample of a disk's cache after every `requests` answers.
+    /// Takes a sample of a disk's cache after every `requests` replies from now on.
     pub fn watch(&mut self, disk: u32, requests: u64) {
         assert!(requests > 0, "not all the time");
         self.watched = Some((disk, requests, requests));
     }
 
-    /// Returns the samples since [`Replay::watch`] was called, in order; those of the last run count its
-    /// requests.
+    /// Returns all samples since [`Replay::watch`] was called, in order. [`Sample::requests`]
+    /// counts from the start of the last run.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// Serves requests that arrive at given times, nanoseconds after this call; a time before its
-    /// predecessor's counts as the predecessor's. Returns when all of them have ended.
+    /// Serves requests of an open loop. Each request has an arrival time in nanoseconds after this
+    /// call. A time earlier than the previous request's counts as the previous time. Returns when
+    /// all requests have ended.
     pub fn open(
         &mut self,
         requests: impl IntoIterator<Item = (u64, Ask)>,
@@ -241,9 +249,9 @@ impl Replay {
         self.end()
     }
 
-    /// Serves `clients` clients. `next` is called at the start and after each reply, with the time and the
-    /// client's number. It returns the think time and the next request; `None` ends this client. Returns
-    /// when all have ended.
+    /// Serves the requests of `clients` clients in a closed loop. The function `next` gets the time
+    /// and the client's number, at the start and after each reply. `next` returns the think time
+    /// and the next request, or `None` to end the client. Returns when all clients have ended.
     pub fn closed(
         &mut self,
         clients: u32,
@@ -252,7 +260,7 @@ impl Replay {
     ) -> Run {
         self.begin();
         let mut asks: Vec<Option<Ask>> = vec![None; clients as usize];
-        // Clients whose request has arrived, in order, with its time.
+        // Clients whose request has arrived, in order, with the arrival time.
         let mut ready: VecDeque<(u32, Instant)> = VecDeque::new();
         let mut replied: Vec<u32> = (0..clients).collect();
         // Number of clients that think, wait or are being served.
@@ -297,7 +305,7 @@ impl Replay {
         }
     }
 
-    /// Lets time pass until a command has ended.
+    /// Sends a command and advances the virtual time until the command has ended.
     fn command(&mut self, disk: u32, command: Command) -> Result<(), CommandError> {
         self.done = None;
         self.engine.handle_command(self.now, CommandId(0), DiskId(disk), command);
@@ -329,7 +337,6 @@ impl Replay {
         self.engine.has_room(DiskId(ask.disk))
     }
 
-    /// Returns the time of the next event.
     fn next_at(&self) -> Option<Instant> {
         match (self.queue.next_at(), self.engine.poll_timeout()) {
             (Some(event), Some(timeout)) => Some(event.min(timeout)),
@@ -337,7 +344,7 @@ impl Replay {
         }
     }
 
-    /// Handles the next event. Returns the client whose think time has ended, if that was the event.
+    /// Handles the next event. Returns the client whose think time ended, if any.
     fn step(&mut self) -> Option<u32> {
         let event_at = self.queue.next_at();
         if let Some(timeout) = self.engine.poll_timeout()
@@ -358,7 +365,8 @@ impl Replay {
         }
     }
 
-    /// Passes a request to the engine, which has room. All requests use one buffer: no payload moves.
+    /// Passes a request to the engine, which has room. All requests use the same buffer, because no
+    /// payload is moved.
     fn submit(&mut self, request: InFlight) {
         let InFlight { ask, at, .. } = request;
         self.run.waited += u64::from(at < self.now);
@@ -389,7 +397,7 @@ impl Replay {
         self.run.in_flight_max = self.run.in_flight_max.max(unanswered);
     }
 
-    /// Performs the engine's outputs.
+    /// Performs the I/Os that the engine requests, and takes its replies and events.
     fn drain(&mut self, mut served: impl FnMut(&Served)) {
         while let Some(io) = next_io(&mut self.engine) {
             let (at, sectors) = self.serve(&io);
@@ -428,7 +436,7 @@ impl Replay {
         })
     }
 
-    /// Returns when an I/O completes, and how many flash sectors it moves.
+    /// Returns the completion time of an I/O and the number of flash sectors that it moves.
     fn serve(&mut self, io: &Io) -> (u64, u32) {
         let access = match io.op {
             IoOp::Read => Access::Read,

@@ -1,49 +1,50 @@
-//! A seeded random number generator: the only source of randomness in a history.
+//! Seeded random number generator: the only source of randomness in a simulated history.
 
-/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// SplitMix64 generator (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+/// OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct SimRng(u64);
 
 impl SimRng {
-    /// Creates a generator; equal seeds give equal numbers.
+    /// Creates a generator. Equal seeds give equal random numbers.
     pub fn new(seed: u64) -> Self {
         SimRng(seed ^ 0x686f_6220_776f_726c)
     }
 
-    /// Returns any number.
+    /// Returns a random 64-bit number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         scatter(self.0)
     }
 
-    /// Returns a number in 0 … `n` − 1; `n` is not 0.
+    /// Returns a random number from 0 to `n` − 1. `n` must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.roll()) * u128::from(n)) >> 64) as u64
     }
 
-    /// Returns a number in `low` … `high`, both inclusive.
+    /// Returns a random number from `low` to `high`, both inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// Returns true `permille` times in a thousand.
+    /// Returns true with a probability of `permille` / 1000.
     pub fn chance(&mut self, permille: u32) -> bool {
         permille > 0 && self.below(1000) < u64::from(permille)
     }
 
-    /// Returns one of these values.
+    /// Returns a random element of the slice.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Returns a duration around `mean`, nanoseconds: usually near it, sometimes far above.
+    /// Returns a random duration in nanoseconds. Most values are near `mean`; some are far above.
     pub fn latency(&mut self, mean: u64) -> u64 {
         let base = self.between(mean / 4, mean + mean / 2);
         if self.chance(50) { base * self.between(2, 20) } else { base }
     }
 }
 
-/// The finalizer of SplitMix64.
+/// Returns the SplitMix64 finalizer of `x`, which scatters the bits.
 pub fn scatter(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

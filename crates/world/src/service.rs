@@ -1,6 +1,8 @@
-//! Models that serve I/O in virtual time: an array of disks, a flash device, or a fixed latency.
+//! Device models that serve I/O in virtual time: a disk array, a flash device, or a device with
+//! fixed latency.
 //!
-//! Each model returns the completion time at submission, is deterministic, and holds no data.
+//! Each device model returns the completion time at submission, is deterministic, and stores no
+//! data.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +10,7 @@ use std::collections::BinaryHeap;
 use crate::disk_model::{Access, ArrayModel};
 use crate::flash_model::FlashModel;
 
-/// A device with fixed latencies, for sources that publish only a mean.
+/// A device with fixed latencies, for published measurements that have only a mean.
 #[derive(Clone, Debug)]
 pub struct FixedModel {
     read_ns: u64,
@@ -18,11 +20,12 @@ pub struct FixedModel {
 }
 
 impl FixedModel {
-    /// Creates a device. Each read takes `read_ns`, each write `write_ns`, a flush no time. At most
-    /// `parallel_max` run at a time, the others wait in order of arrival (`usize::MAX`: none waits).
+    /// Creates a device with fixed latencies. A read takes `read_ns` nanoseconds, a write takes
+    /// `write_ns`, and a flush takes no time. At most `parallel_max` I/Os run at a time, and the
+    /// others wait in order of arrival.
     ///
     /// # Panics
-    /// If `parallel_max` is 0.
+    /// Panics if `parallel_max` is 0.
     pub fn new(read_ns: u64, write_ns: u64, parallel_max: usize) -> Self {
         assert!(parallel_max > 0, "a device does one thing at a time at least");
         FixedModel { read_ns, write_ns, parallel_max, under_way: BinaryHeap::new() }
@@ -50,23 +53,23 @@ impl FixedModel {
     }
 }
 
-/// A device or array in virtual time.
+/// A device or disk array in virtual time.
 #[derive(Clone, Debug)]
 pub enum ServiceModel {
-    /// Mechanical disks behind a controller.
+    /// Mechanical disks behind an array controller.
     Array(Box<ArrayModel>),
     /// A flash device.
     Flash(Box<FlashModel>),
-    /// Fixed latency.
+    /// A device with fixed latencies.
     Fixed(FixedModel),
 }
 
 impl ServiceModel {
-    /// Submits an I/O that arrives at `now_ns` and returns when it completes, in nanoseconds of the same
-    /// clock.
+    /// Submits an I/O that arrives at `now_ns` and returns its completion time, both in nanoseconds
+    /// of virtual time.
     ///
     /// # Panics
-    /// If a read or write extends beyond [`ServiceModel::capacity_bytes`].
+    /// Panics if a read or write extends beyond [`ServiceModel::capacity_bytes`].
     pub fn submit(&mut self, now_ns: u64, op: Access, offset: u64, len: u64) -> u64 {
         match self {
             ServiceModel::Array(array) => array.submit(now_ns, op, offset, len),
@@ -75,7 +78,7 @@ impl ServiceModel {
         }
     }
 
-    /// Returns the size of its address space in bytes.
+    /// Returns the size of the device's address space in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         match self {
             ServiceModel::Array(array) => array.config().capacity_bytes,

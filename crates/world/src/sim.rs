@@ -1,19 +1,24 @@
-//! One history: guests, the engine, its devices and the daemon's commands, in virtual time.
+//! Simulates one history of guests, the cache engine, its devices and the daemon's commands, in
+//! virtual time.
 //!
-//! A history has one or several processes of the engine ("lives"), with crashes between them (`lives`,
+//! A history has one or several engine processes ("lives"), separated by crashes (`lives`,
 //! `recovery`, `finish`).
 //!
-//! The loop is the shard loop with a priority queue instead of the ring: handle the next event, tell the
-//! engine, perform what it requests. The checkers verify:
+//! The simulation loop is the daemon's shard loop with a priority queue instead of io_uring. The
+//! loop takes the next event, passes it to the engine, and performs the I/O that the engine
+//! requests. The checkers verify:
 //!
-//! - reads return what the model of a disk allows, and what the backing holds (`model`, `media`);
-//! - each accepted request is answered once, refused for the right reason or not at all, and its buffer is
-//!   released once, after the answer and with no I/O on it (`traffic`);
-//! - an acknowledged change is on the backing, and a FUA or flushed one survives a power cut (`model`);
-//! - flash I/O stays inside the segments of its disk's cache, released segments are not accessed, and I/O
-//!   that must not overlap does not (`pool`, `media`);
-//! - statistics count each request once and add up; misses of the same data are fetched once (`audit`);
-//! - everything ends, in bounded virtual time, with nothing left over.
+//! - reads return data that the model of the disk allows and that the backing has (`model`,
+//!   `media`);
+//! - each accepted request gets one reply, and a refused request has a valid reason (`traffic`);
+//! - each buffer is released once, after the reply and with no I/O in flight on it (`traffic`);
+//! - an acknowledged write is on the backing, and a FUA or flushed write survives a power cut
+//!   (`model`);
+//! - flash I/O stays inside the segments of the disk's cache, released segments are not accessed,
+//!   and I/Os that must not overlap do not (`pool`, `media`);
+//! - statistics count each request once, and misses of the same data read the backing once
+//!   (`audit`);
+//! - every request and command ends within a limit of virtual time.
 
 mod audit;
 mod clones;
@@ -46,7 +51,7 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment, V
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
-use crate::media::{Backing, DeviceDefect, Flash};
+use crate::media::{Backing, DeviceDefect, Done, Flash};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::rng::{self, SimRng};
@@ -72,76 +77,80 @@ use silent::Silent;
 use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
 
-/// Maximum duration of a history, nanoseconds of virtual time.
+/// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// An engine without events needs no call for this time, nanoseconds.
+/// How long an engine without pending work may need no timer call, nanoseconds.
 const CALM_NS: u64 = 15_000_000_000;
 
-/// Maximum number of commands per request of a history.
+/// Maximum number of daemon commands per guest request of a history.
 const COMMANDS_MAX: u64 = 20;
 
-/// Maximum number of steps per request of a history.
+/// Maximum number of simulation steps per guest request of a history.
 const STEPS_MAX: u64 = 2000;
 
-/// Separates the random numbers for reads that promote nothing from all others.
+/// Seed of the separate random numbers that choose reads without promotion.
 const PASSING_SALT: u64 = 0x7061_7373;
 
-/// Options of a history.
+/// Options of a simulated history.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of guest requests.
+    /// Number of guest requests in the history.
     pub requests: u32,
     /// Devices and backings may fail, corrupt data and hang.
     pub faults: bool,
-    /// Backings do not fail, even if `faults` are on.
+    /// Backings do not fail, even if [`Options::faults`] is set.
     pub sound_backings: bool,
-    /// Caches and disks may change under load.
+    /// The daemon changes caches and disks under load.
     pub commands: bool,
     /// Some histories end with a power cut.
     pub power_cuts: bool,
-    /// Per mille of the histories with memory tiers.
+    /// Share of the histories that have memory tiers, per mille.
     pub memory_permille: u32,
-    /// Per mille of the histories with shares, limits and windows.
+    /// Share of the histories that have QoS shares, limits and throttles, per mille.
     pub qos_permille: u32,
-    /// Per mille of the histories in which some reads promote nothing.
+    /// Share of the histories in which some reads do not promote data to flash, per mille.
     pub passing_permille: u32,
-    /// Per mille of the histories with dirty bitmaps.
+    /// Share of the histories that have dirty bitmaps, per mille.
     pub bitmap_permille: u32,
-    /// Per mille of the histories in which disks grow.
+    /// Share of the histories in which disks grow, per mille.
     pub growth_permille: u32,
-    /// Per mille of the histories in which some reads go to guests' own memory.
+    /// Share of the histories in which some reads go directly to guest memory, per mille.
     pub direct_permille: u32,
-    /// Per mille of the histories in which disks are clones, whose unwritten data another disk serves.
+    /// Share of the histories in which disks are clones, per mille. A parent disk serves the
+    /// unwritten data of a clone.
     pub clones_permille: u32,
-    /// Per mille of the histories with faults in which backings restart and lose unflushed data; 1000: all.
+    /// Share of the histories with faults in which backings restart and lose unflushed data, per
+    /// mille.
     pub restart_permille: u32,
-    /// Per mille of the histories of several lives in which sound flash devices fail flushes.
+    /// Share of the histories with restarts in which working flash devices fail flushes, per mille.
     pub flash_flush_permille: u32,
-    /// Per mille of the histories of several lives in which backings change while no engine runs, without a
-    /// change of their identity.
+    /// Share of the histories with restarts in which backings change undetectably while no engine
+    /// runs, per mille.
     pub silent_permille: u32,
-    /// In so many of a thousand histories of several lives caches give segments back, and backings are away for a while.
+    /// Share of the histories with restarts in which caches return segments and backings are
+    /// temporarily unavailable, per mille.
     pub shrink_permille: u32,
-    /// Histories have several lives, and caches may be persistent and write back.
+    /// The engine process restarts during a history, and caches may be persistent and write-back.
     pub lives: bool,
-    /// In some histories guests use disks whose caches are being recovered.
+    /// In some histories guests use disks while their caches are being recovered.
     pub early: bool,
-    /// Guests may use a disk before its recovered cache is in service, even if devices or backings may
-    /// fail. A daemon does not allow this; the engine supports it as long as the recovery succeeds.
+    /// Guests may use a disk before its recovered cache is in service, even if devices or backings
+    /// may fail. A daemon does not allow this early use. The engine supports it as long as the
+    /// recovery succeeds.
     pub hasty: bool,
-    /// The last of several devices is for replicas only, like another host's flash.
+    /// The last of several flash devices holds only replicas, like flash of a remote host.
     pub peer: bool,
-    /// Breaks something on purpose: the run must fail.
+    /// Deliberate defect of the simulation: the checkers must report a violation.
     pub sabotage: Option<Sabotage>,
-    /// Called with one line for everything that crosses the engine's boundary.
+    /// Called with one line for each event that enters or leaves the engine.
     pub trace: Option<Trace>,
 }
 
-/// Prints a line of a trace.
+/// Function that prints one line of the event trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Calls the trace, if there is one.
+/// Calls the trace function if one is set.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -151,7 +160,8 @@ macro_rules! trace {
 }
 use trace;
 
-/// Separates the random number that says from which length on sequential writes are bulk writes.
+/// Seed of the separate random number that decides from which length sequential writes are bulk
+/// writes.
 const BULK_SALT: u64 = 0x6275_6c6b;
 
 impl Default for Options {
@@ -184,61 +194,64 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Histories of several lives: persistent caches, write-back, crashes and recovery.
+    /// Returns the options of histories with restarts: persistent caches, write-back, crashes and
+    /// recovery.
     pub fn lives() -> Self {
         Options { requests: 200, lives: true, ..Options::default() }
     }
 }
 
-/// Defects of the simulation, to test whether the checkers notice.
+/// Deliberate defects of the simulation. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// A device has a defect.
+    /// A simulated device has this defect.
     Defect(DeviceDefect),
-    /// Another writer sometimes changes a backing, so that flash is stale.
+    /// A foreign writer sometimes changes a backing, so the copy on flash is stale.
     WriteBehind,
-    /// Some replies are delivered twice.
+    /// The simulation delivers some replies twice.
     RepeatedReply,
-    /// Some replies are lost.
+    /// The simulation loses some replies.
     LostReply,
-    /// Some buffers are released twice.
+    /// The simulation releases some buffers twice.
     RepeatedRelease,
-    /// Some flash I/O goes to another segment.
+    /// The simulation sends some flash I/O to another segment.
     MisroutedIo,
-    /// Some requests are not counted.
+    /// The simulation does not count some requests.
     Uncounted,
-    /// Some completions are lost.
+    /// The simulation loses some I/O completions.
     LostCompletion,
-    /// Recovery accepts every sector of a tail without verification.
+    /// Recovery accepts every sector of a journal tail without verification.
     UncheckedTail,
-    /// Change records of a page are applied in the wrong order.
+    /// Change records of a journal page are applied in the wrong order.
     ReorderedRecords,
-    /// Recovery ignores the newest ring, and old ones are kept.
+    /// Recovery ignores the newest journal ring, and old rings are kept.
     IgnoredNewestRing,
-    /// Clean data is served although the backing has changed.
+    /// The cache serves clean data although the backing has changed.
     ServedStale,
-    /// Clean data of a backing without evidence is served without a comparison.
+    /// The cache serves clean data without a comparison, although nothing proves that the backing
+    /// is unchanged.
     TrustedUnproven,
-    /// Clean data is compared with earlier content of the backing.
+    /// Clean data is compared with an earlier content of the backing.
     StaleComparison,
-    /// A daemon records evidence that a backing is unchanged before everything in the cache was compared.
+    /// The daemon records that a backing is unchanged before all cached data was compared with the
+    /// backing.
     EvidenceTooEarly,
-    /// The memory tier misses some writes.
+    /// The memory tier is not updated by some writes.
     LostRenewal,
-    /// Now and then the rest of a sector is not copied next to what a guest wrote of it.
+    /// After some writes of a part of a sector, the rest of the sector is not copied.
     LostEdge,
-    /// Now and then memory misses a sector that a guest wrote in part.
+    /// The memory tier sometimes misses a write of a part of a sector.
     OldRecentEdge,
-    /// Now and then the buffer from which zeroes are written is not zeroed.
+    /// The buffer from which zeroes are written is sometimes not zeroed.
     LostZeroes,
-    /// Now and then a bitmap that a crash took begins again empty.
+    /// Some dirty bitmaps that were lost in a crash restart empty.
     FreshBitmap,
-    /// Rings that were invalidated, because the backing was changed before their cache was recovered, are
-    /// used all the same.
+    /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
+    /// changes before its cache is recovered.
     KeptVoidRings,
-    /// The engine is not told that a guest writes to the memory that it reads into.
+    /// The engine is not told that a guest writes to memory into which the engine reads.
     SecretScribbles,
-    /// The engine is not told that another disk serves what it reads.
+    /// The engine is not told that a parent disk serves some of the data that it reads.
     UntoldSharing,
     /// The engine is not told that a backing restarted.
     UntoldRestart,
@@ -250,13 +263,14 @@ pub enum Sabotage {
     TrustedTail,
     /// The engine is told that the loss of a journal is recorded, and it is not.
     UnrecordedLoss,
-    /// All guests of a disk are one session: only the first one gets an error.
+    /// All guests of a disk share one session, so only the first guest gets an error.
     OneSession,
-    /// The pool's table gives a segment back when dirty data begins to leave it, and not when none is left.
+    /// The pool frees a segment when destaging of its dirty data begins, and not when it is
+    /// complete.
     EarlyGift,
 }
 
-/// Runs the history of this seed.
+/// Simulates the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = Simulation::new(seed, options);
     for (number, device) in world.scenario.devices.iter().enumerate() {
@@ -273,18 +287,18 @@ enum Event {
     Command,
     DeviceFailure(usize),
     PowerCut,
-    /// Of a disk's backing.
+    /// Restart of the backing of this disk.
     Restart(usize),
     End(End),
-    /// Of a disk, with the serial of its recovering cache.
+    /// A step of a cache recovery: disk, serial number of the recovering cache, step.
     Recovering(usize, u64, Step),
-    /// The backing of a disk is not away any more.
+    /// The backing of this disk is available again.
     Back(usize),
-    /// The journal of a disk's cache was lost, and another is to be made.
+    /// Creates a new journal for a disk whose journal was lost.
     ReplaceRing(usize),
     /// The daemon has recorded that the journal of a disk's cache was lost.
     RecordLoss(usize),
-    /// A disk's cache is to give segments back.
+    /// Makes the cache of this disk return segments.
     GiveBack(usize, Vacate),
 }
 
@@ -297,44 +311,46 @@ enum Side {
 
 struct Disk {
     backing: Backing,
-    /// Number of units that the engine serves. The backing may have more, unknown to the engine.
+    /// Number of units of the disk that the engine serves. The backing may have more units.
     size: u64,
     model: Model,
     access: Access,
-    /// Added and not removed, according to the commands given.
+    /// The last command for this disk added it and did not remove it.
     present: bool,
-    /// Being removed.
+    /// The removal of the disk is in progress.
     leaving: bool,
-    /// Data segments of its cache.
+    /// Data segments of the disk's cache.
     segments: BTreeSet<Segment>,
     config: Option<CacheConfig>,
-    /// The pool's table of its cache, if that is persistent.
+    /// The pool's record of the disk's cache, if the cache is persistent.
     owner: Option<Owner>,
-    /// Number of changes of its backing by others that its identity shows.
+    /// Number of foreign changes of the backing that the backing's identity shows.
     generation: u64,
-    /// The highest ring of its cache at the last such change.
+    /// Highest journal ring of the disk's cache at the last foreign change of the backing.
     changed_behind: Option<u32>,
-    /// Guests wait for its cache.
+    /// Guest requests of the disk wait until its cache is recovered.
     gated: bool,
-    /// Its cache is being recovered while guests use it.
+    /// The disk's cache, if it is being recovered while guests use the disk.
     recovering: Option<Recovering>,
-    /// Its journal was lost on a sound device, and the daemon has not made another yet.
+    /// The disk's journal was lost on a working device, and the daemon has not created another
+    /// journal yet.
     lost_ring: bool,
-    /// The dirty data of its recovered cache is given up when its new ring is complete.
+    /// The engine discards the dirty data of the disk's recovered cache when the new journal ring
+    /// is complete.
     gives_up: bool,
-    /// It is being removed, and requests that waited for its cache are refused.
+    /// The disk is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
-    /// Number of successive failures to put its recovered cache into service.
+    /// Number of successive failures to put the disk's recovered cache into service.
     attempts: u32,
-    /// Its cache reported dirty data lost.
+    /// The disk's cache reported the loss of dirty data.
     dirty_lost: bool,
-    /// Since when writes go to the backing, by `Simulation::clock`, if they do.
+    /// Value of `Simulation::clock` since when all writes of the disk go to the backing.
     writes_through_since: Option<u64>,
-    /// When it last had nothing in flight, by `Simulation::clock`.
+    /// Last value of `Simulation::clock` at which the disk had no request in flight.
     quiet_at: u64,
-    /// When its cache last changed, by `Simulation::clock`.
+    /// Value of `Simulation::clock` at the last change of the disk's cache.
     changed: u64,
-    /// Content of its memory tier.
+    /// Content of the disk's memory tier.
     memory: Vec<Tag>,
     tally: Tally,
     fetches: Vec<Fetch>,
@@ -342,12 +358,12 @@ struct Disk {
 }
 
 impl Disk {
-    /// Returns the number of units of its backing.
+    /// Returns the number of units of the disk's backing.
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
     }
 
-    /// Returns the daemon's identity of the backing.
+    /// Returns the identity that the daemon records for the backing.
     fn identity(&self) -> [u8; 32] {
         let mut identity = [7; 32];
         identity[..8].copy_from_slice(&self.generation.to_le_bytes());
@@ -359,31 +375,24 @@ struct Simulation<'a> {
     options: &'a Options,
     scenario: Scenario,
     ram: Option<Ram>,
-    /// Shares and limits, if this history has them.
     qos: Option<Qos>,
-    /// Dirty bitmaps, if this history has them.
     tracks: Option<Tracks>,
-    /// Growth of disks, if this history has it.
     growth: Option<Growth>,
-    /// One in four requests promotes nothing.
+    /// One in four guest requests promotes nothing.
     passing: bool,
-    /// Reads into guests' own memory, if this history has them.
     direct: Option<Direct>,
-    /// Clones, if this history has them.
     clones: Option<Clones>,
-    /// Restarts of backings, if this history has them.
     losses: Option<Losses>,
-    /// Session of the next requests.
+    /// Session to which the next guest requests belong.
     session: u32,
-    /// Silent changes of backings, if this history has them.
     silent: Option<Silent>,
-    /// In this history caches give segments back.
+    /// Caches that return segments, if this history has them.
     shrinks: Option<Shrinks>,
     rng: SimRng,
     now: Instant,
-    /// Number of steps.
+    /// Number of simulation steps so far.
     clock: u64,
-    /// When a guest or the daemon was last active.
+    /// Time of the last action of a guest or of the daemon.
     busy_until: Instant,
     engine: Engine,
     queue: Queue<Event>,
@@ -393,30 +402,32 @@ struct Simulation<'a> {
     fenced: BTreeSet<DeviceId>,
     asked: BTreeMap<CommandId, Asked>,
     commands: u64,
-    /// Results of commands, in a history of several lives.
+    /// Results of completed commands, in a history with restarts.
     ended: BTreeMap<CommandId, Result<(), CommandError>>,
     /// Number of persistent caches created so far.
     caches: u64,
-    /// Number of recovering caches announced so far.
+    /// Number of recovering caches announced to the engine so far.
     recoveries: u64,
-    /// Number of ring segments among those that a command released.
+    /// Number of journal ring segments among the segments that a command released.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
-    /// Requests made so far.
+    /// Number of guest requests made so far.
     made: u64,
-    /// Requests the guests may still make.
+    /// Number of guest requests still to make.
     left: u32,
     buffers: BTreeMap<BufferId, Buffer>,
     spare: Vec<BufferId>,
     /// The engine's own buffers.
     lent: BTreeMap<BufferId, Lent>,
-    /// Of these, the one for sectors that guests write in parts.
+    /// The engine's buffer for sectors that guests write in part.
     edge_buffer: Option<BufferId>,
     /// Contents of journal pages.
     written: Written,
-    /// The daemon is ending.
+    /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
+    /// Failed flushes of backings that the backing has performed and whose replies have not arrived.
+    late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.
     injection: Option<Injection>,
@@ -428,7 +439,7 @@ impl<'a> Simulation<'a> {
         let mut rng = SimRng::new(seed);
         let mut scenario = Scenario::draw(options, &mut rng);
         if let Some(lives) = &mut scenario.lives {
-            // Its own random numbers: histories without this option stay as they were.
+            // Separate random numbers keep histories without this option unchanged.
             lives.early = options.early && SimRng::new(rng::scatter(seed)).chance(400);
         }
         let ram = Ram::draw(seed, options.memory_permille);
@@ -543,6 +554,7 @@ impl<'a> Simulation<'a> {
             written: Written::default(),
             stopping: false,
             ios: BTreeSet::new(),
+            late_failures: BTreeMap::new(),
             has_power: true,
             injection: None,
             report: Report::default(),
@@ -599,7 +611,6 @@ impl<'a> Simulation<'a> {
             self.drain()?;
         }
         if self.tracks.is_some() {
-            // The backings of disks that had bitmaps are flushed.
             self.run_dry()?;
         }
         self.check_empty()?;
@@ -607,12 +618,12 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Handles events until there are none.
+    /// Handles events until no event is left.
     fn run_dry(&mut self) -> Result<(), Violation> {
         self.run_until(|_| false)
     }
 
-    /// Handles events until there are none, or the condition holds.
+    /// Handles events until no event is left or the condition is true.
     fn run_until(&mut self, is_enough: impl Fn(&Self) -> bool) -> Result<(), Violation> {
         self.busy_until = self.now;
         while self.has_power && !is_enough(self) {
@@ -623,11 +634,11 @@ impl<'a> Simulation<'a> {
             let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
             let idle = self.queue.len() == self.ios.len() + self.restarts_due();
             if idle && rests && self.now >= self.busy_until + calm_ns {
-                // Scrubbing never ends, and if I/O hangs repeatedly, some is always in flight.
+                // Scrubbing never ends, and some I/O stays in flight if I/Os hang repeatedly.
                 return Ok(());
             }
             if let Some(due) = due {
-                // I/O that a limit delays waits only for time to pass.
+                // An I/O that a QoS limit delays has only its timeout.
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none() && self.qos.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
@@ -648,7 +659,7 @@ impl<'a> Simulation<'a> {
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
             if self.clock >= steps_max && self.requests.is_empty() && self.any_bad() {
-                // The daemon retries a cache whose journal no device accepts for ever, and its disk stays
+                // The daemon retries for ever if no device accepts a new journal; the disk stays
                 // offline.
                 self.has_power = false;
                 return Ok(());
@@ -720,7 +731,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn schedule_command(&mut self) {
-        // If guests wait for a cache that does not come back, their requests never end.
+        // If guests wait for a cache whose recovery never ends, their requests never end.
         if let Some(mean) = self.scenario.command_ns
             && self.left > 0
             && self.commands < COMMANDS_MAX * u64::from(self.options.requests)
@@ -730,7 +741,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Changes a backing past the engine.
+    /// Changes a backing without the engine, as a foreign writer does.
     fn write_behind(&mut self) -> Result<(), Violation> {
         self.distrust_bitmaps(0);
         let Disk { backing, model, .. } = &mut self.disks[0];
@@ -740,17 +751,17 @@ impl<'a> Simulation<'a> {
         model.end_change(serial, true, false, backing.now(), backing.durable())
     }
 
-    /// Returns true if old rings are kept as a sabotage.
+    /// Returns true if this sabotage keeps old journal rings.
     fn keeps_old_rings(&self) -> bool {
         self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
     }
 
-    /// Returns true if this sabotage should take effect now.
+    /// Returns true if this sabotage takes effect now.
     fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
         self.options.sabotage == Some(sabotage) && self.rng.chance(permille)
     }
 
-    /// Converts bytes to units.
+    /// Converts an offset and a length in bytes to units.
     fn units(offset: u64, len: u64) -> (u32, u32) {
         ((offset / UNIT_BYTES) as u32, (len / UNIT_BYTES) as u32)
     }

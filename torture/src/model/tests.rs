@@ -217,3 +217,12 @@ fn a_wrong_unit_is_reported_once() {
     assert!(!sees(&mut model, 9, &[0; UNIT]));
     assert!(sees(&mut model, 9, &[0; UNIT]));
 }
+
+#[test]
+fn a_write_in_flight_is_unanswered() {
+    let mut model = Model::new(ORIGIN, 0, 16);
+    let write = model.begin_write(4, 2, Kind::Data);
+    assert!(model.is_answered(0, 4) && !model.is_answered(0, 5) && model.is_answered(6, 10));
+    model.acknowledge(write, false);
+    assert!(model.is_answered(0, 16));
+}

@@ -1,14 +1,15 @@
-//! `cargo xtask bench data-path`: the cost of hob's data path when every read is a hit.
+//! `cargo xtask bench data-path` measures the cost of hob's data path when every read is a hit.
 //!
-//! Several settings answer different questions. *Device-bound*: data and pool are on a disk and opened with
-//! O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data, and both with fio on the bare
-//! file. *Software-bound*: data and pool are in memory (tmpfs), so that only software is measured; hob is
-//! compared with `nbdkit`, with and without its cache. *Write-back*: writes to flash, compared with the
-//! same writes to a file on the same disk. *A file*: the device-bound setting through FUSE, compared with
+//! The benchmark has several settings. In the *device-bound* setting, data and pool are on a disk
+//! and opened with O_DIRECT. hob is compared with `qemu-nbd` on a copy of the data, and both with
+//! fio on the bare file. In the *software-bound* setting, data and pool are in memory (tmpfs), so
+//! that only software is measured. hob is compared with `nbdkit`, with and without nbdkit's cache.
+//! The *write-back* setting compares writes to flash with the same writes to a file on the same
+//! disk. The *file* setting is the device-bound setting through FUSE, compared with
 //! `qemu-storage-daemon`.
 //!
-//! All servers of a setting run at the same time. Each round measures every workload on every server, one
-//! after the other, in an order that rotates. The result is the median over the rounds.
+//! All servers of a setting run at the same time. Each round measures every workload on every
+//! server, one after the other, in a rotating order. The result is the median over the rounds.
 
 use std::path::{Path, PathBuf};
 
@@ -53,7 +54,7 @@ const WRITES: [Workload; 3] = [
     Workload { name: FLUSH_16, rw: "randwrite", block: "4k", depth: 16, flushes: true },
 ];
 
-/// Required ratios of hob's write-back to a flash file behind qemu-nbd.
+/// Required ratios of hob's write-back to qemu-nbd on a flash file.
 const WRITE_BARS: [Bar; 4] = [
     Bar { workload: WRITE_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
     Bar { workload: FLUSH_1, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
@@ -71,7 +72,7 @@ const DEVICE_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "qemu-nbd", limit: Limit::AtMost(0.5) },
 ];
 
-/// Required ratios of hob to each nbdkit in memory.
+/// Required ratios of hob to each nbdkit configuration in memory.
 const SOFTWARE_BARS: [Bar; 10] = [
     Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
     Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
@@ -85,7 +86,7 @@ const SOFTWARE_BARS: [Bar; 10] = [
     Bar { workload: DEPTH_1, measure: Measure::Mean, against: "nbdkit cache", limit: Limit::AtMost(0.9) },
 ];
 
-/// Required ratios of hob's FUSE file to that of qemu-storage-daemon.
+/// Required ratios of hob's FUSE file to the FUSE file of qemu-storage-daemon.
 const FUSE_BARS: [Bar; 3] = [
     Bar { workload: DEPTH_16, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
     Bar { workload: DEPTH_64, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
@@ -112,35 +113,35 @@ const VHOST_USER_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
 ];
 
-/// Minimum hit ratio of a warm-up pass before measurements.
+/// Minimum hit ratio of the last warm-up pass.
 const WARM_MIN: f64 = 0.999;
 /// Maximum number of warm-up passes.
 const WARM_PASSES_MAX: u32 = 8;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write every figure to this file
+    /// Write all results to this JSON file
     #[arg(long)]
     json: Option<PathBuf>,
-    /// One short round on little data: shows that the bench works, not how fast anything is
+    /// Run one short round on little data, to test the benchmark itself
     #[arg(long)]
     quick: bool,
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Seconds of each run
+    /// Duration of each run, seconds
     #[arg(long, default_value_t = 4)]
     seconds: u32,
-    /// One setting only
+    /// Run only this setting
     #[arg(long, value_enum)]
     only: Option<Which>,
-    /// Where the device-bound data lie: a directory on a disk [default: the target directory]
+    /// Directory on a disk for device-bound data [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
-    /// Fail when a bar is missed
+    /// Fail if a required ratio is missed
     #[arg(long)]
     strict: bool,
 }
@@ -151,15 +152,15 @@ enum Which {
     Device,
     /// Data and pool in memory
     Software,
-    /// Writes that flash takes, the pool on a disk
+    /// Writes to flash, with the pool on a disk
     WriteBack,
-    /// The disk a file, data and pool on a disk
+    /// The disk as a FUSE file, with data and pool on a disk
     Fuse,
     /// Data and pool on a disk, through vhost-user-blk
     VhostUser,
 }
 
-/// Parameters of a measurement: hob's binary, number and duration of runs.
+/// Parameters of a measurement: hob binary, number and duration of runs.
 pub(super) struct Bench {
     pub(super) hob: PathBuf,
     pub(super) rounds: u32,
@@ -265,7 +266,7 @@ impl Bench {
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
     }
 
-    /// As `device`, through vhost-user-blk.
+    /// Measures the device-bound setting through vhost-user-blk.
     fn vhost_user(&self, dir: &Path) -> Result<Setting> {
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
@@ -284,8 +285,8 @@ impl Bench {
         Ok(Setting { name: "vhost-user", size, seconds: self.seconds, runs, bars: &VHOST_USER_BARS })
     }
 
-    /// Writes to flash, with one copy and with two, compared with a file on the same disk. The backing is
-    /// in memory, so that destaging does not use the disk too.
+    /// Measures writes to flash with one and two copies, compared with a file on the same disk. The
+    /// backing is in memory, so that destaging does not use the disk.
     fn write_back(&self, dir: &Path) -> Result<Setting> {
         let (scratch, memory) = (scratch(dir)?, scratch(Path::new("/dev/shm"))?);
         let size = if self.quick { 64 } else { 256 } * MIB;
@@ -306,7 +307,7 @@ impl Bench {
         Ok(Setting { name: "write-back", size, seconds: self.seconds, runs, bars: &WRITE_BARS })
     }
 
-    /// Disks as files. All are opened with O_DIRECT and used through libaio.
+    /// Measures disks as FUSE files. All files are opened with O_DIRECT and used through libaio.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
         if !packages::present("qemu-storage-daemon") {
             bail!("qemu-storage-daemon is not installed; `cargo xtask install` does that");
@@ -335,7 +336,7 @@ impl Bench {
         self.rounds(servers, workloads, size)
     }
 
-    /// As `measure`, without a warm-up.
+    /// Runs all workloads on all servers without a warm-up.
     pub(super) fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
@@ -351,8 +352,8 @@ impl Bench {
         Ok(runs)
     }
 
-    /// Reads everything; hob until a whole pass consists of hits, because its flash copies are written
-    /// after the replies.
+    /// Reads all data of a server once. hob is read until a whole pass consists of hits, because
+    /// hob writes flash copies after the replies.
     fn warm(&self, server: &Server, size: u64) -> Result<()> {
         for pass in 1..=WARM_PASSES_MAX {
             let before = server.stats()?;
@@ -379,8 +380,8 @@ impl Bench {
     }
 }
 
-/// Returns the bytes written to flash with the journal, relative to those without it: `ios` writes of 4 KiB
-/// since `before`.
+/// Returns the factor by which the journal increases the bytes written to flash, for `ios` writes
+/// of 4 KiB since `before`.
 fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
     let bytes = |stats: &Stats| stats.number("journal_bytes").unwrap_or(0.0);
@@ -388,13 +389,13 @@ fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<O
     Ok((written > 0.0).then(|| 1.0 + written / (ios as f64 * 4096.0)))
 }
 
-/// Returns the cache size: the working set and a quarter more.
+/// Returns the cache size: 25 % more than the working set.
 pub(super) fn cache_bytes(size: u64) -> u64 {
     size / 4 * 5
 }
 
-/// Returns the share of `ios` requests that were hits since `before`, in flash or in memory; `None` if the
-/// server does not count them.
+/// Returns the share of `ios` requests that were hits in flash or memory since `before`. Returns
+/// `None` if the server does not count hits.
 fn hit_share(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
     debug_assert!(server.name.starts_with(HOB));

@@ -1,11 +1,12 @@
-//! `cargo xtask bench databases`: databases and file workloads on a slow backing, with and without a cache.
+//! `cargo xtask bench databases` measures databases and file workloads on a slow backing, with and
+//! without a cache.
 //!
-//! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`, and a
-//! file on the local flash without hob. The backing answers reads and writes after 4 ms; in a second set,
-//! flushes take 50 ms. The disks of hob are files (FUSE); ext4 is on a loop device with direct I/O. A
-//! control group limits the page cache to less than the data. All disks of a set exist at the same time.
-//! Rounds measure each workload on every disk, one after the other, in an order that rotates. Results are
-//! medians of the rounds, after a round that is not counted.
+//! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`,
+//! and a file on the local flash without hob. The backing answers reads and writes after 4 ms; in a
+//! second set, flushes take 50 ms. The disks of hob are files (FUSE); ext4 is on a loop device with
+//! direct I/O. A control group limits the page cache to less than the data. All disks of a set
+//! exist at the same time. Each round measures every workload on every disk, one after the other,
+//! in a rotating order. Results are medians of the rounds, without a first warm-up round.
 
 mod disk;
 mod table;
@@ -30,33 +31,33 @@ const PROGRAMS: [&str; 8] =
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write every figure to this file
+    /// Write all results to this JSON file
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Draw a picture of each set into this directory
+    /// Draw a chart of each set into this directory
     #[arg(long, value_name = "DIRECTORY")]
     pictures: Option<PathBuf>,
-    /// One short round on little data: shows that the bench works, not how fast anything is
+    /// Run one short round on little data, to test the benchmark itself
     #[arg(long)]
     quick: bool,
-    /// Less data and a few seconds for each figure: some 15 minutes on an idle machine
+    /// Use less data and a few seconds per result: about 15 minutes on an idle host
     #[arg(long, conflicts_with = "quick")]
     short: bool,
-    /// Rounds that count
+    /// Number of rounds that count
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Seconds of each run of a database [default: 30, or 4 with --short]
+    /// Duration of each database run, seconds [default: 30, or 4 with --short]
     #[arg(long)]
     seconds: Option<u32>,
-    /// Where disks and pools are: a directory on local flash [default: the target directory]
+    /// Directory on local flash for disks and pools [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
 }
 
-/// A backing with its latencies.
+/// A set of disks with the latencies of their backing.
 struct Set {
     name: &'static str,
     file: &'static str,
@@ -89,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut tables = Vec::new();
     for set in &SETS {
         let scratch = scratch(&dir)?;
-        // The database's user must be able to reach the mount points.
+        // The database's user must have access to the mount points.
         shell::run(std::process::Command::new("chmod").arg("0711").arg(scratch.path()))?;
         let ms = Duration::from_millis;
         let delays = Delays { read: ms(4), write: ms(4), flush: ms(set.flush_ms) };
@@ -119,7 +120,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Round 0 warms the caches and is not counted.
+/// Measures all rounds. Round 0 warms the caches and is not counted.
 fn measure(
     set: &Set,
     disks: &mut [Disk],

@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::shell::Interrupt;
 
-/// One pattern of I/O.
+/// An I/O pattern of fio.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// Name in the table.
+    /// Name of the pattern in the table.
     pub(crate) name: &'static str,
     /// fio's name of the pattern.
     pub(crate) rw: &'static str,
-    /// fio's notation of the request size.
+    /// Request size in fio's notation.
     pub(crate) block: &'static str,
     /// Queue depth.
     pub(crate) depth: u32,
@@ -32,21 +32,21 @@ pub(crate) enum Target {
     Uri(String),
     /// A file, opened with O_DIRECT.
     File(String),
-    /// A file that a server has mounted, opened with O_DIRECT. FUSE does not support io_uring's
-    /// non-blocking mode, so each request would be handed to a thread.
+    /// A mounted file of a server, opened with O_DIRECT. FUSE does not support io_uring's
+    /// non-blocking mode, so io_uring would use a thread per request.
     Mounted(String),
-    /// An image of the pool `rbd`, through librbd, with the cluster's configuration in this file.
+    /// An image in the Ceph pool `rbd`, through librbd.
     Rbd {
-        /// The image.
+        /// Name of the image.
         image: &'static str,
-        /// The file.
+        /// Path of the Ceph configuration file.
         conf: String,
     },
-    /// A socket for vhost-user-blk, which fio does not support.
+    /// A vhost-user-blk socket, which fio does not support.
     VhostUser(PathBuf),
 }
 
-/// Results of one run.
+/// Results of one fio run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Figures {
     pub(crate) ios: u64,
@@ -70,7 +70,7 @@ pub(crate) fn run(
     call(target, workload, size, &limits, Duration::from_secs(u64::from(seconds) * 5 + 60), interrupt)
 }
 
-/// Reads the first `size` bytes of `target` once, in order.
+/// Reads the first `size` bytes of `target` once, sequentially.
 pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Result<Figures> {
     let workload = Workload { name: "once", rw: "read", block: "64k", depth: 8, flushes: false };
     if let Target::VhostUser(socket) = target {
@@ -124,7 +124,7 @@ fn call(
 }
 
 fn figures(report: &str, workload: &Workload) -> Result<Figures> {
-    // The nbd engine prints a line before the document.
+    // fio's nbd engine prints a line before the JSON document.
     let document = report.find('{').map_or("", |at| &report[at..]);
     let document: Value = serde_json::from_str(document).context("fio's JSON")?;
     let job = &document["jobs"][0];
@@ -139,7 +139,7 @@ fn figures(report: &str, workload: &Workload) -> Result<Figures> {
     })
 }
 
-/// Returns true if files in `dir` can be opened with O_DIRECT, and a block can be read.
+/// Returns true if files in `dir` can be opened with O_DIRECT and read.
 pub(crate) fn direct_works(dir: &Path) -> bool {
     use rustix::fs::{Mode, OFlags};
     let path = dir.join("direct.probe");

@@ -1,11 +1,11 @@
-//! `cargo xtask bench lab`: the lab's simulation speed, and its miss ratios compared with those of
-//! libCacheSim.
+//! `cargo xtask bench lab` measures the lab's simulation speed, and compares its miss ratios with
+//! those of libCacheSim.
 //!
-//! Twenty million reads of 4 KiB over a million blocks by Zipf's law (exponent 1), in hob's trace format;
-//! caches of 1 % and 10 % of the blocks touched; one thread, one cache at a time, reading the trace
-//! included. The reference figures were measured with libCacheSim on a machine of this class, on a stream
-//! of its own; they are not measured here. For ranges, the lower figure is used for the small cache, which
-//! misses more.
+//! The trace has twenty million reads of 4 KiB over a million blocks with a Zipf distribution
+//! (exponent 1), in hob's format. The caches have 1 % and 10 % of the touched blocks. Each cache is
+//! simulated alone in one thread, including the time to read the trace. The reference values were
+//! measured earlier with libCacheSim on a similar host and another random trace. If a reference is
+//! a range, the small cache, which misses more, uses the lower value.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,12 @@ use serde_json::{Value, json};
 use super::{hob, median};
 use crate::shell;
 
-/// libCacheSim's results for a policy at 1 % and 10 %: million requests a second, and miss ratios.
+/// libCacheSim's results for a policy, for caches of 1 % and 10 %: speed in million requests per
+/// second, and miss ratios.
 struct Reference {
     policy: &'static str,
     speeds: Option<[f64; 2]>,
-    /// Required factor of hob's speed.
+    /// Required ratio of hob's speed to libCacheSim's speed.
     times: f64,
     misses: Option<[f64; 2]>,
 }
@@ -40,30 +41,31 @@ const REFERENCES: [Reference; 11] = [
     Reference { policy: "optimum", speeds: None, times: 0.0, misses: Some([0.287, 0.134]) },
 ];
 
-/// Policies without a reference: measured, without requirements.
+/// Policies without a reference value. These policies are measured without requirements.
 const OTHERS: [&str; 3] = ["lfu", "larc", "two-level-lru"];
 const SHARES: [&str; 2] = ["1%", "10%"];
-/// Maximum difference of a miss ratio from the reference's, whose stream differed.
+/// Maximum difference between a miss ratio and its reference value, which comes from another random
+/// trace.
 const MISSES_OFF_MAX: f64 = 0.01;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write every figure to this file
+    /// Write all results to this JSON file
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Rounds; the best counts, as other programs only ever slow a run down
+    /// Number of rounds; the best round counts, because other programs only slow a run down
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Requests; with fewer, the figures show that the bench works and no more
+    /// Number of requests; with fewer requests, the results only show that the benchmark works
     #[arg(long, default_value_t = 20_000_000)]
     requests: u64,
-    /// Where the trace is put [default: memory]
+    /// Directory for the trace [default: memory]
     #[arg(long, default_value = "/dev/shm")]
     dir: PathBuf,
-    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
-    /// Fail when a bar is missed
+    /// Fail if a required value is missed
     #[arg(long)]
     strict: bool,
 }
@@ -71,7 +73,7 @@ pub(crate) struct Arguments {
 /// Measurements of one policy, by cache size.
 #[derive(Default)]
 struct Measured {
-    /// Million requests a second, per round.
+    /// Million requests per second, by round.
     speeds: [Vec<f64>; 2],
     misses: [f64; 2],
     bytes_per_block: f64,
@@ -148,7 +150,7 @@ fn simulate(hob: &Path, trace: &Path, policy: &str, size: &str) -> Result<Value>
 }
 
 impl Measured {
-    /// Returns `None` for the optimum, which is not timed.
+    /// Returns the best speed, or `None` for the optimum, which is not timed.
     fn best(&self, share: usize) -> Option<f64> {
         self.speeds[share].iter().copied().max_by(f64::total_cmp)
     }
@@ -167,7 +169,7 @@ fn speed(speed: Option<f64>) -> String {
     speed.map_or(String::new(), |speed| format!("{speed:.1}"))
 }
 
-/// Prints the table and returns the number of bars missed.
+/// Prints the table and returns the number of missed requirements.
 fn show(measured: &BTreeMap<&str, Measured>) -> u32 {
     let mut missed = 0;
     let mut verdict = |good: bool| {

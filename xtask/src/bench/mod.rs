@@ -1,4 +1,4 @@
-//! Measurements against other programs: one file per bench, and shared modules.
+//! Benchmarks against other programs. Each benchmark is one file.
 
 mod data_path;
 mod databases;
@@ -19,15 +19,17 @@ use crate::shell;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// The path of the data when every read is a hit: hob against qemu-nbd, nbdkit and the bare file
+    /// Measure the data path when every read is a hit: hob, qemu-nbd, nbdkit and the bare file
     DataPath(data_path::Arguments),
-    /// PostgreSQL, RocksDB and files on a slow backing: without a cache, with two presets, and on local flash
+    /// Measure PostgreSQL, RocksDB and files on a slow backing: without a cache, with two presets,
+    /// and on local flash
     Databases(databases::Arguments),
-    /// How fast the lab simulates, and its miss ratios beside libCacheSim's
+    /// Measure the lab's simulation speed, and compare its miss ratios with libCacheSim
     Lab(lab::Arguments),
-    /// What disks receive under shares, limits, reservations and throttling, against what they are due
+    /// Compare the rates of disks with shares, limits, reservations and throttling with their
+    /// entitlements
     Qos(qos::Arguments),
-    /// A disk on Ceph RBD against librbd itself, with its cache and without, on a cluster on this machine
+    /// Compare a disk on Ceph RBD, with and without a cache, with librbd on a local cluster
     Rbd(rbd::Arguments),
 }
 
@@ -41,12 +43,12 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
     }
 }
 
-/// Returns the hob to measure: the named one, or HOB_BIN, or else a fresh release build.
+/// Returns the hob binary to measure: the named one, HOB_BIN, or a new release build.
 fn hob(named: Option<&Path>) -> Result<PathBuf> {
     hob_with(named, &[])
 }
 
-/// As `hob`, with these arguments for the build.
+/// Returns the hob binary to measure, built with these additional arguments if necessary.
 fn hob_with(named: Option<&Path>, more: &[&str]) -> Result<PathBuf> {
     if let Some(path) = named.map(PathBuf::from).or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
         return path.canonicalize().with_context(|| format!("find {}", path.display()));

@@ -1,8 +1,9 @@
-//! Shares, limits, reservations and throttling in real time: three fio clients on three disks whose
-//! backings are on one slow server. The rate of each is compared with its entitlement.
+//! Measures shares, limits, reservations and throttling in real time. Three fio clients use three
+//! disks whose backings are on one slow server. The rate of each disk is compared with the disk's
+//! entitlement.
 //!
-//! The server is nbdkit, which handles one request at a time and takes two milliseconds for it. It acts as
-//! an array of some 450 IOPS; the first scenario measures the exact number.
+//! The server is nbdkit with one request at a time and two milliseconds per request. The server
+//! thus simulates an array with about 450 IOPS. The first scenario measures the exact value.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,24 +14,24 @@ use conformance::process::Process;
 use super::fio::{self, Figures, Target, Workload};
 use crate::shell::{self, Interrupt};
 
-/// Tolerance of a disk's rate.
+/// Tolerance of a disk's rate, as a fraction of the entitlement.
 const WITHIN: f64 = 0.10;
 
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Load of every client, at its own queue depth.
+/// Load of every client. Each client has its own queue depth.
 const READS: Workload =
     Workload { name: "4 KiB random read", rw: "randread", block: "4k", depth: 16, flushes: false };
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Seconds of each scenario
+    /// Duration of each scenario, seconds
     #[arg(long, default_value_t = 15)]
     seconds: u32,
-    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
-    /// Fail when a disk did not get its due
+    /// Fail if a disk did not get its entitlement
     #[arg(long)]
     strict: bool,
 }
@@ -50,9 +51,9 @@ enum Entitlement {
 
 struct Scenario {
     name: &'static str,
-    /// Control settings of the datastore.
+    /// Throttle setting of the datastore.
     control: &'static str,
-    /// For each disk: its settings, the queue depth of its client (0: idle), and its entitlement.
+    /// Settings, queue depth of the client (0 means idle) and entitlement of each disk.
     disks: [(&'static [&'static str], u32, Entitlement); 3],
 }
 
@@ -109,7 +110,7 @@ struct Bench {
     control: String,
     seconds: u32,
     interrupt: Interrupt,
-    /// In the order in which they must end.
+    /// Processes, in the order in which they must end.
     _hob: Process,
     _server: Process,
     directory: tempfile::TempDir,
@@ -166,7 +167,7 @@ impl Bench {
         shell::output(Command::new(&self.binary).args(arguments).args(["--control", &self.control]))
     }
 
-    /// Runs one scenario; returns the number of disks below their entitlement.
+    /// Runs one scenario. Returns the number of disks below their entitlement.
     fn play(&self, scenario: &Scenario) -> Result<u32> {
         println!("\n{} (control {})", scenario.name, scenario.control);
         for (disk, (rules, ..)) in scenario.disks.iter().enumerate() {
@@ -209,7 +210,7 @@ impl Bench {
         Ok(missed)
     }
 
-    /// Little load under `auto` is not throttled.
+    /// Checks that `auto` does not throttle a small load.
     fn below_the_threshold(&self) -> Result<u32> {
         println!("\nbelow the threshold (control auto)");
         self.ctl(&["datastore", "set", "array", "--throttle", "off"])?;
@@ -227,7 +228,7 @@ impl Bench {
         Ok(u32::from(is_throttled))
     }
 
-    /// Runs a client for each disk at its depth.
+    /// Runs a client for each disk at the disk's queue depth.
     fn load(&self, depths: [u32; 3]) -> Result<[Option<Figures>; 3]> {
         let mut received = [None; 3];
         std::thread::scope(|scope| -> Result<()> {

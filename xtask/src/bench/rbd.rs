@@ -1,11 +1,12 @@
-//! `cargo xtask bench rbd`: a disk on Ceph RBD, compared with librbd itself.
+//! `cargo xtask bench rbd` compares a disk on Ceph RBD with librbd itself.
 //!
-//! A cluster of one monitor and three OSDs runs on this machine. It has an image of the same data for each
-//! of hob, librbd with its cache (`rbd_cache`) and librbd without. fio uses its rbd engine for librbd, and
-//! its nbd engine for hob. The settings are: *hits*, which hob reads from flash; the same through
-//! vhost-user-blk, also with a memory tier that holds them; *write-back*, writes to flash; and *cold*, with
-//! an empty cache before each run, so that nearly all of hob's reads go to the cluster and are written to
-//! flash too. OSDs, hob and fio share the processors, so absolute figures are those of a small machine.
+//! A cluster of one monitor and three OSDs runs on this host. Three images have the same data: for
+//! hob, for librbd with its cache (`rbd_cache`), and for librbd without a cache. fio uses its rbd
+//! engine for librbd, and its nbd engine for hob. The setting *hits* measures reads from flash. The
+//! same reads are measured through vhost-user-blk, with and without a memory tier that has all
+//! data. The setting *write-back* measures writes to flash. The setting *cold* starts each run with
+//! an empty cache: hob reads nearly all data from the cluster and also writes it to flash. OSDs,
+//! hob and fio share the processors, so absolute results are those of a small host.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +23,7 @@ use crate::shell::{self, Interrupt};
 
 const MIB: u64 = 1 << 20;
 
-/// librbd with and without its cache.
+/// Names of librbd with and without its cache.
 const CACHED: &str = "librbd, cache";
 const PLAIN: &str = "librbd";
 
@@ -52,25 +53,25 @@ const COLD_BARS: [Bar; 4] =
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Write every figure to this file
+    /// Write all results to this JSON file
     #[arg(long)]
     json: Option<PathBuf>,
-    /// One short round on little data: shows that the bench works, not how fast anything is
+    /// Run one short round on little data, to test the benchmark itself
     #[arg(long)]
     quick: bool,
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Seconds of each run
+    /// Duration of each run, seconds
     #[arg(long, default_value_t = 4)]
     seconds: u32,
-    /// Where hob's pool lies: a directory on a disk [default: the target directory]
+    /// Directory on a disk for hob's pool [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The hob to measure, built with its feature rbd [default: what HOB_BIN names, or else a fresh release build]
+    /// hob binary with feature rbd to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
-    /// Fail when a bar is missed
+    /// Fail if a required ratio is missed
     #[arg(long)]
     strict: bool,
 }
@@ -147,14 +148,14 @@ fn size(bench: &Bench) -> u64 {
     if bench.quick { 32 * MIB } else { 256 * MIB }
 }
 
-/// Protocol of hits, and where they are.
+/// Protocol and location of hits.
 #[derive(Clone, Copy)]
 enum Way {
-    /// NBD, in flash.
+    /// Hits in flash through NBD.
     Nbd,
-    /// vhost-user-blk, in flash.
+    /// Hits in flash through vhost-user-blk.
     Machine,
-    /// vhost-user-blk, in memory.
+    /// Hits in memory through vhost-user-blk.
     Memory,
 }
 

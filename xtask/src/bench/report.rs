@@ -1,4 +1,4 @@
-//! Results of a bench: medians, ratios, and the bars that they reach or miss.
+//! Results of a benchmark: medians, ratios, and required ratios that are met or missed.
 
 use std::fmt;
 
@@ -7,22 +7,23 @@ use serde_json::{Value, json};
 use super::fio::Figures;
 use super::server::HOB;
 
-/// One run of one workload on one server.
+/// Result of one run of a workload on a server.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) round: u32,
     pub(crate) workload: &'static str,
     pub(crate) server: &'static str,
     pub(crate) figures: Figures,
-    /// CPU time of the server per request; `None` for a bare file.
+    /// CPU time of the server per request, microseconds; `None` for a bare file.
     pub(crate) cpu_us: Option<f64>,
-    /// Share of the reads that were hits, if the server reports it.
+    /// Share of the reads that were hits, if the server reports hits.
     pub(crate) hits: Option<f64>,
-    /// Bytes written to flash with the journal, for each byte without it, if there is a journal.
+    /// Bytes written to flash with the journal, divided by the bytes without the journal, if there
+    /// is a journal.
     pub(crate) journal: Option<f64>,
 }
 
-/// The compared figure.
+/// Result that is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measure {
     Iops,
@@ -32,7 +33,7 @@ pub(crate) enum Measure {
     Journal,
 }
 
-/// Direction of a bar.
+/// Whether a required ratio is a minimum or a maximum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Limit {
     AtLeast(f64),
@@ -48,7 +49,7 @@ pub(crate) struct Bar {
     pub(crate) limit: Limit,
 }
 
-/// All runs of one setting.
+/// Results of all runs of one setting.
 #[derive(Debug)]
 pub(crate) struct Setting {
     pub(crate) name: &'static str,
@@ -58,7 +59,7 @@ pub(crate) struct Setting {
     pub(crate) bars: &'static [Bar],
 }
 
-/// All settings.
+/// Results of all settings.
 #[derive(Debug)]
 pub(crate) struct Report {
     bench: &'static str,
@@ -133,7 +134,7 @@ impl fmt::Display for Run {
 }
 
 impl Setting {
-    /// Returns the names in the order in which they first ran.
+    /// Returns the names in the order of their first runs.
     fn in_order(&self, name: impl Fn(&Run) -> &'static str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for run in &self.runs {
@@ -152,14 +153,14 @@ impl Setting {
     fn ratio(&self, bar: &Bar) -> Option<f64> {
         let own = self.median(bar.workload, HOB, bar.measure)?;
         if bar.measure == Measure::Journal {
-            // It is a ratio already.
+            // This result is already a ratio.
             return Some(own);
         }
         let other = self.median(bar.workload, bar.against, bar.measure)?;
         (other > 0.0).then(|| own / other)
     }
 
-    /// Returns the lowest hit ratio of all runs of hob.
+    /// Returns the lowest hit ratio of hob's runs.
     fn hits_min(&self) -> Option<f64> {
         self.runs.iter().filter_map(|r| r.hits).min_by(f64::total_cmp)
     }
@@ -236,18 +237,18 @@ impl fmt::Display for Setting {
 }
 
 impl Report {
-    /// Creates a report of that bench, without settings.
+    /// Creates an empty report of a benchmark.
     pub(crate) fn of(bench: &'static str) -> Report {
         Report { bench, settings: Vec::new() }
     }
 
-    /// Returns the number of bars that were missed.
+    /// Returns the number of missed ratios.
     pub(crate) fn missed(&self) -> usize {
         let bars = self.settings.iter().flat_map(|s| s.bars.iter().map(move |bar| (s, bar)));
         bars.filter(|(s, bar)| !s.ratio(bar).is_some_and(|r| bar.limit.met(r))).count()
     }
 
-    /// Returns all figures.
+    /// Returns all results as JSON.
     pub(crate) fn json(&self) -> Value {
         let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The servers that a bench compares, their CPU time, and hob's hit counters.
+//! Starts the servers that a benchmark compares, and reads their CPU time and hob's hit counters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,31 +16,32 @@ use crate::shell::Interrupt;
 /// Maximum time until a server opens its socket.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// A target of fio.
+/// A server that fio measures.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// Name in the table.
+    /// Name of the server in the table.
     pub(crate) name: &'static str,
-    /// The target for fio.
+    /// Target for fio.
     pub(crate) target: Target,
-    /// Its process; `None` for a bare file.
+    /// Process of the server; `None` for a bare file.
     process: Option<Process>,
-    /// hob's binary and control address, if this is hob.
+    /// hob binary and control address, if the server is hob.
     control: Option<(PathBuf, String)>,
-    /// True if its cache is emptied before each run.
+    /// True if the server's cache is emptied before each run.
     is_cold: bool,
-    /// Unmounts a file that a killed process leaves behind; dropped after the process.
+    /// Unmounts the file of a killed server. The field is dropped after the server's process.
     unmount: Option<Unmount>,
 }
 
-/// Name of the server that all others are compared with.
+/// Name of hob, with which all other servers are compared.
 pub(crate) const HOB: &str = "hob";
 
 /// Name of qemu-storage-daemon with FUSE exports.
 pub(crate) const QEMU_FUSE: &str = "qemu fuse";
 
 impl Server {
-    /// `hob serve` with everything in `dir`: the disk `data`, and a pool that is larger than the data.
+    /// Starts `hob serve` with all files in `dir`: the disk `data`, and a pool that is larger than
+    /// the data.
     pub(crate) fn hob(
         binary: &Path,
         dir: &Path,
@@ -56,7 +57,7 @@ impl Server {
         Ok(server)
     }
 
-    /// As `hob`, used through vhost-user-blk, with a memory tier of `ram_bytes`.
+    /// Starts `hob serve` for use through vhost-user-blk, with a memory tier of `ram_bytes` bytes.
     pub(crate) fn hob_vhost_user(
         binary: &Path,
         dir: &Path,
@@ -74,7 +75,8 @@ impl Server {
         Ok(server)
     }
 
-    /// `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, used through vhost-user-blk.
+    /// Starts `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, for use through
+    /// vhost-user-blk.
     pub(crate) fn storage_daemon(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
         let socket = dir.join("storage-daemon.sock");
         let mut command = Command::new("/usr/bin/env");
@@ -90,7 +92,7 @@ impl Server {
         Ok(server)
     }
 
-    /// `hob` writing back to one pool device or to two, with as many copies of dirty data.
+    /// Starts hob in write-back mode on one or two pool devices, with as many copies of dirty data.
     pub(crate) fn write_back(
         binary: &Path,
         dir: &Path,
@@ -103,7 +105,7 @@ impl Server {
         let control = format!("unix:{}", at("ctl").display());
         let listen = format!("unix:{}", at("sock").display());
         let pools = ["a", "b"].map(at);
-        // Room for the cache, its journals, and those of a cache change.
+        // Each device has room for the cache, its journal, and the journal of a cache change.
         let device_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
         let devices: Vec<String> =
             pools[..copies as usize].iter().map(|p| format!("{:?}", p.display().to_string())).collect();
@@ -125,7 +127,7 @@ impl Server {
         Ok(server)
     }
 
-    /// `qemu-nbd` with O_DIRECT and io_uring on `data`.
+    /// Starts `qemu-nbd` with O_DIRECT and io_uring on `data`.
     pub(crate) fn qemu_nbd(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
         let socket = dir.join("qemu.sock");
         let mut command = Command::new("/usr/bin/env");
@@ -135,12 +137,12 @@ impl Server {
         Self::start("qemu-nbd", &mut command, &socket, "disk", interrupt)
     }
 
-    /// `nbdkit file` on `data`, with or without nbdkit's cache.
+    /// Starts `nbdkit file` on `data`, with or without nbdkit's cache.
     pub(crate) fn nbdkit(dir: &Path, data: &Path, cache: bool, interrupt: &Interrupt) -> Result<Self> {
         let (name, file) = if cache { ("nbdkit cache", "kitc.sock") } else { ("nbdkit file", "kit.sock") };
         let socket = dir.join(file);
         let mut command = Command::new("/usr/bin/env");
-        // The cache filter keeps its file in TMPDIR.
+        // nbdkit's cache filter stores its file in TMPDIR.
         command.env("TMPDIR", dir);
         command.args(["nbdkit", "--foreground", "--exit-with-parent", "--unix"]).arg(&socket);
         if cache {
@@ -153,7 +155,7 @@ impl Server {
         Self::start(name, &mut command, &socket, "", interrupt)
     }
 
-    /// As [`Server::hob`], with the disk as a file.
+    /// Starts hob with the disk as a FUSE file.
     pub(crate) fn hob_fuse(
         binary: &Path,
         dir: &Path,
@@ -165,13 +167,13 @@ impl Server {
         let (mut command, control) = serve(binary, dir, data, cache_bytes);
         let socket = dir.join("hob.sock");
         command.arg("--fuse").arg(&file).arg("--listen").arg(format!("unix:{}", socket.display()));
-        // It is mounted before NBD clients are accepted.
+        // hob mounts the file before it accepts NBD clients.
         let mut server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
         server.control = Some((binary.to_owned(), control));
         Ok(server)
     }
 
-    /// `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, exported as a file.
+    /// Starts `qemu-storage-daemon` with O_DIRECT and io_uring on `data`, exported as a FUSE file.
     pub(crate) fn qemu_fuse(dir: &Path, data: &Path, interrupt: &Interrupt) -> Result<Self> {
         let (file, pid) = (dir.join("qemu.img"), dir.join("qemu.pid"));
         fs::write(&file, []).context("make a file to mount on")?;
@@ -181,11 +183,11 @@ impl Server {
         command.arg("--blockdev").arg(format!("{blockdev}{}", data.display()));
         let export = "type=fuse,id=export,node-name=data,writable=on,mountpoint=";
         command.arg("--export").arg(format!("{export}{}", file.display()));
-        // Its pid file is the last thing that it writes before it serves.
+        // qemu-storage-daemon writes its pid file just before it is ready.
         Self::mounted(QEMU_FUSE, &mut command, &file, &pid, interrupt)
     }
 
-    /// A server that mounts `file`, and is ready when `sign` exists.
+    /// Starts a server that mounts `file` and is ready when the file `sign` exists.
     fn mounted(
         name: &'static str,
         command: &mut Command,
@@ -200,24 +202,24 @@ impl Server {
         Ok(server)
     }
 
-    /// `data` itself, without a server.
+    /// Returns the bare file `data` as a target without a server.
     pub(crate) fn bare(data: &Path) -> Self {
         let target = Target::File(data.display().to_string());
         Self { name: "bare file", target, process: None, control: None, is_cold: false, unmount: None }
     }
 
-    /// An image of a Ceph cluster, through librbd in fio itself.
+    /// Returns an image of a Ceph cluster as a target, through librbd in fio.
     pub(crate) fn librbd(name: &'static str, image: &'static str, conf: &Path) -> Self {
         let target = Target::Rbd { image, conf: conf.display().to_string() };
         Self { name, target, process: None, control: None, is_cold: false, unmount: None }
     }
 
-    /// Returns the same server with an empty cache before each run.
+    /// Returns the server with its cache emptied before each run.
     pub(crate) fn cold(self) -> Self {
         Self { is_cold: true, ..self }
     }
 
-    /// Prepares a run.
+    /// Prepares a run: empties the server's cache if necessary.
     pub(crate) fn prepare(&self) -> Result<()> {
         let (true, Some((binary, control))) = (self.is_cold, &self.control) else { return Ok(()) };
         let args = ["cache", "clear", "disk", "--control", control];
@@ -248,7 +250,7 @@ impl Server {
         Ok(Self { name, target, process, control: None, is_cold: false, unmount: None })
     }
 
-    /// Returns the CPU time of the server and all its child processes, all threads, user and system.
+    /// Returns the user and system CPU time of the server and all its child processes.
     pub(crate) fn cpu(&self) -> Result<Option<Duration>> {
         let Some(process) = &self.process else { return Ok(None) };
         let mut ticks = 0;
@@ -259,7 +261,7 @@ impl Server {
         Ok(Some(Duration::from_secs_f64(seconds)))
     }
 
-    /// Returns hob's counters; `None` for other servers.
+    /// Returns hob's counters, or `None` for other servers.
     pub(crate) fn stats(&self) -> Result<Option<Stats>> {
         let Some((binary, control)) = &self.control else { return Ok(None) };
         let args = ["stats", "disk", "-o", "json", "--control", control];
@@ -268,7 +270,7 @@ impl Server {
     }
 }
 
-/// Returns the command `hob serve` without front ends, and its control address.
+/// Returns the command `hob serve` without front ends, and the control address.
 fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, String) {
     let control = format!("unix:{}", dir.join("hob.ctl").display());
     let mut command = Command::new(binary);
@@ -277,11 +279,11 @@ fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, 
     (command, control)
 }
 
-/// Returns `utime + stime` of a process: fields 14 and 15 of `/proc/PID/stat`, including the time of
-/// threads that have ended.
+/// Returns `utime + stime` of a process, including threads that have ended: fields 14 and 15 of
+/// `/proc/PID/stat`.
 fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("a server has died")?;
-    // The second field is a name in parentheses that may contain spaces; the third comes after it.
+    // The second field is the process name in parentheses, which may contain spaces.
     let (_, rest) = stat.rsplit_once(')').context("a name in /proc/PID/stat")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field =

@@ -1,4 +1,4 @@
-//! Load on a vhost-user-blk server without a guest: one thread that drives one queue, as fio would.
+//! Drives a queue of a vhost-user-blk server without a guest, in one thread, like fio does.
 //! Latencies are in microseconds.
 
 use std::path::Path;
@@ -11,17 +11,16 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 use super::fio::{Figures, Workload};
 use crate::shell::Interrupt;
 
-/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Position of the next request.
+/// Order of the request offsets.
 enum Walk {
     Random(Noise),
     Straight(u64),
 }
 
 impl Walk {
-    /// Returns the next offset; `None` at the end of a single pass.
+    /// Returns the next offset, or `None` at the end of a single pass.
     fn next(&mut self, size: u64, len: u64, once: bool) -> Option<u64> {
         let blocks = size / len;
         match self {
@@ -36,8 +35,8 @@ impl Walk {
     }
 }
 
-/// Runs `workload` on the first `size` bytes of the disk at `socket`, for the given time or once over all
-/// of it.
+/// Runs `workload` on the first `size` bytes of the disk at `socket`, for `seconds` or for one
+/// pass.
 pub(super) fn run(
     socket: &Path,
     workload: &Workload,

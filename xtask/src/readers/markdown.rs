@@ -1,12 +1,12 @@
-//! Paragraphs, list items and table cells of Markdown, in pages and doc comments.
+//! Splits Markdown of pages and doc comments into paragraphs, list items and table cells.
 
 use super::sentence;
 
-/// A paragraph, list item or table cell on one line.
+/// A paragraph, list item or table cell, joined to one line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Block {
     text: String,
-    /// The bytes at which lines of the source begin, and their numbers.
+    /// Byte offsets at which source lines begin, with their line numbers.
     lines: Vec<(usize, usize)>,
 }
 
@@ -19,7 +19,7 @@ impl Block {
         self.text.push_str(text);
     }
 
-    /// Returns the sentences, each with the line at which it begins.
+    /// Returns the sentences of the block, each with its line number.
     pub(super) fn sentences(&self) -> Vec<(usize, String)> {
         let line = |at: usize| self.lines.iter().rev().find(|(start, _)| *start <= at).map_or(0, |(_, n)| *n);
         let found = sentence::split(&self.text).into_iter().filter(|(_, text)| sentence::is_one(text));
@@ -27,7 +27,7 @@ impl Block {
     }
 }
 
-/// Cuts numbered lines into blocks; leaves out headings, code, heads of tables, and HTML comments.
+/// Splits numbered lines into blocks. Headings, code, table heads and HTML comments are left out.
 pub(super) fn blocks<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Block> {
     let lines: Vec<(usize, &str)> =
         lines.map(|(n, line)| (n, line.trim().trim_start_matches("> "))).collect();
@@ -62,17 +62,17 @@ pub(super) fn blocks<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<B
     blocks
 }
 
-/// The line below the head of a table.
+/// Returns true for the line below a table head.
 fn is_rule(line: &str) -> bool {
     line.starts_with('|') && line.chars().all(|c| "|-: ".contains(c))
 }
 
-/// `[name]: target`
+/// Returns true for a link definition `[name]: target`.
 fn is_definition(line: &str) -> bool {
     line.starts_with('[') && line.split_once("]: ").is_some_and(|(name, _)| !name.contains(' '))
 }
 
-/// The text of a list item behind its mark.
+/// Returns the text of a list item after its marker.
 fn list_item(line: &str) -> Option<&str> {
     let behind_number = || {
         let rest = line.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -82,14 +82,14 @@ fn list_item(line: &str) -> Option<&str> {
 }
 
 fn cells(number: usize, row: &str) -> Vec<Block> {
-    // A bar behind a backslash is part of its cell.
+    // A vertical bar after a backslash is part of its cell.
     let row = row.replace("\\|", "\u{0}");
     let cells = row.split('|').flat_map(|cell| cell.split("<br>"));
     let texts = cells.map(|cell| cell.trim().replace('\u{0}', "|")).filter(|cell| !cell.is_empty());
     texts.map(|text| Block { text, lines: vec![(0, number)] }).collect()
 }
 
-/// The text with the names of links instead of the links, without emphasis.
+/// Returns the text without emphasis, and with the names of links instead of the links.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -1,4 +1,5 @@
-//! `cargo xtask readers`: random sentences of the project, for a test whether readers understand them. See docs/CONTRIBUTING.md.
+//! `cargo xtask readers` draws random sentences of the project, to test whether readers understand
+//! them. See docs/CONTRIBUTING.md.
 
 mod markdown;
 mod rust;
@@ -18,25 +19,26 @@ use crate::tidy::{self, GENERATED, Text};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Number of the draw: the same sources and seed give the same sentences
+    /// Seed of the draw; the same sources and seed give the same sentences
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// How many sentences to draw
+    /// Number of sentences to draw
     #[arg(long, value_name = "N", default_value_t = 60)]
     count: usize,
-    /// Write the list to this file instead of printing it; the key goes to the same name with the extension `key`
+    /// Write the list to this file instead of printing it; the key has the same name with the
+    /// extension `key`
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-/// Where a sentence is from.
+/// Origin of a sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// A doc comment.
     Comment,
-    /// A text that a user reads: log, error, hint, help of a command.
+    /// A text for users: log, error, hint, or help of a command.
     Message,
-    /// A page.
+    /// A documentation page.
     Docs,
 }
 
@@ -58,7 +60,7 @@ struct Sentence {
     line: usize,
 }
 
-/// Draws the sentences and writes the list and its key.
+/// Draws sentences, and writes the list and its key.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let all = all(&tidy::texts());
     let drawn = draw(&all, arguments.count, arguments.seed);
@@ -90,7 +92,7 @@ fn counts(all: &[Sentence]) -> String {
     format!("{comments} sentences of comments, {messages} of messages and {docs} of pages")
 }
 
-/// All different sentences, ordered by path and line.
+/// Returns all distinct sentences, ordered by path and line.
 fn all(texts: &[Text]) -> Vec<Sentence> {
     let is_source = |text: &&Text| text.path.ends_with(".rs");
     let tests = TestFiles::new(texts);
@@ -104,7 +106,7 @@ fn all(texts: &[Text]) -> Vec<Sentence> {
     found
 }
 
-/// README.md and the pages of docs/ that are written by hand.
+/// Returns true for README.md and for pages of docs/ that are not generated.
 fn is_page(text: &Text) -> bool {
     let in_docs =
         text.path.strip_prefix("docs/").is_some_and(|name| !name.contains('/') && name.ends_with(".md"));
@@ -117,14 +119,15 @@ fn pages(page: &Text) -> Vec<Sentence> {
     found.map(|(line, text)| Sentence { kind: Kind::Docs, text, path: page.path.clone(), line }).collect()
 }
 
-/// Draws `count` of `all`, or all if there are fewer, each with the same probability.
+/// Draws `count` sentences with equal probability, or all if there are fewer.
 fn draw(all: &[Sentence], count: usize, seed: u64) -> Vec<Sentence> {
     let mut left: Vec<&Sentence> = all.iter().collect();
     let mut random = SplitMix64(seed);
     (0..count.min(all.len())).map(|_| left.swap_remove(random.below(left.len())).clone()).collect()
 }
 
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// SplitMix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+/// OOPSLA 2014).
 #[derive(Debug)]
 struct SplitMix64(u64);
 

@@ -1,4 +1,4 @@
-//! Doc comments and messages of a Rust source.
+//! Extracts doc comments and messages from a Rust source.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use super::{Kind, Sentence};
 use crate::tidy::Text;
 use crate::tidy::source::{self, closing, code_only, line_of, spans};
 
-/// What stands before the parenthesis or bracket around a message.
+/// Texts before the parenthesis or bracket of a message.
 const CALLS: [&str; 16] = [
     "tracing::error!",
     "tracing::warn!",
@@ -31,7 +31,7 @@ const CALLS: [&str; 16] = [
 /// Derives of types whose doc comments are help texts.
 const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
 
-/// Returns the sentences of the lines that are no tests.
+/// Returns the sentences of all lines that are not tests.
 pub(super) fn sentences(source: &Text, is_test: &[bool]) -> Vec<Sentence> {
     let code = code_only(&source.text);
     let mut found = comments(source, &code);
@@ -40,11 +40,11 @@ pub(super) fn sentences(source: &Text, is_test: &[bool]) -> Vec<Sentence> {
     found
 }
 
-/// Doc comments; those in types that clap reads are messages.
+/// Returns the sentences of doc comments. Doc comments in types that clap reads are messages.
 fn comments(source: &Text, code: &str) -> Vec<Sentence> {
     let help: Vec<Range<usize>> =
         help(code).into_iter().map(|r| line_of(code, r.start)..line_of(code, r.end)).collect();
-    // Lines of one comment follow each other and begin with the same mark.
+    // Lines of one comment are consecutive and begin with the same marker.
     let mut groups: Vec<(&str, Vec<(usize, &str)>)> = Vec::new();
     for (line, text) in doc_lines(source) {
         let mark = &text[..3];
@@ -64,7 +64,7 @@ fn comments(source: &Text, code: &str) -> Vec<Sentence> {
         .collect()
 }
 
-/// The doc comments of a source line by line.
+/// Returns the doc comments of a source, line by line.
 fn doc_lines(source: &Text) -> Vec<(usize, &str)> {
     let comments = spans(&source.text).into_iter().filter(|span| span.kind == source::Kind::Comment);
     let texts = comments.map(|span| (line_of(&source.text, span.range.start), &source.text[span.range]));
@@ -73,7 +73,7 @@ fn doc_lines(source: &Text) -> Vec<(usize, &str)> {
     texts.filter(|(_, text)| is_doc(text)).collect()
 }
 
-/// The bodies of types that clap reads.
+/// Returns the bodies of types that clap reads.
 fn help(code: &str) -> Vec<Range<usize>> {
     let bodies = code.match_indices("derive(").filter_map(|(at, _)| {
         let end = closing(code, at + "derive".len());
@@ -84,7 +84,7 @@ fn help(code: &str) -> Vec<Range<usize>> {
     bodies.collect()
 }
 
-/// Strings in calls and attributes whose text a user reads.
+/// Returns the sentences of strings for users in calls and attributes.
 fn messages(source: &Text, code: &str) -> Vec<Sentence> {
     let calls: Vec<Range<usize>> = CALLS.iter().flat_map(|name| arguments(code, name)).collect();
     let strings = spans(&source.text).into_iter().filter(|span| span.kind == source::Kind::String);
@@ -106,7 +106,7 @@ fn messages(source: &Text, code: &str) -> Vec<Sentence> {
     found
 }
 
-/// The arguments of all calls of `name`.
+/// Returns the argument ranges of all calls of `name`.
 fn arguments(code: &str, name: &str) -> Vec<Range<usize>> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let found = code.match_indices(name).filter_map(|(at, _)| {
@@ -118,7 +118,8 @@ fn arguments(code: &str, name: &str) -> Vec<Range<usize>> {
     found.collect()
 }
 
-/// The text of a string literal; a doubled brace becomes one, as in a format string.
+/// Returns the text of a string literal. Doubled braces become single braces, as in a format
+/// string.
 fn unescaped(literal: &str) -> String {
     let is_raw = literal.starts_with('r');
     let inner = literal.trim_start_matches('r').trim_matches('#');

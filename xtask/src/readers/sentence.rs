@@ -1,12 +1,12 @@
-//! Where a sentence ends, and what is one.
+//! Splits text into sentences.
 
-/// Ordinary words of the shortest text that is a sentence.
+/// Minimum number of ordinary words in a sentence.
 const WORDS_MIN: usize = 4;
 
-/// Words whose period ends no sentence.
+/// Words whose period does not end a sentence.
 const ABBREVIATIONS: [&str; 7] = ["e.g.", "i.e.", "etc.", "vs.", "cf.", "al.", "no."];
 
-/// Cuts a paragraph into sentences, with the byte at which each begins.
+/// Splits a paragraph into sentences, each with its byte offset.
 pub(super) fn split(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let (mut start, mut quoted) = (0, false);
@@ -31,9 +31,9 @@ pub(super) fn split(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Whether the text has enough words that are no code, so that a reader can explain it.
+/// Returns true if the text has enough words outside code that a reader can explain it.
 pub(super) fn is_one(text: &str) -> bool {
-    // Every second part stands between backquotes.
+    // Every second part is between backquotes.
     let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join(" ");
     let is_word = |word: &&str| {
         let word = word.trim_matches(|c: char| c.is_ascii_punctuation() && c != '{' && c != '}');

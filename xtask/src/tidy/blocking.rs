@@ -1,5 +1,5 @@
-//! No shard waits for a filesystem: code on a shard's thread makes no system call that may block while a
-//! filesystem hangs.
+//! Checks that no code on a shard's thread makes a system call that may block while a file system
+//! hangs.
 
 use super::source::code_only;
 use super::{none, sources};
@@ -8,11 +8,11 @@ use super::{none, sources};
 const ON_SHARDS: [&str; 3] =
     ["crates/hob/src/daemon/shard/", "crates/storage/src/ring/mod.rs", "crates/storage/src/ring/uring.rs"];
 
-/// A backing whose methods run on a shard, while its functions run where it is opened, or on its helper
-/// thread.
+/// Backing whose methods run on a shard. Functions outside its methods run where the backing is
+/// opened, or on its helper thread.
 const FILE_BACKING: &str = "crates/storage/src/backing/file.rs";
 
-/// Calls that open, examine, change or flush a file. The ring's operations have other names.
+/// Calls that open, examine, change or flush a file. The operations of io_uring have other names.
 const CALLS: [&str; 18] = [
     "std::fs::",
     "rustix::fs::seek",
@@ -47,7 +47,7 @@ fn on_shard(path: &str, code: &str) -> String {
     blocks.map(block).concat()
 }
 
-/// A `statx` for cached attributes does not wait for the filesystem.
+/// A `statx` call for cached attributes does not wait for the file system.
 const STATX: &str = "rustix::fs::statx(";
 const KNOWN_ALREADY: &str = "STATX_DONT_SYNC";
 

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::none;
 use crate::shell;
 
-/// A crate of the workspace, and its permitted dependencies in the workspace.
+/// A crate of the workspace, and the workspace crates on which it may depend.
 struct Rule {
     name: &'static str,
     may_name: &'static [&'static str],
@@ -33,12 +33,12 @@ const RULES: &[Rule] = &[
     },
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
-    // Benches use the lab's pictures.
+    // Benchmarks use the lab's charts.
     Rule { name: "xtask", may_name: &["conformance", "hob-lab"] },
 ];
 
-/// Crates that may use JSON and HTTP. The test programs parse other programs' JSON and are not part of the
-/// product.
+/// Crates that may use JSON and HTTP. Test programs parse the JSON of other programs and are not
+/// part of the product.
 const MAY_SPEAK_HTTP: [&str; 5] = ["hob-control", "hob", "xtask", "conformance", "torture"];
 const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
 
@@ -66,7 +66,7 @@ fn every_crate_has_a_rule() {
     none("every crate of the workspace stands in RULES", &unruly);
 }
 
-/// Development dependencies count too.
+/// Checks dependencies between crates, including development dependencies.
 #[test]
 fn crates_name_only_whom_they_may() {
     let packages = packages();
@@ -94,7 +94,7 @@ fn only_control_and_hob_know_json_and_http() {
     none("only control and hob know JSON and HTTP", &broken);
 }
 
-/// Clippy forbids nondeterministic calls in the crates whose runs must be reproducible.
+/// Checks that clippy forbids nondeterministic calls in the crates whose runs must be reproducible.
 #[test]
 fn the_deterministic_crates_are_fenced() {
     for name in ["engine", "nbd", "world"] {

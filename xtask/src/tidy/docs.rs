@@ -1,4 +1,5 @@
-//! Rules about pages: generated pages are current; faults and promises have tests.
+//! Rules about documentation pages: generated pages are current, and guarantees have tests.
+//! `crate::faults` has the rule that each fault has a test.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -6,9 +7,9 @@ use std::process::Command;
 use super::{Text, none, sources, texts};
 use crate::shell;
 
-/// Promises of docs/ARCHITECTURE.md that the product keeps and a test must cite.
+/// Guarantees of docs/ARCHITECTURE.md that a test must cite.
 const PROMISES: [u32; 6] = [1, 2, 3, 4, 5, 6];
-/// Maximum number of lines between `Promise N` and its test.
+/// Maximum number of lines between a comment `Promise N` and its test.
 const NEAR: usize = 25;
 
 fn page(path: &str) -> String {
@@ -26,7 +27,7 @@ fn the_changelog_exists_and_says_something() {
 
 #[test]
 fn generated_pages_are_fresh() {
-    // `cargo xtask test` has built a binary already.
+    // `cargo xtask test` has already built a binary.
     let mut command = match std::env::var_os("HOB_BUILT") {
         Some(hob) => Command::new(hob),
         None => shell::cargo(&["run", "--quiet", "-p", "hob", "--"]),
@@ -41,59 +42,7 @@ fn generated_pages_are_fresh() {
     );
 }
 
-/// Returns the names of all test functions: every `fn name` in a file with tests.
-fn test_names(sources: &[Text]) -> BTreeSet<&str> {
-    const MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
-    let holds_tests = |s: &&Text| MARKS.iter().any(|mark| s.text.contains(mark));
-    let names = |s: &'static str, text| -> Vec<&str> {
-        let text: &str = text;
-        text.match_indices(s).map(|(at, _)| &text[at + s.len()..]).map(word).collect()
-    };
-    sources.iter().filter(holds_tests).flat_map(|s| names("fn ", &s.text)).collect()
-}
-
-fn word(text: &str) -> &str {
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
-    &text[..end]
-}
-
-/// Returns the words between backquotes in `cell`, only the last part of each path.
-fn cited(cell: &str) -> Vec<&str> {
-    let quoted = cell.split('`').skip(1).step_by(2);
-    quoted.map(|q| q.rsplit("::").next().unwrap_or(q).trim_end_matches("()")).collect()
-}
-
-/// docs/FAULTS.md consists of tables; the last column of each row names the tests that inject the fault,
-/// and their files.
-#[test]
-fn every_fault_cites_a_test_that_exists() {
-    let (page, sources) = (page("docs/FAULTS.md"), sources());
-    let tests = test_names(&sources);
-    let lines: Vec<&str> = page.lines().map(str::trim).collect();
-    let mut broken = Vec::new();
-    let mut rows = 0;
-    for (number, line) in lines.iter().enumerate() {
-        let rule = |l: &str| l.starts_with('|') && l.chars().all(|c| "|-: ".contains(c));
-        let head = lines.get(number + 1).is_some_and(|next| rule(next));
-        if !line.starts_with('|') || rule(line) || head {
-            continue;
-        }
-        rows += 1;
-        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
-        let is_file = |name: &str| name.ends_with(".rs") && sources.iter().any(|s| s.path.ends_with(name));
-        let known = |name: &str| tests.contains(name) || is_file(name);
-        let unknown: Vec<&str> = cited(cell).into_iter().filter(|name| !known(name)).collect();
-        if cited(cell).is_empty() {
-            broken.push(format!("docs/FAULTS.md:{}: cites no test", number + 1));
-        } else if !unknown.is_empty() {
-            broken.push(format!("docs/FAULTS.md:{}: no test is called {}", number + 1, unknown.join(", ")));
-        }
-    }
-    assert!(rows > 0, "docs/FAULTS.md holds no table");
-    none("each fault cites the test that injects it, in the last column", &broken);
-}
-
-/// Returns the promises that comments near tests cite.
+/// Returns the numbers of the guarantees that comments near tests cite.
 fn promises_cited(text: &str) -> BTreeSet<u32> {
     let lines: Vec<&str> = text.lines().collect();
     let is_test = |line: &&str| line.contains("#[test]") || line.contains("proptest!");
@@ -123,8 +72,7 @@ fn every_promise_is_cited_by_a_test() {
 }
 
 #[test]
-fn citations_are_read() {
-    assert_eq!(cited("`crates/x::tests::it_holds`, `other()`"), ["it_holds", "other"]);
+fn promises_are_read() {
     let text = "/// Promise 3 and promise 5: both.\n#[test]\nfn x() {}\n";
     assert_eq!(promises_cited(text), BTreeSet::from([3, 5]));
     assert!(promises_cited("// Promise 4, but there is no test near").is_empty());

@@ -3,7 +3,7 @@
 use super::source::{code_only, has_word};
 use super::{none, sources, texts};
 
-/// Number of lines above which a file is reported.
+/// Number of lines above which the report lists a file.
 const LINES_WARN: usize = 500;
 /// Maximum number of lines of a file.
 const LINES_MAX: usize = 800;
@@ -66,7 +66,7 @@ fn no_file_names_a_place_on_one_machine() {
     none("no path of one developer's machine", &broken);
 }
 
-/// Maximum size of all committed fuzz corpora in bytes.
+/// Maximum size of all committed fuzz corpora, bytes.
 const SEEDS_BYTES_MAX: u64 = 1 << 20;
 
 #[test]

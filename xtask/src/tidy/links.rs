@@ -1,5 +1,5 @@
-//! Rules about the documentation site: each page is in the table of contents, each link and anchor
-//! resolves.
+//! Rules about the documentation site: each page is in the table of contents, and each link and
+//! anchor exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,8 @@ fn pages() -> BTreeMap<String, String> {
     texts().into_iter().filter(|text| is_page(&text.path)).map(|text| (text.path, text.text)).collect()
 }
 
-/// Returns the text without code: fenced blocks become empty lines, code spans lose their content.
+/// Returns the text without code. Fenced blocks become empty lines, and code spans lose their
+/// content.
 fn prose(text: &str) -> String {
     let mut fenced = false;
     let mut prose = String::new();
@@ -31,7 +32,8 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// Returns the targets of inline links and images with their line numbers, without links to other sites.
+/// Returns the targets of inline links and images with their line numbers, without links to other
+/// sites.
 fn links(text: &str) -> Vec<(usize, String)> {
     let prose = prose(text);
     let mut found = Vec::new();
@@ -60,7 +62,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
         let anchor: String =
             kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
-        // Further headings of the same name get a number.
+        // Repeated headings get a number.
         let repeated = (1..).map(|n| format!("{anchor}-{n}"));
         let free = std::iter::once(anchor.clone()).chain(repeated).find(|a| !anchors.contains(a));
         anchors.extend(free);
@@ -68,8 +70,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Returns the path of `target`, a link in the file `from`, relative to the root. `None` if it leaves the
-/// repository.
+/// Returns the path of `target`, a link in the file `from`, relative to the repository's root.
+/// Returns `None` if the link leaves the repository.
 fn resolved(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -85,7 +87,7 @@ fn resolved(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns why the link does not resolve.
+/// Returns the reason why a link is broken, if so.
 fn broken(pages: &BTreeMap<String, String>, from: &str, link: &str) -> Option<String> {
     let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
     let path = if target.is_empty() { Some(from.to_owned()) } else { resolved(from, target) };

@@ -1,4 +1,5 @@
-//! Order in the house, as tests: each rule names every place that breaks it, at once. `cargo xtask tidy --report` prints figures.
+//! Tests of rules about the sources and pages. Each rule lists all places that violate it. `cargo
+//! xtask tidy --report` prints statistics.
 
 #[cfg(test)]
 mod blocking;
@@ -31,7 +32,8 @@ use crate::{shell, suite};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Print figures instead: lines per crate, longest files, dependencies between crates, old words that remain
+    /// Print statistics instead: lines per crate, longest files, dependencies between crates, and
+    /// old words that remain
     #[arg(long)]
     report: bool,
 }
@@ -47,18 +49,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Directories of generated or downloaded files.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "proptest-regressions"];
 
-/// How a page begins that `hob docs` writes.
+/// First characters of a page that `hob docs` writes.
 pub(crate) const GENERATED: &str = "<!-- Written by";
 
 /// A text file of the repository.
 #[derive(Debug)]
 pub(crate) struct Text {
-    /// Its path relative to the root, with `/`.
+    /// Path relative to the repository's root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// Every text file below the root of the workspace, ordered by path.
+/// Returns all text files of the workspace, ordered by path.
 pub(crate) fn texts() -> Vec<Text> {
     let root = shell::root();
     let mut paths = Vec::new();
@@ -72,7 +74,7 @@ pub(crate) fn texts() -> Vec<Text> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// The Rust sources among them.
+/// Returns all Rust sources of the workspace.
 pub(crate) fn sources() -> Vec<Text> {
     texts().into_iter().filter(|text| text.path.ends_with(".rs")).collect()
 }
@@ -91,7 +93,7 @@ fn walk(dir: &Path, paths: &mut Vec<PathBuf>) {
     }
 }
 
-/// Fails with all of `broken` when there is any.
+/// Panics with all violations of a rule, if there are any.
 #[cfg(test)]
 #[track_caller]
 fn none(rule: &str, broken: &[String]) {

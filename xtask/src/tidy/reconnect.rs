@@ -1,4 +1,4 @@
-//! Every documented way for a guest to use a disk survives a restart of the daemon.
+//! Checks that every documented guest configuration survives a restart of the daemon.
 
 use super::{none, texts};
 
@@ -36,7 +36,7 @@ fn broken(text: &str) -> Vec<&'static str> {
     broken
 }
 
-/// Returns the elements that begin with `start`, up to the end of their source.
+/// Returns the elements that begin with `start`, each up to the end of its source.
 fn elements<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     let begins = text.match_indices(start).map(|(at, _)| &text[at..]);
     begins.map(|rest| rest.split("</source>").next().unwrap_or(rest)).collect()

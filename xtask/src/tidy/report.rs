@@ -1,4 +1,5 @@
-//! `cargo xtask tidy --report`: how large the crates are, who depends on whom, and how many old words remain.
+//! `cargo xtask tidy --report` prints the sizes of the crates, their dependencies, and the number
+//! of remaining old words.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::vocabulary::{PAGE, Vocabulary, Word};
 use super::{Text, sources, texts};
 use crate::shell;
 
-/// How many of the longest files are listed.
+/// Number of longest files in the report.
 const LONGEST: usize = 10;
 
 pub(super) fn print() -> Result<()> {
@@ -29,12 +30,12 @@ pub(super) fn print() -> Result<()> {
     Ok(())
 }
 
-/// Lines of a crate that are not empty.
+/// Number of non-empty lines of a crate.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Lines {
     code: usize,
     comments: usize,
-    /// Code and comments of tests.
+    /// Number of lines of test code and its comments.
     tests: usize,
 }
 
@@ -52,7 +53,7 @@ impl Lines {
     }
 }
 
-/// The source with blanks for comments. Lines of long strings count as code.
+/// Returns the source with blanks instead of comments. Lines of long strings count as code.
 fn without_comments(text: &str) -> String {
     let mut code = text.to_owned();
     for span in spans(text).into_iter().filter(|span| span.kind == Kind::Comment) {
@@ -63,7 +64,7 @@ fn without_comments(text: &str) -> String {
     code
 }
 
-/// The crate of a source: the directory above `src` or `tests`.
+/// Returns the crate of a source: the directory above `src` or `tests`.
 fn crate_of(path: &str) -> &str {
     let depth = if path.starts_with("crates/") { 1 } else { 0 };
     let end = path.match_indices('/').nth(depth).map_or(path.len(), |(at, _)| at);
@@ -97,7 +98,7 @@ fn print_longest(sources: &[Text]) {
     }
 }
 
-/// Prints for each crate the crates of the workspace that it depends on.
+/// Prints the workspace crates on which each crate depends.
 fn print_dependencies(metadata: &Value) -> Result<()> {
     let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
@@ -114,7 +115,8 @@ fn print_dependencies(metadata: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Prints how often the code still has each name, tests included: where the page says, and everywhere, with other meanings.
+/// Prints how often the code, including tests, has each old name: in the files of the vocabulary
+/// page, and everywhere with any meaning.
 fn print_names(words: &[Word], sources: &[Text]) {
     let codes: Vec<(&str, String)> = sources.iter().map(|s| (&*s.path, code_only(&s.text))).collect();
     let used = |word: &Word, code: &str| identifiers(code).filter(|(_, name)| *name == word.old).count();
@@ -134,26 +136,26 @@ fn print_names(words: &[Word], sources: &[Text]) {
     println!("{left} of {} names, {all} times", words.len());
 }
 
-/// Comments and strings of a source, in small letters and without line breaks.
+/// Returns the comments and strings of a source in lower case, without line breaks.
 fn prose(text: &str) -> String {
     let kept = spans(text).into_iter().filter(|span| span.kind != Kind::Character);
     let texts = kept.map(|span| text[span.range].trim_start_matches(['/', '!']));
     flat(&texts.collect::<Vec<_>>().join(" "))
 }
 
-/// The text in small letters, with one blank between words: a line break separates no words of a phrase.
+/// Returns the text in lower case with single blanks, so that phrases are found across line breaks.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
 }
 
-/// Whether the text is a page written by hand that is not a decision.
+/// Returns true for hand-written pages that are not decisions.
 fn is_page(text: &Text) -> bool {
     let is_here =
         text.path == "README.md" || (text.path.starts_with("docs/") && !text.path.contains("/decisions/"));
     is_here && text.path.ends_with(".md") && !text.text.starts_with(super::GENERATED)
 }
 
-/// How often the text has the word, in the singular or the plural.
+/// Returns how often the text has the word, in singular or plural.
 fn occurrences(text: &str, word: &str) -> usize {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let stands_alone = |at: usize| {

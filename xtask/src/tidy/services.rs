@@ -1,19 +1,21 @@
-//! Checks which services of the daemon may use which (docs/decisions/0049-services.md).
+//! Checks the permitted dependencies between services of the daemon
+//! (docs/decisions/0049-services.md).
 
 use super::source::{code_only, identifiers};
 use super::{none, sources};
 
 const MANAGER: &str = "crates/hob/src/daemon/manager/";
 
-/// A service, or a module that all services may use, and what it may use of the other modules in `manager/`.
+/// A service or shared module in `manager/`, and the other modules that it may use.
 struct Rule {
-    /// A folder or a file, without `.rs`.
+    /// Name of a folder or file, without `.rs`.
     name: &'static str,
     may_use: &'static [&'static str],
 }
 
 const RULES: &[Rule] = &[
-    // Entries of disks have fields whose types belong to the services disks, exports, observe and pools.
+    // Disk entries have fields whose types belong to the services disks, exports, observe and
+    // pools.
     Rule {
         name: "registry",
         may_use: &["api_error", "disks", "exports", "flash", "observe", "pools", "stalls"],
@@ -62,10 +64,12 @@ const RULES: &[Rule] = &[
     Rule { name: "swap", may_use: &["api_error", "flash", "registry", "tasks"] },
 ];
 
-/// `impl Manager` blocks that are left. Lower this number when a service is taken out.
+/// Maximum number of remaining `impl Manager` blocks. A commit that moves blocks into a service
+/// must lower this number.
 const MANAGER_BLOCKS_MAX: usize = 22;
 
-/// Names of modules and items directly below `manager` that the code of a file uses. `path` is relative to `manager/`.
+/// Returns the names of modules and items directly below `manager` that a file uses. `path` is
+/// relative to `manager/`.
 fn used(path: &str, text: &str) -> Vec<String> {
     let code = code_only(text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text));
     let parts = path.trim_end_matches(".rs").split('/');
@@ -92,7 +96,7 @@ fn used(path: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// The first name of a path, or those of a group in braces.
+/// Returns the first name of a path, or the first names of a group in braces.
 fn first_names(path: &str) -> Vec<String> {
     let name = |text: &str| -> String {
         text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()

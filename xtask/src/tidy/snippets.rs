@@ -1,10 +1,12 @@
-//! Examples on pages use existing commands and options of `hob`, as listed in the generated docs/cli.md.
+//! Checks that examples on pages use existing commands and options of `hob`, as listed in the
+//! generated docs/cli.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{none, texts};
 
-/// Returns the options of each command, by its full name; global options have the name "".
+/// Returns the options of each command, by the command's full name. Global options have the name
+/// "".
 fn commands(cli: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut commands = BTreeMap::from([(String::new(), BTreeSet::new())]);
     let mut command = String::new();
@@ -23,7 +25,7 @@ fn commands(cli: &str) -> BTreeMap<String, BTreeSet<String>> {
     commands
 }
 
-/// Returns the calls of `hob` in fenced blocks, without comments, with their line numbers.
+/// Returns the `hob` commands in fenced blocks, without comments, with their line numbers.
 fn calls(text: &str) -> Vec<(usize, String)> {
     let mut calls = Vec::new();
     let mut fenced = false;
@@ -42,7 +44,7 @@ fn calls(text: &str) -> Vec<(usize, String)> {
     calls
 }
 
-/// Returns why `hob` would refuse the call.
+/// Returns the reason why `hob` would refuse the command, if so.
 fn wrong(commands: &BTreeMap<String, BTreeSet<String>>, call: &str) -> Option<String> {
     let words: Vec<&str> = call.split_whitespace().skip(1).collect();
     let known = |n: &usize| commands.contains_key(&words[..*n].join(" "));

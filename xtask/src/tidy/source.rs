@@ -1,14 +1,14 @@
-//! A Rust source cut into code, comments and literals, for rules and reports.
+//! Splits a Rust source into code, comments and literals, for rules and reports.
 
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One line of `//`, or all of `/* */`.
+    /// A line comment from `//` to the end of the line, or a whole block comment.
     Comment,
-    /// A string with its quotes and hashes, without a prefix `b` or `c`.
+    /// A string literal with quotes and hashes, without a prefix `b` or `c`.
     String,
-    /// A character in quotes, or the quote of a lifetime.
+    /// A character literal with quotes, or the quote of a lifetime.
     Character,
 }
 
@@ -16,11 +16,11 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) kind: Kind,
-    /// Bytes of the source.
+    /// Byte range in the source.
     pub(crate) range: Range<usize>,
 }
 
-/// Returns all comments and literals of `text` in their order.
+/// Returns all comments and literals of a source in order.
 pub(crate) fn spans(text: &str) -> Vec<Span> {
     let bytes = text.as_bytes();
     let mut spans = Vec::new();
@@ -46,7 +46,7 @@ pub(crate) fn spans(text: &str) -> Vec<Span> {
     spans
 }
 
-/// Replaces comments and literals in `text` with blanks; line breaks and all offsets stay as they are.
+/// Replaces comments and literals in a source with blanks. Line breaks and offsets do not change.
 pub(crate) fn code_only(text: &str) -> String {
     let mut code = text.as_bytes().to_vec();
     for span in spans(text) {
@@ -59,14 +59,15 @@ pub(crate) fn code_only(text: &str) -> String {
     String::from_utf8_lossy(&code).into_owned()
 }
 
-/// Returns the identifiers and keywords in `code`, each with its line, counted from 1.
+/// Returns the identifiers and keywords in `code` with their line numbers.
 pub(crate) fn identifiers(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     let of_line = move |line| str::split(line, move |c| !part(c)).filter(|word| !word.is_empty());
     code.lines().enumerate().flat_map(move |(n, line)| of_line(line).map(move |word| (n + 1, word)))
 }
 
-/// Returns the end of the bracket, brace or parenthesis that opens at `open` in `code`, behind it. An unclosed one ends with the code.
+/// Returns the offset after the bracket that closes the one at `open`. An unclosed bracket ends at
+/// the end of the code.
 pub(crate) fn closing(code: &str, open: usize) -> usize {
     let mut depth = 0_usize;
     for (at, byte) in code.bytes().enumerate().skip(open) {
@@ -82,12 +83,12 @@ pub(crate) fn closing(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// Returns the line of byte `at` in `text`, counted from 1.
+/// Returns the line number of byte `at` in `text`, counted from 1.
 pub(crate) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
 }
 
-/// Whether `word` stands in `code` as a word of its own.
+/// Returns true if `code` has `word` as a whole word.
 #[cfg(test)]
 pub(crate) fn has_word(code: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -96,7 +97,7 @@ pub(crate) fn has_word(code: &str, word: &str) -> bool {
 }
 
 fn word_before(bytes: &[u8], at: usize) -> bool {
-    // `br"…"` is a raw string too; any other letter before the r makes it part of a name.
+    // `br"…"` is a raw string too. Any other letter before the r makes it part of a name.
     let before = if at > 0 && bytes[at - 1] == b'b' { at.checked_sub(2) } else { at.checked_sub(1) };
     before.is_some_and(|i| bytes[i].is_ascii_alphanumeric() || bytes[i] == b'_')
 }
@@ -123,7 +124,7 @@ fn string(rest: &[u8]) -> usize {
 }
 
 fn character(rest: &[u8]) -> usize {
-    // A lifetime has no closing quote nearby; a literal has one after one character or an escape.
+    // A lifetime has no closing quote nearby. A literal has one after one character or an escape.
     match rest.get(1) {
         Some(b'\\') => rest[2..].iter().skip(1).position(|&b| b == b'\'').map_or(1, |n| n + 4),
         Some(_) => {

@@ -1,18 +1,19 @@
-//! Which lines of the sources are tests: files of tests, and items that only tests compile.
+//! Finds the lines of the sources that are tests: test files, and items that are compiled only for
+//! tests.
 
 use super::Text;
 use super::source::{closing, code_only, identifiers, line_of};
 
-/// Attributes of items that only tests compile.
+/// Attributes of items that are compiled only for tests.
 const ATTRIBUTES: [&str; 4] = ["#[cfg(test)]", "#[test]", "#[tokio::test", "#[cfg(all(test"];
 
-/// Crates that hold nothing but tests.
+/// Crates that consist of tests.
 const TEST_CRATES: [&str; 2] = ["conformance/", "fuzz/"];
 
-/// The files that only tests compile.
+/// Files that are compiled only for tests.
 #[derive(Debug)]
 pub(crate) struct TestFiles {
-    /// Modules declared with `#[cfg(test)] mod NAME;`: paths of their files without `.rs`.
+    /// Modules declared with `#[cfg(test)] mod NAME;`, as paths of their files without `.rs`.
     modules: Vec<String>,
 }
 
@@ -37,7 +38,7 @@ impl TestFiles {
             || self.modules.iter().any(in_module)
     }
 
-    /// Returns for each line of the source whether it belongs to a test.
+    /// Returns for each line of a source whether the line belongs to a test.
     pub(crate) fn lines(&self, source: &Text) -> Vec<bool> {
         let count = source.text.lines().count();
         if self.contains(&source.path) {
@@ -48,7 +49,7 @@ impl TestFiles {
         let mut is_test = vec![false; count];
         for item in items(&code) {
             let mut first = line_of(&code, item.start) - 1;
-            // Comments and other attributes of the item.
+            // Comments and other attributes belong to the item.
             let belongs =
                 |line: &str| line.trim_start().starts_with("///") || line.trim_start().starts_with("#[");
             while first > 0 && belongs(lines[first - 1]) {
@@ -61,13 +62,15 @@ impl TestFiles {
     }
 }
 
-/// The items that only tests compile, from their attribute to their end.
+/// Returns the ranges of items that are compiled only for tests, each from its attribute to its
+/// end.
 fn items(code: &str) -> Vec<std::ops::Range<usize>> {
     let starts = ATTRIBUTES.iter().flat_map(|attribute| code.match_indices(attribute).map(|(at, _)| at));
     starts.map(|start| start..item_end(code, start)).collect()
 }
 
-/// The end of the item at `start`: its block, its semicolon, or the end of the block around it.
+/// Returns the end of the item at `start`: after its block or semicolon, or the end of the
+/// enclosing block.
 fn item_end(code: &str, start: usize) -> usize {
     let mut at = start;
     while let Some(byte) = code.as_bytes().get(at) {
@@ -82,14 +85,14 @@ fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
-/// The name of the module that the item declares without a block.
+/// Returns the name of the module that an item declares without a block.
 fn module(item: &str) -> Option<String> {
     let words: Vec<&str> = identifiers(item).map(|(_, word)| word).collect();
     let at = words.iter().position(|word| *word == "mod")?;
     item.ends_with(';').then(|| words.get(at + 1).map(|name| (*name).to_owned()))?
 }
 
-/// The directory of the modules that the file declares.
+/// Returns the directory of the modules that a file declares.
 fn directory(path: &str) -> &str {
     let stem = path.strip_suffix(".rs").unwrap_or(path);
     let (parent, name) = stem.rsplit_once('/').unwrap_or(("", stem));

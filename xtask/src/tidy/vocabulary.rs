@@ -1,4 +1,4 @@
-//! The words that docs/decisions/0040-vocabulary.md replaces: those that must not return, and those that remain.
+//! Reads docs/decisions/0040-vocabulary.md: words that must not return, and words that remain.
 
 use anyhow::{Context, Result};
 
@@ -9,7 +9,7 @@ const IN_TEXT: &str = "## Words in text";
 const IN_CODE: &str = "## Names in code";
 const REPLACED: &str = "## Names replaced";
 
-/// A word, and what to write instead.
+/// An old word and its replacement.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Word {
     pub(super) old: String,
@@ -17,12 +17,13 @@ pub(super) struct Word {
     pub(super) scope: Scope,
 }
 
-/// The files in which a word has the meaning that is replaced.
+/// Files in which a word has the replaced meaning.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Scope {
-    /// What the page says.
+    /// Text of the scope on the page.
     pub(super) text: String,
-    /// Beginnings of their paths, each with a part that the rest of the path contains. None: all files.
+    /// Path prefixes of the files, each with a part that the rest of the path must contain. An
+    /// empty list means all files.
     paths: Vec<(String, String)>,
     /// Parts of paths that are exempt.
     except: Vec<String>,
@@ -37,7 +38,8 @@ impl Scope {
             && !self.except.iter().any(|part| path.contains(part.as_str()))
     }
 
-    /// Reads "several", "hob", "hob: shard/clients, upgrade" or "engine, hob: manager".
+    /// Parses a scope such as "several", "hob", "hob: shard/clients, upgrade" or "engine, hob:
+    /// manager".
     fn of_modules(text: &str) -> Self {
         let mut name = "";
         let mut paths = Vec::new();
@@ -52,7 +54,7 @@ impl Scope {
         Self { text: text.to_owned(), paths, except: Vec::new() }
     }
 
-    /// Reads "`crates/hob/src/daemon` except `daemon/state`, `manager/swap`".
+    /// Parses a scope such as "`crates/hob/src/daemon` except `daemon/state`, `manager/swap`".
     fn of_paths(text: &str) -> Self {
         let (paths, except) = text.split_once(" except ").unwrap_or((text, ""));
         let quoted =
@@ -64,7 +66,7 @@ impl Scope {
 
 const CRATES: [&str; 8] = ["control", "engine", "frontends", "hob", "lab", "nbd", "storage", "world"];
 
-/// The tables of the page.
+/// Tables of the vocabulary page.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     pub(super) in_text: Vec<Word>,
@@ -99,14 +101,14 @@ impl Vocabulary {
     }
 }
 
-/// The cells of the table below the heading, without its head.
+/// Returns the rows of the table below a heading, without the table head.
 fn rows<'a>(page: &'a str, heading: &str) -> impl Iterator<Item = Vec<&'a str>> {
     let lines = page.lines().skip_while(move |line| *line != heading).skip(1);
     let table = lines.take_while(|line| !line.starts_with("## ")).filter(|line| line.starts_with('|'));
     table.skip(2).map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
 }
 
-/// The words of one row: several old ones have as many new ones, or one in common.
+/// Returns the words of one row. Several old words have as many new words, or one in common.
 fn words(old: &str, new: &str, scope: &dyn Fn() -> Scope) -> Vec<Word> {
     let old: Vec<String> = old.split(", ").map(bare).collect();
     let each: Vec<&str> = new.split(", ").collect();
@@ -117,7 +119,7 @@ fn words(old: &str, new: &str, scope: &dyn Fn() -> Scope) -> Vec<Word> {
     pairs.collect()
 }
 
-/// The word without backquotes, its type, and a remark in parentheses.
+/// Returns the word without backquotes, type and remark in parentheses.
 fn bare(cell: &str) -> String {
     let cell = cell.split(" (").next().unwrap_or(cell).trim_matches('`');
     cell.rsplit("::").next().unwrap_or(cell).to_owned()
@@ -129,7 +131,7 @@ mod tests {
     use super::super::{none, sources, texts};
     use super::*;
 
-    /// Where the code of a file uses a name that was replaced.
+    /// Returns where the code of a file uses a replaced name.
     fn returned(replaced: &[Word], path: &str, text: &str) -> Vec<String> {
         let here: Vec<&Word> = replaced.iter().filter(|word| word.scope.contains(path)).collect();
         let code = code_only(text);

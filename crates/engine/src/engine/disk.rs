@@ -12,6 +12,7 @@ use super::ownership::Ownership;
 use super::records::Journal;
 use super::recovering::RecoveringCache;
 use super::structure::Opening;
+use super::sync_order::SyncOrder;
 use super::vacate::Vacating;
 use super::verify::Verify;
 use crate::cache::Cache;
@@ -85,6 +86,7 @@ pub(super) struct Disk {
     /// Writes of guests on their way to flash.
     pub(super) flash_writes: u32,
     pub(super) backed: Backed,
+    pub(super) sync_order: SyncOrder,
     /// Zones being written past the cache, or not known to be durable: I/Os in flight, and the count of writes
     /// when the last one ended.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
@@ -137,6 +139,7 @@ impl Disk {
             lost: BTreeSet::new(),
             flash_writes: 0,
             backed: Backed::new(config.size_bytes),
+            sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),
             zones_due: None,
             edge_waiters: Vec::new(),

@@ -1,6 +1,6 @@
 //! I/Os on their way: asking storage for them, and counting them when they have ended.
 
-use super::{Active, Engine, Owner, Pending};
+use super::{Active, Engine, Owner, Pending, sync_order};
 use crate::cache::FlashRun;
 use crate::device;
 use crate::io::{BufferSlice, Io, IoError, IoOp, Target};
@@ -80,12 +80,17 @@ impl Engine {
             Owner::Job(job) => self.jobs[job].pending += 1,
             Owner::Journal(_) => self.disk_mut(disk).journal_in_flight += 1,
         }
+        let is_sync = sync_order::is_sync(target, op);
+        if is_sync {
+            self.begin_sync(disk, self.serial);
+        }
         let id = IoId(self.ios.insert(Pending {
             owner,
             disk,
             serial: self.serial,
             target,
             is_write: op != IoOp::Read,
+            is_sync,
             wanted: now,
             issued: now,
             is_counted: false,

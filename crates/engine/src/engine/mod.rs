@@ -54,6 +54,7 @@ mod request;
 mod rewrite;
 mod shared;
 mod structure;
+mod sync_order;
 #[cfg(test)]
 mod tests;
 mod tier;
@@ -282,6 +283,8 @@ struct Pending {
     serial: u64,
     target: Target,
     is_write: bool,
+    /// It makes data of the backing durable (`sync_order.rs`).
+    is_sync: bool,
     /// When the engine wanted it, and when storage got it.
     wanted: Instant,
     issued: Instant,
@@ -378,17 +381,24 @@ impl Engine {
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let io = self.ios.remove(id.0);
-        self.account(now, &io, result);
-        self.gate_passed(now, &io);
+        match io.is_sync {
+            true => self.sync_done(now, id, io, result),
+            false => self.io_done(now, id, &io, result, sums),
+        }
+        self.run(now);
+    }
+
+    fn io_done(&mut self, now: Instant, id: IoId, io: &Pending, result: Result<(), IoError>, sums: &[u32]) {
+        self.account(now, io, result);
+        self.gate_passed(now, io);
         match io.owner {
-            Owner::Request(slot) => self.request_io_done(now, slot, &io, result, sums),
-            Owner::Job(job) => self.job_io_done(now, job, &io, result, sums),
+            Owner::Request(slot) => self.request_io_done(now, slot, io, result, sums),
+            Owner::Job(job) => self.job_io_done(now, job, io, result, sums),
             Owner::Journal(what) => {
                 let bytes = self.pages.remove(&id);
                 self.journal_io_done(now, io.disk, what, io.target, bytes, result);
             }
         }
-        self.run(now);
     }
 
     /// Handles the abandonment of an I/O by storage: it failed, and storage may use its memory

@@ -1,4 +1,5 @@
-//! LRU miss-ratio curves for each block size: the start of the search for the right cache.
+//! LRU miss-ratio curves for each block size. The curves are the start of the search for the best
+//! cache.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,30 +12,31 @@ use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
 use crate::trace::Op;
 
-/// Maximum number of sectors in the blocks of one curve. 64 times the maximum that a sample touches would
-/// need 1 GB.
+/// Maximum number of sectors in the blocks of one curve. A curve of 64 times as many sectors would
+/// need 1 GB of memory.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
-/// Points of a curve in the report.
+/// Number of points of a curve in the report.
 const POINTS: u32 = 64;
 
-/// The curve of one block size, scaled to the real cache and the whole trace.
+/// Miss-ratio curve of one block size, scaled from the sample to the whole trace.
 pub(super) struct BlockCurve<'a> {
     pub(super) block_bytes: u64,
     sample: &'a Sample<'a>,
     misses: Curve,
 }
 
-/// Start of the search.
+/// Start of the search for the best cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
     pub(super) block_bytes: u64,
     pub(super) cache_bytes: u64,
-    /// The largest block size that was considered.
+    /// Largest block size that the search considers.
     pub(super) block_bytes_max: u64,
 }
 
-/// Computes write-through curves of whole reads, for each block size that is not too large for the touched
-/// data.
+/// Computes the LRU miss-ratio curve of a write-through cache for each block size. A read is a hit
+/// only if the cache has all its blocks. Block sizes that are too large for the touched data are
+/// left out.
 pub(super) fn by_block_size<'a>(sample: &'a Sample<'a>, threads: usize) -> Result<Vec<BlockCurve<'a>>> {
     let sizes: Vec<u64> = (12..=REGION_BYTES.ilog2()).map(|shift| 1 << shift).collect();
     let blocks = sample.blocks(&sizes);
@@ -63,7 +65,7 @@ impl BlockCurve<'_> {
         ((blocks as f64 / self.sample.rate).round() as u64).saturating_mul(self.block_bytes)
     }
 
-    /// Returns the hit ratio of an unbounded cache.
+    /// Returns the hit ratio of a cache of unlimited size.
     pub(super) fn best(&self) -> f64 {
         let points = self.misses.points();
         match points.len() {
@@ -72,7 +74,7 @@ impl BlockCurve<'_> {
         }
     }
 
-    /// Returns the hit ratio of a cache of that size.
+    /// Returns the hit ratio of a cache of `cache_bytes` bytes.
     pub(super) fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         let blocks = (cache_bytes / self.block_bytes) as f64 * self.sample.rate;
         match blocks.round() as u64 {
@@ -81,9 +83,9 @@ impl BlockCurve<'_> {
         }
     }
 
-    /// Returns the smallest cache with that hit ratio.
+    /// Returns the smallest cache size with this hit ratio.
     fn size_for(&self, hit_ratio: f64) -> Option<u64> {
-        // The margin makes values taken from the curve be found again in spite of rounding.
+        // The margin compensates rounding of hit ratios that come from the curve itself.
         let wanted = self.sample.uncorrected(hit_ratio) - 1e-12;
         self.misses.size_for(wanted).map(|blocks| self.bytes(blocks.max(1)))
     }
@@ -94,12 +96,14 @@ impl BlockCurve<'_> {
         Some(SizePoint { cache_bytes: self.bytes(knee.blocks), read_hit_ratio })
     }
 
-    /// Returns the report: with the hits at the chosen size, or at the target's if that is 0.
+    /// Returns the report of one block size, with the hit ratio at `cache_bytes`. If `cache_bytes`
+    /// is 0, the report has the hit ratio at the target's size.
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
         let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
-        // Equally many sizes for each factor of two; the last is the largest that makes a difference.
+        // Each doubling of the size has the same number of points. The last size is the largest
+        // with any effect.
         let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
         let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
         sizes.dedup();
@@ -120,8 +124,9 @@ impl BlockCurve<'_> {
     }
 }
 
-/// Returns the smallest size that reaches the target, and the largest block that is as good there: larger
-/// blocks need less memory for their index. `None` if no read is ever a hit.
+/// Returns the smallest cache size that reaches the target, and the largest block size that is as
+/// good at that size. Larger blocks need less memory for the index. Returns `None` if no read is
+/// ever a hit.
 pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     let reaching = curves.iter().filter(|curve| curve.best() > 0.0);
     let cache_bytes = reaching.filter_map(|curve| curve.size_for(target)).min()?;
@@ -133,7 +138,7 @@ pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     Some(Start { block_bytes, cache_bytes, block_bytes_max })
 }
 
-/// Returns the savings of write-back; `None` for a trace without writes.
+/// Returns the savings of write-back, or `None` for a trace without writes.
 pub(super) fn write_back(
     sample: &Sample<'_>,
     block_bytes: u64,

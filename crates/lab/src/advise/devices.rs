@@ -1,4 +1,4 @@
-//! The storage around the cache, as users name it: backing, flash, and the flash's write endurance.
+//! Names of the devices around the cache: the backing, the flash, and the flash's write endurance.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,23 +7,23 @@ use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::service::{FixedModel, ServiceModel};
 
-/// Period of a rating in drive writes per day, years.
+/// Period of an endurance rating in drive writes per day, years.
 pub(super) const WARRANTY_YEARS: f64 = 5.0;
 pub(super) const DAYS_A_YEAR: f64 = 365.25;
-/// Maximum fixed latency, milliseconds.
+/// Maximum latency of a backing with fixed latencies, milliseconds.
 const FIXED_MS_MAX: f64 = 60_000.0;
 
-/// Storage of the disk.
+/// Backing of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Backing {
-    /// RAID 5 of four 7200 rpm disks.
+    /// RAID 5 array of four 7200 rpm disks.
     #[default]
     Raid5Of7200,
-    /// RAID 5 of ten 10K disks.
+    /// RAID 5 array of ten 10K disks.
     Raid5Of10K,
-    /// RAID 5 of five 15K disks.
+    /// RAID 5 array of five 15K disks.
     Raid5Of15K,
-    /// A device with fixed latencies.
+    /// Device with fixed latencies.
     Fixed {
         /// Latency of a read, milliseconds.
         read_ms: f64,
@@ -33,7 +33,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// The forms that parse, for help.
+    /// Forms of a backing that the parser accepts, for help texts.
     pub const FORMS: &'static str = "7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS";
 
     pub(crate) fn model(self, capacity_bytes: u64) -> ServiceModel {
@@ -49,7 +49,7 @@ impl Backing {
         ArrayModel::new(array).into()
     }
 
-    /// Returns a description.
+    /// Returns a description of the backing for reports.
     pub fn describe(self) -> String {
         match self {
             Backing::Raid5Of7200 => "a RAID 5 of four 7200 rpm disks".to_owned(),
@@ -80,13 +80,13 @@ impl FromStr for Backing {
     }
 }
 
-/// Storage of the cache.
+/// Flash device of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flash {
-    /// A SATA SSD.
+    /// SATA SSD.
     #[default]
     Sata,
-    /// A PCIe card.
+    /// PCIe flash card.
     Pcie,
 }
 
@@ -99,7 +99,7 @@ impl Flash {
         FlashModel::new(config).into()
     }
 
-    /// Returns a description.
+    /// Returns a description of the flash for reports.
     pub fn describe(self) -> &'static str {
         match self {
             Flash::Sata => "a SATA SSD",
@@ -123,10 +123,10 @@ impl FromStr for Flash {
 /// Write endurance of the flash.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Endurance {
-    /// Multiple of its own size each day, for five years. For the cache's share of a device, the size is
-    /// the cache's.
+    /// Drive writes per day, for five years. For a cache that uses a part of a device, the size is
+    /// the cache's size.
     DriveWritesPerDay(f64),
-    /// Total of terabytes (10¹² bytes).
+    /// Total number of terabytes (10¹² bytes) that may be written.
     TerabytesWritten(f64),
 }
 
@@ -137,7 +137,7 @@ impl Default for Endurance {
 }
 
 impl Endurance {
-    /// Returns the total of bytes that a cache of that size may write.
+    /// Returns the total number of bytes that a cache of `cache_bytes` bytes may write.
     pub(super) fn bytes(self, cache_bytes: u64) -> f64 {
         match self {
             Endurance::DriveWritesPerDay(times) => times * cache_bytes as f64 * DAYS_A_YEAR * WARRANTY_YEARS,
@@ -145,7 +145,8 @@ impl Endurance {
         }
     }
 
-    /// Returns the size of a device that may be written this much each day.
+    /// Returns the size of a device that may be written this much each day, or `None` for a rating
+    /// in terabytes.
     pub(super) fn device_bytes(self, bytes_per_day: f64) -> Option<f64> {
         match self {
             Endurance::DriveWritesPerDay(times) => Some(bytes_per_day / times),

@@ -1,12 +1,13 @@
-//! Expected latencies: runs a window of the trace through the full engine in virtual time, without and with
-//! the cache.
+//! Estimates latencies. A window of the trace runs through the real engine in virtual time, without
+//! and with the cache.
 //!
-//! The window is the end of the trace; the requests before it warm the cache. They rarely fill a large
-//! cache, so latencies are separated into reads from flash and other reads. The expected latency is their
-//! mean, weighted with the hit ratio over the whole trace.
+//! The window is the end of the trace, and the requests before the window warm the cache. The
+//! warm-up requests rarely fill a large cache, so hits and misses are measured separately. The
+//! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
-//! Requests arrive at their own times, unless the trace has no times, or the backing is so slow that they
-//! would queue without end. Then they are sent one at a time, which shows service times but no queueing.
+//! Requests arrive at their times in the trace. If the trace has no times, or the backing is too
+//! slow for the trace, requests are sent one at a time. The result then has service times but no
+//! queueing times.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -20,58 +21,60 @@ use super::{Options, Trial};
 use crate::generate::run::ask;
 use crate::trace::Record;
 
-/// Maximum number of measured requests.
 const WINDOW_MAX: usize = 50_000;
-/// Maximum number of requests before them that warm the cache.
+/// Maximum number of requests that warm the cache before the measured requests.
 const WARM_MAX: usize = 150_000;
-/// If reads are this many times slower than one at a time, the backing does not keep up.
+/// The backing is overloaded if reads are this many times slower than one at a time.
 const OVERLOAD: f64 = 10.0;
-/// If the times between requests vary less than this, they are request numbers, not times.
+/// A trace has no times if the times between its requests vary less than this. The times of such a
+/// trace are request numbers.
 const VARIATION_MIN: f64 = 0.01;
 
-/// Timing of the window's requests.
+/// Arrival times of the measured requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timing {
-    /// At their times in the trace.
+    /// Requests arrive at their times in the trace.
     Original,
-    /// One at a time, because the trace does not say when.
+    /// Requests are sent one at a time because the trace has no times.
     OneAtATimeNoTimes,
-    /// One at a time, because even the backing alone could not keep up with the trace.
+    /// Requests are sent one at a time because even the backing without a cache is too slow for the
+    /// trace.
     OneAtATimeOverload,
 }
 
 /// Mean latencies of reads, nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Without a cache.
+    /// Mean read latency without a cache.
     pub without_ns: u64,
-    /// With the recommended cache: hits and misses weighted with the hit ratio over the whole trace.
+    /// Mean read latency with the recommended cache. Hits and misses are weighted with the hit
+    /// ratio over the whole trace.
     pub with_ns: u64,
-    /// Reads from flash.
+    /// Mean latency of reads from flash.
     pub hit_ns: u64,
-    /// Reads that the cache could not serve.
+    /// Mean latency of reads that the cache could not serve.
     pub miss_ns: u64,
-    /// Timing of the requests.
+    /// Arrival times of the measured requests.
     pub timing: Timing,
-    /// Requests that were measured.
+    /// Number of measured requests.
     pub requests: u64,
-    /// Requests before them that warmed the cache.
+    /// Number of requests that warmed the cache before the measurement.
     pub warmup: u64,
-    /// The backing's model.
+    /// Description of the modelled backing.
     pub backing: String,
-    /// The flash's model.
+    /// Description of the modelled flash device.
     pub flash: String,
 }
 
-/// Returns the duration of the trace; `None` if it has no times.
+/// Returns the duration of the trace in seconds, or `None` if the trace has no times.
 pub(crate) fn seconds(held: &Held) -> Option<f64> {
     let profile = &held.profile;
     let has_times = profile.duration_ns > 0 && profile.gaps.variation > VARIATION_MIN;
     has_times.then_some(profile.duration_ns as f64 / 1e9)
 }
 
-/// Sums of the reads' latencies.
+/// Sums of the latencies of hits and misses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
     hits: (u64, u64),
@@ -97,7 +100,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// Returns the expected latencies; `None` if the window has no suitable reads.
+/// Returns the expected latencies, or `None` if the window has no suitable reads.
 pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<Latency>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
@@ -127,7 +130,7 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
     }))
 }
 
-/// Returns the warm-up requests and the measured ones.
+/// Returns the warm-up requests and the measured requests.
 fn window(records: &[Record]) -> (&[Record], &[Record]) {
     let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));
     (&before[before.len() - before.len().min(WARM_MAX)..], window)

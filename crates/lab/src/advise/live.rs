@@ -1,9 +1,11 @@
-//! Advice for a disk in service, from its own miss-ratio curves ([`hob_engine::sizing`]).
+//! Advice for a disk in service, computed from the miss-ratio curves that the daemon measures
+//! ([`hob_engine::sizing`]).
 //!
-//! The search is the same as for a trace, as far as curves are sufficient: the smallest cache that reaches
-//! the target, the largest block that is as good there, the knee, and flash writes. Results that need the
-//! requests themselves are left out, and the advice says so: policies other than LRU, admission, latencies,
-//! savings of write-back, blocks above 64 KiB. Sizes are bytes, times nanoseconds, ratios 0 to 1.
+//! As for a trace, the advice has the smallest cache that reaches the target, the largest block
+//! size that is as good, the knee, and flash writes. Results that need the requests themselves are
+//! left out, and the advice says so. The results left out are policies other than LRU, admission,
+//! latencies, savings of write-back, and blocks above 64 KiB. Sizes are in bytes, times in
+//! nanoseconds, and ratios from 0 to 1.
 
 #[cfg(test)]
 mod tests;
@@ -18,133 +20,136 @@ use super::words::{bytes, percent, typed, years};
 use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, TARGET_OF_BEST, Target, Verdict, Wear};
 use crate::picture::Unit;
 
-/// If more than this share of the recent reads are first reads, the cache is still warming up.
+/// If more than this share of the recent reads are first reads of their data, the cache is still
+/// warming up.
 const FIRST_SHARE_WARM: f64 = 0.05;
-/// After this time, reads of new data count as part of the steady load.
+/// Observation time after which reads of new data count as part of the steady load, seconds.
 const SETTLED_S: f64 = DAY_S;
-/// Hit ratio that a smaller cache may lose if there is no target.
+/// Hit ratio that a smaller cache may lose if the user gave no target.
 const SHRINK_LOSS_MAX: f64 = POINT / 2.0;
-/// With fewer reads, the advice has low confidence.
+/// Minimum number of reads for advice with more than low confidence.
 const READS_TELLING: u64 = 10_000;
-/// Below this duration, daily writes are not computed.
+/// Minimum duration of measurements for an estimate of daily writes, seconds.
 const SECONDS_TELLING: f64 = 60.0;
 const DAY_S: f64 = 86_400.0;
-/// Relative difference below which a size counts as right.
+/// Relative difference below which a cache size counts as right.
 const NEAR: f64 = 0.1;
-/// Sizes to show, relative to the recommended one.
+/// Sizes to show, relative to the recommended size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// A cache that has this much less than the expected hit ratio is mentioned.
+/// The advice mentions a cache whose hit ratio is this much below the expected one.
 const FALLS_SHORT: f64 = 0.1;
-/// Points of a curve in the report.
+/// Number of points of a curve in the report.
 const POINTS: u32 = 64;
 
-/// A disk's own measurements.
+/// Measurements of a disk in service.
 #[derive(Clone, Debug)]
 pub struct Live {
     /// Name of the disk.
     pub disk: String,
-    /// Duration of the measurements.
+    /// Duration of the measurements, nanoseconds.
     pub elapsed_ns: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Their bytes.
+    /// Number of bytes read.
     pub read_bytes: u64,
     /// Share of the reads that flash or memory served.
     pub read_hit_ratio: f64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Their bytes.
+    /// Number of bytes written.
     pub write_bytes: u64,
-    /// The recent reads.
+    /// Measurements of the recent reads.
     pub recent: LiveRecent,
-    /// The cache it has.
+    /// The disk's present cache.
     pub cache: Option<LiveCache>,
-    /// By block size, smallest first.
+    /// Measurements by block size, smallest block size first.
     pub block_sizes: Vec<LiveCurve>,
 }
 
-/// The latest reads of a disk.
+/// Measurements of the most recent reads of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LiveRecent {
-    /// Reads.
+    /// Number of recent reads.
     pub reads: u64,
-    /// Share that flash or memory served.
+    /// Share of the recent reads that flash or memory served.
     pub read_hit_ratio: f64,
-    /// Share that read data which was never read or written before.
+    /// Share of the recent reads whose data had never been read or written before.
     pub first_share: f64,
 }
 
-/// Confidence in the advice.
+/// Confidence in the advice for a disk in service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
-    /// There are too few reads.
+    /// The disk has had too few reads.
     Low,
-    /// Many recent reads are first reads: the cache is warming up, and may need more space.
+    /// Many recent reads are first reads of their data. The cache is warming up and may need more
+    /// space.
     WarmingUp,
-    /// The recent reads contain hardly any new data, or the load was observed for a day.
+    /// Few recent reads are first reads of their data, or the load was observed for a day.
     Steady,
 }
 
-/// The cache that a disk has.
+/// Present cache of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveCache {
-    /// Size.
+    /// Size of the cache, bytes.
     pub cache_bytes: u64,
-    /// Block size.
+    /// Block size of the cache, bytes.
     pub block_bytes: u64,
-    /// Replacement policy.
+    /// Replacement policy of the cache.
     pub policy: String,
 }
 
-/// Measurements for one block size.
+/// Measurements of a disk for one block size.
 #[derive(Clone, Debug)]
 pub struct LiveCurve {
-    /// Block size.
+    /// Block size, bytes.
     pub block_bytes: u64,
-    /// Estimated size of the blocks that were touched.
+    /// Estimated size of all touched blocks, bytes.
     pub footprint_bytes: u64,
     /// Sampling rate of the blocks.
     pub sample_rate: f64,
-    /// Miss ratio of reads, by blocks of cache.
+    /// Miss ratio of reads, by number of blocks in the cache.
     pub misses: Curve,
 }
 
-/// The user's goals and devices.
+/// Goals and devices of the user.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LiveOptions {
-    /// Hit ratio to reach; default: 90 % of the best that a cache of any size reaches.
+    /// Hit ratio to reach. The default is 90 % of the hit ratio of an unlimited cache.
     pub target_hit: Option<f64>,
-    /// Endurance of the flash.
+    /// Write endurance of the flash.
     pub endurance: Endurance,
 }
 
-/// The advice.
+/// Advice for a disk in service.
 #[derive(Clone, Debug, Serialize)]
 pub struct LiveAdvice {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// Whether a cache is worthwhile.
+    /// Whether a cache is worthwhile for the disk.
     pub verdict: Verdict,
     /// Confidence in the advice.
     pub confidence: Confidence,
-    /// The advice in a sentence or two.
+    /// The advice in one or two sentences.
     pub summary: String,
-    /// The command to type; empty if there is nothing to do. The user fills in the pool.
+    /// Command that the user should run; empty if no change is needed. The user adds the name of
+    /// the pool.
     pub command: String,
-    /// Reasons, a sentence each.
+    /// Reasons for the advice, one sentence each.
     pub why: Vec<String>,
-    /// Limits and possible errors of the advice, a sentence each.
+    /// Limits and possible errors of the advice, one sentence each.
     pub caveats: Vec<String>,
-    /// The recommended cache.
+    /// Recommended cache.
     pub recommendation: Option<LiveRecommendation>,
-    /// The target.
+    /// Target hit ratio.
     pub target: Target,
-    /// The knee of the curve for the advised block size: beyond it, more cache adds few hits.
+    /// Knee of the curve for the recommended block size: a larger cache adds few hits.
     pub knee: Option<SizePoint>,
-    /// Results for block sizes, smallest first.
+    /// Results by block size, smallest block size first.
     pub block_sizes: Vec<BlockSize>,
-    /// Other sizes of the recommended cache, with LRU.
+    /// Results for other sizes of the recommended cache, with LRU.
     pub sizes: Vec<SizePoint>,
     /// Estimated wear of the flash.
     pub wear: Option<Wear>,
@@ -152,26 +157,26 @@ pub struct LiveAdvice {
     pub cache: Option<LiveCache>,
     /// Share of the reads that flash or memory serves now.
     pub read_hit_ratio: f64,
-    /// The recent reads.
+    /// Measurements of the recent reads.
     pub recent: LiveRecent,
-    /// Duration of the measurements.
+    /// Duration of the measurements, nanoseconds.
     pub elapsed_ns: u64,
-    /// Number of reads measured…
+    /// Number of measured reads.
     pub reads: u64,
-    /// … and writes.
+    /// Number of measured writes.
     pub writes: u64,
 }
 
-/// The recommended cache.
+/// Recommended cache for a disk in service.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LiveRecommendation {
-    /// Its size.
+    /// Recommended cache size, bytes.
     pub cache_bytes: u64,
-    /// Its block size.
+    /// Recommended block size, bytes.
     pub block_bytes: u64,
-    /// Its expected hit ratio, with LRU.
+    /// Expected hit ratio of the recommended cache, with LRU.
     pub read_hit_ratio: f64,
-    /// Its size relative to the data that the disk's requests touch.
+    /// Recommended size relative to the data that the disk's requests touch.
     pub of_footprint: f64,
 }
 
@@ -185,7 +190,7 @@ impl LiveCurve {
     }
 
     fn size_for(&self, hit_ratio: f64) -> Option<u64> {
-        // The margin makes values taken from the curve be found again in spite of rounding.
+        // The margin compensates rounding of hit ratios that come from the curve itself.
         let blocks = self.misses.size_for(hit_ratio - 1e-12)?;
         Some(blocks.max(1).saturating_mul(self.block_bytes))
     }
@@ -251,7 +256,7 @@ impl LiveAdvice {
 pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     let best = disk.block_sizes.iter().map(LiveCurve::best).fold(0.0, f64::max);
     let target = Target {
-        // A target that no cache reaches is lowered; the sentences say so.
+        // A target that no cache reaches is lowered, and the advice says so.
         read_hit_ratio: options.target_hit.unwrap_or(best * TARGET_OF_BEST).min(best),
         is_given: options.target_hit.is_some(),
         best_read_hit_ratio: best,
@@ -291,8 +296,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     advice
 }
 
-/// Returns the largest block that is as good as the best at the smallest size that reaches the target, and
-/// that size.
+/// Returns the best block size and the smallest cache size that reaches the target. The best block
+/// size is the largest one that is as good as any other.
 fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
     let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
     let cache_bytes = rounded(sizes.min()? as f64);
@@ -330,18 +335,18 @@ fn recommend(
     push_why(advice, disk, &recommended);
 }
 
-/// Returns the bytes that requests touch, in the smallest blocks.
+/// Returns the number of bytes that requests touch, counted in blocks of the smallest size.
 fn footprint(disk: &Live) -> u64 {
     disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
 }
 
 fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Option<Wear> {
     let seconds = disk.elapsed_ns as f64 / 1e9;
-    // The writes during a warm-up are not representative.
+    // Writes during a warm-up are not representative.
     if seconds < SECONDS_TELLING || disk.confidence() != Confidence::Steady {
         return None;
     }
-    // Data of misses, and all writes.
+    // Flash gets the data of misses and all writes.
     let written = (1.0 - cache.read_hit_ratio) * disk.read_bytes as f64 + disk.write_bytes as f64;
     let per_day = written / seconds * DAY_S;
     let endurance_bytes = options.endurance.bytes(cache.cache_bytes);
@@ -355,7 +360,7 @@ fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Optio
     })
 }
 
-/// Writes the advice as a sentence, and the command.
+/// Adds the summary sentence and the command to the advice.
 fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     let size = bytes(cache.cache_bytes);
     let hits = percent(cache.read_hit_ratio);
@@ -391,8 +396,8 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
 }
 
-/// Says why a cache should not be made smaller: it is not warm yet, or would lose hits without the user's
-/// consent.
+/// Explains why a cache should not be made smaller: the cache is not warm yet, or it would lose
+/// hits without the user's consent.
 fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &LiveRecommendation) -> bool {
     let (name, size) = (&disk.disk, bytes(own.cache_bytes));
     if advice.confidence != Confidence::Steady {
@@ -408,7 +413,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // The smallest cache with the same hit ratio as the present one.
+    // Smallest cache with the same hit ratio as the present cache.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(
@@ -561,7 +566,7 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     );
 }
 
-/// Returns the advice as text.
+/// Returns the advice as plain text.
 pub fn live_text(advice: &LiveAdvice) -> String {
     let mut out = filled("", &advice.confidence_sentence());
     out.push('\n');

@@ -1,15 +1,17 @@
-//! Input of the advice: the trace's requests in memory, in one address space, and a sample of them.
+//! Input of the advice: the trace's requests in memory in one address space, and a sample of the
+//! requests.
 //!
-//! Requests are kept in memory because they are used many times. A trace with too many is truncated, and
-//! the advice says so. If a trace has several disks or addresses beyond 4 TiB, the touched chunks of 1 MiB
-//! are moved together, in order: this does not affect caches, but shortens seeks of the backing.
+//! Requests stay in memory because they are used many times. A trace with too many requests is
+//! truncated, and the advice says so. If a trace has several disks or addresses beyond 4 TiB, the
+//! touched chunks of 1 MiB are renumbered without gaps, in order. Renumbering does not affect
+//! caches, but it shortens seeks of the backing.
 //!
-//! The *sample* consists of 256 KiB regions, chosen by a hash of their position (spatially hashed sampling:
-//! Waldspurger et al., "Efficient MRC construction with SHARDS", USENIX FAST 2015). A request inside one
-//! region stays whole, so hits are still those of requests, with every sector valid, at every block size up
-//! to a region. A cache that is smaller by the sample's rate represents the real one. Because of hot
-//! regions a sample may hold more or fewer requests than its rate suggests; as in SHARDS-adj, the
-//! difference is counted as hits.
+//! The *sample* consists of 256 KiB regions, chosen by a hash of the region's position. The
+//! sampling method is spatially hashed sampling (Waldspurger et al., "Efficient MRC construction
+//! with SHARDS", USENIX FAST 2015). A request inside one region stays whole, so request hits are
+//! exact at every block size up to 256 KiB. A cache that is smaller by the sampling rate represents
+//! the real cache. Hot regions may give the sample more or fewer requests than its rate suggests.
+//! As in SHARDS-adj, the difference is counted as hits.
 
 use std::borrow::Cow;
 
@@ -20,16 +22,16 @@ use crate::trace::blocks::Blocks;
 use crate::trace::profile::{Profile, Profiler};
 use crate::trace::{Op, Record};
 
-/// Addresses above this are moved together.
+/// Traces with addresses above this limit are renumbered, bytes.
 const SPAN_BYTES_MAX: u64 = 4 << 40;
-/// log2 of the chunk size. Chunks stay whole, and are larger than any block.
+/// Base-2 logarithm of the chunk size. Chunks stay whole and are larger than any block.
 const CHUNK_SHIFT: u32 = 20;
-/// Size of a sampled region: the largest block that is advised.
+/// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
-/// Records per block.
+/// Number of records per in-memory block of a trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
-/// Collects a trace.
+/// Collects the requests of a trace.
 #[derive(Debug)]
 pub struct Material {
     records: Vec<Record>,
@@ -43,17 +45,17 @@ pub struct Material {
 pub(crate) struct Held {
     pub(crate) records: Vec<Record>,
     pub(crate) profile: Profile,
-    /// Number of requests that did not fit.
+    /// Number of requests beyond the maximum.
     pub(crate) left_out: u64,
-    /// End of the last request, rounded up to MiB.
+    /// End of the last request, rounded up to 1 MiB, bytes.
     pub(crate) span_bytes: u64,
-    /// True if addresses were moved together.
+    /// True if the addresses were renumbered.
     pub(crate) is_moved: bool,
 }
 
 impl Material {
-    /// Creates a collection of at most `requests_max` requests, at 24 bytes each; memory is allocated as
-    /// needed.
+    /// Creates an empty collection of at most `requests_max` requests of 24 bytes each. Memory is
+    /// allocated as needed.
     pub fn new(requests_max: usize) -> Material {
         Material { records: Vec::new(), requests_max, left_out: 0, profiler: Profiler::default() }
     }
@@ -87,7 +89,7 @@ impl Material {
     }
 }
 
-/// Returns the chunks of a request, numbered across disks.
+/// Returns the chunks that a request touches, numbered across all disks.
 fn chunks(record: &Record) -> std::ops::Range<u64> {
     let disk = u64::from(record.disk) << (64 - CHUNK_SHIFT);
     let end = (record.offset + u64::from(record.len)).div_ceil(1 << CHUNK_SHIFT);
@@ -102,8 +104,8 @@ fn move_together(records: &mut [Record]) -> Result<()> {
         let new = chunks(record).filter(|chunk| known.last() != Some(chunk));
         let new: Vec<u64> = new.collect();
         known.extend(new);
-        // Sorting only when the size has doubled keeps memory proportional to the number of different
-        // chunks.
+        // Sorting only after the size has doubled keeps memory proportional to the number of
+        // distinct chunks.
         if known.len() > 2 * sorted + (1 << 20) {
             known.sort_unstable();
             known.dedup();
@@ -128,23 +130,22 @@ fn move_together(records: &mut [Record]) -> Result<()> {
     Ok(())
 }
 
-/// A part of the trace that represents the whole.
+/// A part of the trace that represents the whole trace.
 #[derive(Clone, Debug)]
 pub(super) struct Sample<'a> {
     pub(super) records: Cow<'a, [Record]>,
-    /// The sampling rate of regions; 1 for the whole trace.
+    /// Sampling rate of regions; 1 for the whole trace.
     pub(super) rate: f64,
-    /// Number of reads in it, relative to the number expected from the rate.
+    /// Number of reads in the sample, divided by the number expected from the rate.
     pub(super) correction: f64,
 }
 
 impl Held {
-    /// Returns the whole trace as a sample.
     pub(super) fn whole(&self) -> Sample<'_> {
         Sample { records: Cow::Borrowed(&self.records), rate: 1.0, correction: 1.0 }
     }
 
-    /// Returns a sample that touches at most about `touches_max` sectors.
+    /// Returns a sample that touches about `touches_max` sectors at most.
     pub(super) fn sample(&self, touches_max: u64) -> Sample<'_> {
         let touches = self.profile.footprint.touches;
         if touches <= touches_max {
@@ -180,17 +181,17 @@ fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
 }
 
 impl Sample<'_> {
-    /// Converts a hit ratio of the sample to one of the whole trace.
+    /// Converts a hit ratio of the sample to a hit ratio of the whole trace.
     pub(super) fn corrected(&self, hit_ratio: f64) -> f64 {
         (1.0 - (1.0 - hit_ratio) * self.correction).clamp(0.0, 1.0)
     }
 
-    /// Converts a hit ratio of the whole trace to one of the sample.
+    /// Converts a hit ratio of the whole trace to a hit ratio of the sample.
     pub(super) fn uncorrected(&self, hit_ratio: f64) -> f64 {
         1.0 - (1.0 - hit_ratio) / self.correction
     }
 
-    /// Returns the number of different blocks that requests touch, for each block size (bytes).
+    /// Returns the number of distinct blocks that requests touch, for each block size in bytes.
     pub(super) fn blocks(&self, sizes: &[u64]) -> Vec<u64> {
         let smallest = sizes[0];
         let covered = |record: &Record| {
@@ -211,7 +212,7 @@ impl Sample<'_> {
     }
 }
 
-/// Records in memory, block by block.
+/// Block-wise access to the records in memory.
 pub(super) struct Slices<'a>(pub(super) &'a [Record]);
 
 impl Blocks for Slices<'_> {

@@ -1,17 +1,19 @@
-//! Advice: which cache a disk should get, computed from a trace of it.
+//! Computes from a trace of a disk which cache the disk should get.
 //!
-//! Stages, each using the results of the one before:
+//! Each stage uses the results of the previous stage:
 //!
-//! 1. the profile of the trace, and a sample of it if it is large (see `material.rs`);
-//! 2. LRU miss-ratio curves for each block size: attainable hits, the knee, the size for the target;
-//! 3. simulations around that size, of every policy of the daemon, of block sizes, of admissions;
-//! 4. an exact simulation of the chosen cache over the whole trace: the figures of the recommendation;
-//! 5. a part of the trace in virtual time, with models of backing and flash: latencies, and the wear of the
-//!    flash.
+//! 1. the profile of the trace, and a sample if the trace is large (see `material.rs`);
+//! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
+//!    for the target;
+//! 3. simulations of the daemon's policies, of block sizes and of admissions around that size;
+//! 4. an exact simulation of the chosen cache over the whole trace, which gives the numbers of the
+//!    recommendation;
+//! 5. a part of the trace in virtual time with models of backing and flash, which gives latencies
+//!    and the wear of the flash.
 //!
-//! If a cache does not help, the advice says so. The same trace and options give the same advice. Sizes are
-//! bytes, times nanoseconds, ratios 0 to 1. Discards and flushes are simulated, but do not affect the
-//! advice.
+//! If a cache does not help, the advice says so. The same trace and options give the same advice.
+//! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards and flushes are
+//! simulated, but they do not affect the advice.
 
 mod curves;
 mod devices;
@@ -46,31 +48,33 @@ pub use page::page;
 pub use text::text;
 pub use trials::{Setting, Trial};
 
-/// Default target: this share of the attainable hit ratio.
+/// Default target: this share of the hit ratio of an unlimited cache.
 const TARGET_OF_BEST: f64 = 0.9;
-/// Below this hit ratio a cache is not worthwhile.
+/// Minimum hit ratio at which a cache is worthwhile.
 const HIT_RATIO_MIN: f64 = 0.05;
 /// Hit ratios that differ by less than this count as equal.
 const POINT: f64 = 0.01;
 
-/// The user's goals and devices.
+/// Goals and devices of the user.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of the trace.
     pub trace: String,
-    /// Hit ratio to reach; default: 90 % of the best that a cache of any size reaches.
+    /// Hit ratio to reach. The default is 90 % of the hit ratio of an unlimited cache.
     pub target_hit: Option<f64>,
-    /// Storage of the disk.
+    /// Backing of the disk.
     pub backing: Backing,
-    /// Storage of the cache.
+    /// Flash device of the cache.
     pub flash: Flash,
-    /// Endurance of the flash.
+    /// Write endurance of the flash.
     pub endurance: Endurance,
-    /// Admissions that a daemon supports; others are tried too, but not recommended. Never empty.
+    /// Admissions that the daemon supports. Other admissions are simulated, but not recommended.
+    /// The list is never empty.
     pub admissions: Vec<Admission>,
     /// Number of simulation threads.
     pub threads: usize,
-    /// Maximum number of sectors that the sample touches; a trace with fewer is used whole.
+    /// Maximum number of sectors that the sample touches. A trace with fewer sectors is used
+    /// completely.
     pub touches_max: u64,
 }
 
@@ -93,136 +97,141 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// Yes.
+    /// A cache is worthwhile.
     Cache,
-    /// No: too few reads, or too few repeated ones.
+    /// A cache is not worthwhile: the disk has too few reads or too few repeated reads.
     NoCache,
 }
 
-/// The advice.
+/// Advice for the disk of a trace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
     /// Name of the trace.
     pub trace: String,
     /// Whether a cache is worthwhile.
     pub verdict: Verdict,
-    /// The advice in a sentence or two.
+    /// The advice in one or two sentences.
     pub summary: String,
-    /// The command to type; empty if there is nothing to do. The user fills in disk and pool.
+    /// Command that the user should run; empty if no change is needed. The user adds the names of
+    /// disk and pool.
     pub command: String,
-    /// Reasons, a sentence each.
+    /// Reasons for the advice, one sentence each.
     pub why: Vec<String>,
-    /// Limits and possible errors of the advice, a sentence each.
+    /// Limits and possible errors of the advice, one sentence each.
     pub caveats: Vec<String>,
-    /// The recommended cache, simulated over the whole trace.
+    /// Recommended cache, simulated over the whole trace.
     pub recommendation: Option<Recommendation>,
-    /// The target.
+    /// Target hit ratio.
     pub target: Target,
-    /// The knee of the curve for the advised block size: beyond it, more cache adds few hits.
+    /// Knee of the curve for the recommended block size: a larger cache adds few hits.
     pub knee: Option<SizePoint>,
-    /// Results for block sizes, smallest first.
+    /// Results by block size, smallest block size first.
     pub block_sizes: Vec<BlockSize>,
-    /// Other sizes of the recommended cache.
+    /// Results for other sizes of the recommended cache.
     pub sizes: Vec<Trial>,
-    /// Policies at the recommended size and block size, best first.
+    /// Results of all policies at the recommended size and block size, best first.
     pub policies: Vec<Trial>,
-    /// Admissions of the recommended cache.
+    /// Results for other admissions of the recommended cache.
     pub admissions: Vec<Trial>,
-    /// Savings of write-back.
+    /// Savings of a write-back cache.
     pub write_back: Option<WriteBack>,
     /// Expected latencies.
     pub latency: Option<Latency>,
     /// Wear of the flash.
     pub wear: Option<Wear>,
-    /// Sampling rate of the tables; the recommendation's own figures are from the whole trace.
+    /// Sampling rate of the tables. The recommendation's own numbers come from the whole trace.
     pub sample_rate: f64,
     /// Profile of the trace.
     pub profile: Profile,
 }
 
-/// The recommended configuration.
+/// Recommended configuration of the cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recommendation {
-    /// The cache and its results for the whole trace.
+    /// Recommended cache and its results for the whole trace.
     #[serde(flatten)]
     pub cache: Trial,
-    /// The preset to start from.
+    /// Preset from which the recommended configuration starts.
     pub preset: &'static str,
-    /// Write mode.
+    /// Recommended write mode.
     pub mode: &'static str,
-    /// Size relative to the data that the trace touches.
+    /// Recommended size relative to the data that the trace touches.
     pub of_footprint: f64,
 }
 
-/// A hit ratio to reach.
+/// Hit ratio that the cache should reach.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Target {
-    /// Share of the reads.
+    /// Target hit ratio: share of the reads.
     pub read_hit_ratio: f64,
-    /// True if the user chose it.
+    /// True if the user chose the target.
     pub is_given: bool,
-    /// Hit ratio of an unbounded cache: all reads but first ones.
+    /// Hit ratio of an unlimited cache: only first reads miss.
     pub best_read_hit_ratio: f64,
 }
 
-/// A size and its hit ratio.
+/// A cache size and its hit ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SizePoint {
-    /// Size of the cache.
+    /// Size of the cache, bytes.
     pub cache_bytes: u64,
-    /// Share of the reads.
+    /// Share of the reads that are hits.
     pub read_hit_ratio: f64,
 }
 
-/// Results of LRU with one block size.
+/// Results of an LRU cache with one block size.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlockSize {
-    /// Block size.
+    /// Block size, bytes.
     pub block_bytes: u64,
-    /// The smallest cache that reaches the target.
+    /// Size of the smallest cache that reaches the target, bytes.
     pub target_bytes: Option<u64>,
-    /// The knee of its curve.
+    /// Knee of the curve of this block size.
     pub knee: Option<SizePoint>,
-    /// Hit ratio of reads at the recommended cache size (at the target's size without a recommendation).
+    /// Hit ratio of reads at the recommended cache size. Without a recommendation, the size is the
+    /// target's size.
     pub read_hit_ratio: f64,
-    /// The curve: sizes, and hit ratios of reads.
+    /// Curve of cache sizes and read hit ratios.
     pub curve: Vec<SizePoint>,
 }
 
 /// Results of a write-back cache of the recommended size, with LRU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WriteBack {
-    /// Share of the written bytes that are overwritten before destaging and never reach the backing.
+    /// Share of the written bytes that never reach the backing, because they are overwritten before
+    /// destaging.
     pub absorbed_ratio: f64,
-    /// Share of the backing's writes that it saves; destaging whole blocks can save more writes than bytes.
+    /// Share of the backing's writes that write-back saves. Destaging whole blocks can save more
+    /// writes than bytes.
     pub writes_saved_ratio: f64,
 }
 
 /// Wear of the flash.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wear {
-    /// Bytes written to flash each day, at the trace's rate.
+    /// Bytes written to flash per day, at the trace's rate.
     pub flash_write_bytes_per_day: f64,
-    /// The same as a multiple of the cache's size.
+    /// Bytes written to flash per day, divided by the cache's size.
     pub cache_writes_per_day: f64,
-    /// The rating.
+    /// Endurance rating of the flash.
     pub endurance: String,
-    /// Total of bytes that it allows.
+    /// Total number of bytes that the endurance rating allows.
     pub endurance_bytes: f64,
-    /// Expected life in years, if the device writes no more than the cache does.
+    /// Expected life of the flash in years, if only the cache writes to the device.
     pub life_years: f64,
-    /// Size of a device with a rating in drive writes per day that lasts five years.
+    /// Size of a device with a rating in drive writes per day that lasts five years, bytes.
     pub device_bytes: Option<f64>,
 }
 
-/// Progress callback: the stage in a word or two, and the share of all work, 0 to 1. Returning false
-/// cancels the work.
+/// Progress callback. The arguments are the current stage in a few words and the completed share of
+/// all work, 0 to 1. The callback returns false to cancel the work.
 pub type Progress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
 
 /// Returns the advice for the disk of this trace.
 ///
 /// # Errors
-/// No read and no write; a trace spread over more than 4 TiB; cancelled by `progress`.
+/// Returns an error if the trace has no read and no write, if it touches more than 4 TiB, or if
+/// `progress` cancelled the work.
 pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>) -> Result<Advice> {
     let held = material.finish()?;
     let sample = held.sample(options.touches_max);
@@ -273,7 +282,7 @@ fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
 fn target(curves: &[BlockCurve<'_>], given: Option<f64>) -> Target {
     let best = curves.iter().map(BlockCurve::best).fold(0.0, f64::max);
     Target {
-        // A target that no cache reaches is lowered; the sentences say so.
+        // A target that no cache reaches is lowered, and the advice says so.
         read_hit_ratio: given.unwrap_or(best * TARGET_OF_BEST).min(best),
         is_given: given.is_some(),
         best_read_hit_ratio: best,

@@ -1,4 +1,4 @@
-//! The advice as an HTML page.
+//! Renders the advice as an HTML page.
 
 use super::text::footprint;
 use super::words::{bytes, ms, percent, years};
@@ -6,7 +6,8 @@ use super::{Advice, BlockSize, Setting, Trial};
 use crate::page::{Card, Cell, Figure, Page, Section, Table};
 use crate::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
 
-/// Returns a self-contained page. `made_by` is the command that created it.
+/// Returns the advice as a self-contained HTML page. `made_by` is the command that created the
+/// page.
 pub fn page(advice: &Advice, made_by: &str) -> String {
     let mut page = Page::new(format!("A cache for {}?", advice.trace)).lead(&advice.summary).made_by(made_by);
     for card in cards(advice) {
@@ -104,7 +105,7 @@ fn size_section(advice: &Advice) -> Section {
     section.table(rows.fold(Table::new(heads).caption("The advised cache in other sizes"), Table::row))
 }
 
-/// Returns a row's name, with a note if it is the advised cache's.
+/// Returns a row's name, with a note if the row is the recommended cache.
 fn named(name: String, advice: &Advice, is_same: impl Fn(&Setting) -> bool) -> Cell {
     let advised = advice.recommendation.as_ref().is_some_and(|advised| is_same(&advised.cache.setting));
     Cell::text(if advised { format!("{name} (advised)") } else { name })

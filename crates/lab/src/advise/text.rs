@@ -1,14 +1,14 @@
-//! The advice as text.
+//! Renders the advice as plain text.
 
 use super::words::{bytes, percent};
 use super::{Advice, Trial};
 
-/// Maximum line width of sentences.
+/// Maximum line width of sentences, characters.
 const WIDTH: usize = 100;
-/// Policies shown besides the chosen one.
+/// Number of policies shown in addition to the chosen one.
 const POLICIES_SHOWN: usize = 4;
 
-/// The advice as text, some forty lines of a hundred characters.
+/// Returns the advice as plain text: about forty lines of up to 100 characters.
 pub fn text(advice: &Advice) -> String {
     let mut out = filled("", &advice.summary);
     if !advice.command.is_empty() {
@@ -57,7 +57,8 @@ pub(super) fn section(out: &mut String, title: &str, sentences: &[String]) {
     sentences.iter().for_each(|sentence| *out += &filled("  - ", sentence));
 }
 
-/// Wraps words into lines, the first after `lead` and the others indented equally.
+/// Wraps text into lines. The first line starts with `lead`, and the other lines are indented
+/// equally.
 pub(super) fn filled(lead: &str, words: &str) -> String {
     let mut out = String::new();
     let mut line = lead.to_owned();
@@ -75,7 +76,7 @@ pub(super) fn filled(lead: &str, words: &str) -> String {
     out + &line + "\n"
 }
 
-/// Formats rows below heads, right-aligned except the first column; a marked row has an arrow.
+/// Formats a table. All columns except the first are right-aligned, and marked rows get an arrow.
 pub(super) fn columns(heads: &[&str], rows: impl Iterator<Item = (bool, Vec<String>)>) -> String {
     let heads = heads.iter().map(|head| (*head).to_owned()).collect();
     let rows: Vec<(bool, Vec<String>)> = std::iter::once((false, heads)).chain(rows).collect();

@@ -1,10 +1,10 @@
-//! Simulations of candidate caches, and the choice.
+//! Simulates candidate caches and chooses one.
 //!
-//! The choice is greedy, one property after the other, each by simulation with the earlier choices. First
-//! the policy with the smallest size that reaches the target, then the largest block, then the admission
-//! that writes least to flash. Hit ratios within a point count as equal. This is not the optimum of all
-//! combinations, which would need hundreds of simulations for a gain that is smaller than the load's
-//! variation from day to day.
+//! The choice is greedy: each property is chosen by simulation with the properties chosen before.
+//! The order is the policy with the smallest size that reaches the target, the largest block size,
+//! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
+//! equal. The optimum of all combinations would need hundreds of simulations. The gain of the
+//! optimum is smaller than the variation of the load from day to day.
 
 use std::cell::RefCell;
 
@@ -18,26 +18,26 @@ use super::material::{Held, Sample, Slices};
 use super::{POINT, Progress};
 use crate::sim::{self, Point, Simulated};
 
-/// Factor from one size to the next, as long as a policy reaches the target.
+/// Factor from one tried size to the next smaller one, while a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
 /// Maximum number of times that a cache is enlarged because the sample was too optimistic.
 const ENLARGED_MAX: u32 = 3;
-/// Maximum number of smaller sizes to try: down to a twelfth of what LRU needs.
+/// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
 const STEPS_MAX: u32 = 7;
-/// Sizes to try between one that is too small and one that is not.
+/// Sizes to try between a size that is too small and a sufficient size, as positions between both.
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
-/// Sizes to show, relative to the chosen one.
+/// Sizes to show, relative to the chosen size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// Flash writes within this factor count as equal.
 const WRITES_ALIKE: f64 = 1.02;
-/// Other sizes are simulated over the whole trace if it touches at most this many sectors.
+/// Maximum number of touched sectors for which other sizes are simulated over the whole trace.
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
-/// Start and end of the simulations as shares of all work.
+/// Start and end of the simulations as shares of all work, for progress reports.
 pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
-/// Minimum size of a cache.
+/// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-/// Admissions that are tried besides admitting everything.
+/// Admissions that are simulated in addition to admitting all data.
 const ADMISSIONS: [&str; 6] = [
     "always",
     "always+not-sequential:512K",
@@ -47,17 +47,17 @@ const ADMISSIONS: [&str; 6] = [
     "ghost+not-sequential:512K",
 ];
 
-/// Settings of a cache.
+/// Settings of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Setting {
-    /// Its size; whole blocks of it are used.
+    /// Size of the cache in bytes, rounded down to whole blocks.
     pub cache_bytes: u64,
-    /// Its block size.
+    /// Block size of the cache, bytes.
     pub block_bytes: u32,
-    /// Replacement policy.
+    /// Replacement policy of the cache.
     #[serde(serialize_with = "policy_name")]
     pub policy: PolicyKind,
-    /// Admission.
+    /// Admission of the cache.
     #[serde(serialize_with = "admission_form")]
     pub admission: Admission,
 }
@@ -70,19 +70,19 @@ fn admission_form<S: Serializer>(admission: &Admission, serializer: S) -> Result
     serializer.collect_str(admission)
 }
 
-/// A cache, and its results for the trace.
+/// A simulated cache and its results for the trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trial {
-    /// The cache.
+    /// Settings of the simulated cache.
     #[serde(flatten)]
     pub setting: Setting,
     /// Hit ratio of reads.
     pub read_hit_ratio: f64,
     /// Hit ratio of read bytes.
     pub read_hit_byte_ratio: f64,
-    /// Bytes written to flash over the trace.
+    /// Number of bytes written to flash during the trace.
     pub flash_write_bytes: u64,
-    /// Memory for index, policy and admission.
+    /// Memory for index, policy and admission, bytes.
     pub memory_bytes: u64,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Trials<'a, 'b> {
     progress: RefCell<(&'a mut Progress<'b>, f64)>,
 }
 
-/// The choice, and its alternatives.
+/// The chosen cache and its alternatives.
 pub(super) struct Chosen {
     pub(super) setting: Setting,
     pub(super) policies: Vec<Trial>,
@@ -131,13 +131,14 @@ impl<'a, 'b> Trials<'a, 'b> {
             goes_on
         })?;
         ensure!(goes_on, "interrupted");
-        // The number of runs is unknown: each gets a tenth of the remaining share.
+        // The number of simulation runs is unknown, so each run gets a tenth of the remaining
+        // share.
         *share += (SHARES.1 - *share) / 10.0;
         Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
 }
 
-/// Simulates a cache chosen from the sample over the whole trace, and enlarges it while it has too few
+/// Simulates the chosen cache over the whole trace, and enlarges the cache while it has too few
 /// hits.
 pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) -> Result<Trial> {
     let mut cache = trials.exactly(setting)?;
@@ -169,18 +170,18 @@ fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial 
     }
 }
 
-/// Rounds up to a size that is easy to type: within 1/64, whole MiB.
+/// Rounds a size up to a value that is easy to type: whole MiB, at most 1/64 larger.
 pub(super) fn rounded(bytes: f64) -> u64 {
     let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
     bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
 }
 
-/// Returns the policies of the daemon.
+/// Returns the replacement policies that the daemon supports.
 fn serving() -> impl Iterator<Item = PolicyKind> {
     PolicyKind::all().filter(|policy| policy.info().serves)
 }
 
-/// Chooses a cache; see the module documentation.
+/// Chooses a cache as the module documentation describes.
 pub(super) fn choose(
     trials: &Trials<'_, '_>,
     start: &Start,
@@ -199,7 +200,8 @@ pub(super) fn choose(
     Ok(Chosen { setting, policies, admissions })
 }
 
-/// Returns the smallest size at which a policy reaches the target, and that policy.
+/// Returns the cache with the smallest size at which a policy reaches the target, and the trials at
+/// that size.
 fn choose_policy(
     trials: &Trials<'_, '_>,
     start: &Start,
@@ -212,7 +214,7 @@ fn choose_policy(
         let setting = |policy| Setting { cache_bytes, block_bytes, policy, admission };
         trials.run(&serving().map(setting).collect::<Vec<_>>())
     };
-    // LRU reaches it at the first size, except for rounding and the sample's uncertainty.
+    // LRU reaches the target at the first size, except for rounding and sampling errors.
     let mut size = rounded(start.cache_bytes as f64);
     let mut at_size = all_at(size)?;
     if best(&at_size) < enough {
@@ -224,7 +226,7 @@ fn choose_policy(
         if size == CACHE_BYTES_MIN {
             break;
         }
-        // Rounding up must not return to the same size.
+        // Rounding up must not give the same size again.
         let smaller = rounded(size as f64 * SMALLER).min(size - CACHE_BYTES_MIN);
         let trials = all_at(smaller)?;
         too_small = smaller;
@@ -247,8 +249,8 @@ fn best(trials: &[Trial]) -> f64 {
     trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max)
 }
 
-/// Returns the trial with least flash writes among those within a point of the best, and with `enough` hits
-/// if any has; the first of equal ones.
+/// Returns the trial with the fewest flash writes among the trials within one point of the best hit
+/// ratio. Trials with at least `enough` hits are preferred. The first of equal trials wins.
 fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
@@ -258,7 +260,7 @@ fn pick(trials: &[Trial], enough: f64) -> &Trial {
     good.iter().find(alike).expect("the least is alike")
 }
 
-/// Returns the largest block that is as good as the best.
+/// Returns the cache with the largest block size that is as good as the best block size.
 fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
@@ -268,7 +270,8 @@ fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32)
     Ok(good.expect("the best is good").setting)
 }
 
-/// Returns the supported admission with least flash writes for as many hits, and all trials.
+/// Returns the supported admission with the fewest flash writes for equally many hits, and all
+/// trials.
 fn choose_admission(
     trials: &Trials<'_, '_>,
     setting: Setting,

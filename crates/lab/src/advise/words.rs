@@ -1,4 +1,4 @@
-//! The sentences of the advice: recommendation, reasons, caveats.
+//! Writes the sentences of the advice: recommendation, reasons and caveats.
 
 use super::devices::WARRANTY_YEARS;
 use super::latency::{self, Timing};
@@ -7,22 +7,22 @@ use super::trials::Trial;
 use super::{Advice, HIT_RATIO_MIN, Options, POINT, Verdict};
 use crate::picture::Unit;
 
-/// A shorter trace does not show data that is used again each day.
+/// Minimum duration of a trace that shows daily repetition, seconds.
 const DAY_S: f64 = 86_400.0;
-/// A shorter trace hardly shows any repeated use.
+/// Minimum duration of a trace that shows repeated reads well, seconds.
 const HOUR_S: f64 = 3600.0;
-/// Longer lives are not distinguished.
+/// Maximum life of flash that the advice reports, years.
 const LIFE_YEARS_MAX: f64 = 50.0;
-/// Shares below this count as none.
+/// Shares below this value count as none.
 const NOTICEABLE: f64 = 0.005;
-/// A target that exceeds the attained ratio by this is mentioned.
+/// The advice mentions a target that exceeds the attained ratio by this much.
 const OVER: f64 = 0.005;
 
 pub(super) fn bytes(value: u64) -> String {
     Unit::Bytes.text(value as f64)
 }
 
-/// Formats a share without false precision.
+/// Formats a ratio as a percentage without false precision.
 pub(super) fn percent(ratio: f64) -> String {
     let percent = ratio * 100.0;
     if percent > 0.0 && percent < 0.05 {
@@ -47,14 +47,14 @@ pub(super) fn years(years: f64) -> String {
     }
 }
 
-/// Formats a byte count as `hob` parses it.
+/// Formats a byte count in the form that `hob` parses.
 pub(super) fn typed(bytes: u64) -> String {
     let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
 }
 
-/// Adds the sentences for a disk that a cache does not help.
+/// Adds the sentences of the advice not to use a cache.
 pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
     advice.verdict = Verdict::NoCache;
     let best = advice.target.best_read_hit_ratio;
@@ -84,7 +84,7 @@ pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
     advice
 }
 
-/// Adds the sentences for a recommendation.
+/// Adds the sentences of a recommendation.
 pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -> Advice {
     let recommendation = advice.recommendation.clone().expect("there is a recommendation");
     let cache = &recommendation.cache;

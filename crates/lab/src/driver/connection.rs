@@ -1,4 +1,4 @@
-//! A blocking connection to an NBD server, negotiated up to the first request.
+//! Blocking connection to an NBD server, negotiated up to the first request.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,10 +10,10 @@ use hob_nbd::NbdUri;
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::uri::Address;
 
-/// Timeout of the server during negotiation.
+/// Timeout for the server's messages during negotiation.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// A socket of either kind.
+/// A TCP or Unix socket.
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -45,7 +45,8 @@ impl Stream {
         }
     }
 
-    /// Shuts both directions down, which ends waits; an earlier shutdown is no error.
+    /// Shuts down both directions of the socket, which ends waiting reads and writes. A socket that
+    /// is already shut down is not an error.
     pub(super) fn shutdown(&self) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -85,10 +86,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and negotiates.
+    /// Connects to the server and negotiates the export.
     ///
     /// # Errors
-    /// The server cannot be reached, is not an NBD server, or refuses the export.
+    /// Returns an error if the server cannot be reached, is not an NBD server, or refuses the
+    /// export.
     pub fn open(target: &NbdUri) -> Result<Connection> {
         let stream =
             Stream::connect(&target.address).with_context(|| format!("cannot connect to {target}"))?;

@@ -1,8 +1,8 @@
-//! A connection for one thread that checks every answer: it sends and receives on request.
+//! NBD connection for a single thread. The thread decides when to send and when to receive.
 //!
-//! For load that is checked byte by byte, while [`Connection::run`] only measures latencies. The caller
-//! limits the data in flight, so that neither end waits for the other to take what it sends: a mebibyte
-//! each way is fine.
+//! The dialogue returns the data of every read, so that a caller can check it; [`Connection::run`]
+//! only measures latencies. The caller must limit the data in flight to about 1 MiB in each
+//! direction. With more data, client and server could deadlock, each waiting for the other to read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -18,55 +18,55 @@ use super::connection::{Connection, Stream};
 
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// A request. Offsets and lengths are bytes, and must suit the negotiated export.
+/// A request. Offsets and lengths are in bytes and must fit the negotiated export.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask<'a> {
-    /// Read.
+    /// Reads data.
     Read {
-        /// From here.
+        /// Offset of the read.
         offset: u64,
-        /// So much.
+        /// Length of the read.
         len: u32,
     },
-    /// Write.
+    /// Writes data.
     Write {
-        /// To here.
+        /// Offset of the write.
         offset: u64,
-        /// These bytes.
+        /// Data to write.
         data: &'a [u8],
-        /// True to answer only when they are durable.
+        /// True for FUA: the server replies only when the data is durable.
         fua: bool,
     },
-    /// Write zeroes, which may become a hole.
+    /// Writes zeroes. The server may deallocate the range.
     WriteZeroes {
-        /// To here.
+        /// Offset of the zeroes.
         offset: u64,
-        /// So many.
+        /// Number of zeroes.
         len: u32,
-        /// True to answer only when they are durable.
+        /// True for FUA: the server replies only when the zeroes are durable.
         fua: bool,
     },
-    /// Make everything durable that was answered before.
+    /// Flushes: makes all acknowledged writes durable.
     Flush,
 }
 
-/// The server's answer to a request.
+/// The server's reply to a request.
 #[derive(Debug)]
 pub struct Answer {
-    /// The value that [`Dialogue::send`] returned.
+    /// Cookie that [`Dialogue::send`] returned for the request.
     pub cookie: u64,
-    /// The error, if the request failed.
+    /// Error of a failed request.
     pub error: Option<ErrorCode>,
-    /// What was read.
+    /// Data of a read.
     pub data: Vec<u8>,
 }
 
-/// Why there will be no more answers.
+/// Reason why the connection delivers no more replies.
 #[derive(Debug)]
 pub enum Lost {
     /// The server closed the connection.
     Closed,
-    /// The server sent nothing for the timeout of [`Dialogue::open`].
+    /// The server sent no data for the timeout of [`Dialogue::open`].
     Silent(Duration),
     /// The server's data is not valid NBD.
     Broken(String),
@@ -84,13 +84,12 @@ impl fmt::Display for Lost {
 
 impl std::error::Error for Lost {}
 
-/// A request in flight.
 struct Asked {
     expected: Expected,
     data: Vec<u8>,
 }
 
-/// A connection; see the module documentation.
+/// NBD connection for a single thread; see the module documentation.
 pub struct Dialogue {
     stream: Stream,
     negotiated: Negotiated,
@@ -98,18 +97,19 @@ pub struct Dialogue {
     silence_max: Duration,
     flight: BTreeMap<u64, Asked>,
     next_cookie: u64,
-    /// Received bytes that were not parsed yet.
+    /// Received bytes that are not parsed yet.
     arrived: Vec<u8>,
-    /// Destination of the next payload: a request, and the offset in its data.
+    /// Destination of the next received payload: the request, and the offset in its data.
     filling: Option<(u64, usize)>,
     answers: VecDeque<Answer>,
 }
 
 impl Dialogue {
-    /// Takes over a connection without earlier requests. `silence_max` is the timeout of an awaited answer.
+    /// Takes over a connection on which no request was sent yet. `silence_max` is the timeout for
+    /// the next data of a reply.
     ///
     /// # Errors
-    /// The socket's.
+    /// Returns errors of the socket.
     pub fn open(connection: Connection, silence_max: Duration) -> io::Result<Dialogue> {
         let Connection { stream, negotiated, early } = connection;
         stream.set_read_timeout(Some(silence_max))?;
@@ -132,7 +132,7 @@ impl Dialogue {
         &self.negotiated
     }
 
-    /// Returns the number of requests without a received answer.
+    /// Returns the number of requests whose reply the caller has not received.
     pub fn in_flight(&self) -> usize {
         self.flight.len() + self.answers.len()
     }
@@ -140,7 +140,7 @@ impl Dialogue {
     /// Sends a request and returns its cookie.
     ///
     /// # Errors
-    /// [`Lost::Closed`] for any error of the socket.
+    /// Returns [`Lost::Closed`] for any error of the socket.
     pub fn send(&mut self, ask: Ask<'_>) -> Result<u64, Lost> {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -167,13 +167,13 @@ impl Dialogue {
         Ok(cookie)
     }
 
-    /// Returns the next answer, in the server's order.
+    /// Returns the next reply, in the server's order.
     ///
     /// # Errors
-    /// [`Lost`].
+    /// Returns [`Lost`] if the connection delivers no more replies.
     ///
     /// # Panics
-    /// If no request is in flight.
+    /// Panics if no request is in flight.
     pub fn receive(&mut self) -> Result<Answer, Lost> {
         assert!(self.in_flight() > 0, "no answer without a question");
         let mut bytes = vec![0; RECEIVE_BYTES];
@@ -194,7 +194,7 @@ impl Dialogue {
         }
     }
 
-    /// Parses the received bytes as far as possible.
+    /// Parses as many received bytes as possible.
     fn digest(&mut self) -> Result<(), Lost> {
         let arrived = std::mem::take(&mut self.arrived);
         let mut rest = &arrived[..];
@@ -232,7 +232,7 @@ impl Dialogue {
                 let asked = &self.flight[&cookie];
                 self.filling = Some((cookie, (offset - asked.expected.offset) as usize));
             }
-            // The data buffer is zeroed at the start.
+            // The data buffer starts with zeroes.
             ReplyEvent::Hole { .. } | ReplyEvent::BlockStatus { .. } | ReplyEvent::Error { .. } => {}
             ReplyEvent::Done { cookie, error } => {
                 let Asked { data, .. } =
@@ -242,9 +242,9 @@ impl Dialogue {
         }
     }
 
-    /// Sends DISC; nothing may be in flight.
+    /// Sends NBD_CMD_DISC. No request may be in flight.
     pub fn close(self) {
-        // Optional: the connection ends whether or not the server receives it.
+        // Sending is optional: the connection ends even if the server does not receive the command.
         let _ = (&self.stream).write_all(&request::disconnect());
     }
 }

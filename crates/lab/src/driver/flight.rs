@@ -1,8 +1,9 @@
-//! Requests in flight on one connection: sends them when due, matches answers, and measures latencies.
+//! Handles the requests in flight on one connection: sends requests at their times, matches
+//! replies, and measures latencies.
 //!
-//! Requests come from an iterator, which runs on the sending thread, and are reported through a callback,
-//! which runs on the receiving one. Between the two there are as many slots as requests may be in flight,
-//! so memory does not grow with the number of requests.
+//! An iterator on the sending thread provides the requests, and a callback on the receiving thread
+//! gets the results. The threads share one slot per possible request in flight, so memory does not
+//! grow with the number of requests.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,15 +22,15 @@ use crate::clock::{Clock, RealClock, STOP_POLL, wait_until};
 use crate::prng::noise;
 use crate::workload::{Access, Op};
 
-/// Maximum wait for requests in flight after a stop.
+/// Maximum time to wait for requests in flight after a stop.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 const RECEIVE_BYTES: usize = 256 << 10;
 const SEND_BYTES_MAX: usize = 128 << 10;
 
-/// Sends what `source` yields, each when it is due, with up to `depth` in flight; `done` is called for
-/// every answer.
+/// Sends the requests of `source`, each at its own time, with up to `depth` requests in flight.
+/// `done` is called for every reply.
 ///
-/// After an error, and after a stop, the calls of `done` so far are the result. The requests must suit the
+/// After an error or a stop, the earlier calls of `done` are the result. The requests must fit the
 /// export.
 pub(super) fn fly(
     connection: Connection,
@@ -65,17 +66,18 @@ pub(super) fn fly(
     let sent = sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     if received? == Drained::Yes {
         sent.socket.context("cannot send to the NBD server")?;
-        // Optional: the run is complete whether or not the server receives it.
+        // Sending is optional: the run is complete even if the server does not receive the command.
         let _ = (&stream).write_all(&request::disconnect());
     }
     sent.source
 }
 
-/// A request in flight; its number is the cookie. The sender fills a slot before the request is sent, and
-/// the receiver returns it through the channel after the answer, so neither sees partial data of the other.
+/// A slot for a request in flight. The slot's index is the NBD cookie. The sender fills a slot
+/// before it sends the request, and the receiver returns the slot through a channel after the
+/// reply. Neither thread thus sees partial data of the other.
 #[derive(Default)]
 struct Slot {
-    /// Number of the request plus one; zero when the slot is free.
+    /// Number of the request plus one; zero while the slot is free.
     number: AtomicU64,
     offset: AtomicU64,
     len: AtomicU32,
@@ -105,24 +107,24 @@ impl Slot {
     }
 }
 
-/// Result of the sender.
+/// Result of the sending thread.
 struct Sent {
     source: Result<()>,
     socket: std::io::Result<()>,
 }
 
-/// State shared by both threads.
+/// State that both threads share.
 struct Flight {
     clock: RealClock,
     slots: Vec<Slot>,
     sent: AtomicU64,
     sent_all: AtomicBool,
-    /// The receiver has stopped waiting for answers.
+    /// The receiving thread has stopped waiting for replies.
     received_all: AtomicBool,
 }
 
 impl Flight {
-    /// Returns the number of the request in flight with that cookie, and its slot.
+    /// Returns the number of the request in flight with this cookie, and its slot.
     fn find(&self, cookie: u64) -> Option<(u64, &Slot)> {
         let slot = self.slots.get(usize::try_from(cookie).ok()?)?;
         let number = slot.number.load(Ordering::Acquire).checked_sub(1)?;
@@ -152,8 +154,8 @@ impl Flight {
         Sent { source: failure, socket }
     }
 
-    /// Takes free slots and sends the next requests in them, several at a time if several slots are free
-    /// and several requests due.
+    /// Sends the next requests in free slots. Several requests are sent together if several slots
+    /// are free and several requests are due.
     fn send_each(
         &self,
         mut stream: &Stream,
@@ -188,10 +190,10 @@ impl Flight {
                     && requests.peek().is_some_and(|timed| timed.due_ns <= now_ns);
                 slot = if more { freed.try_recv().ok() } else { None };
             }
-            // Counted first, so that the receiver does not stop too early.
+            // The count grows first, so that the receiving thread does not stop too early.
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
-            // The time is taken last: the slot of a batch's last request may have become free after its
-            // first was encoded.
+            // The time is taken last: the last slot of a batch may have become free after its first
+            // request was encoded.
             let now_ns = self.clock.now_ns();
             for (cookie, timed) in batch.drain(..) {
                 self.slots[cookie].fill(number, &timed, now_ns);
@@ -203,7 +205,7 @@ impl Flight {
     }
 }
 
-/// `payload` holds the bytes to write, and grows if needed.
+/// Encodes an NBD request. `payload` has the bytes to write and grows if needed.
 fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &mut Vec<u8>) {
     match access.op {
         Op::Read => {
@@ -224,11 +226,11 @@ fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &mut Vec<u
     }
 }
 
-/// Whether every request that was sent has been answered.
+/// Whether all sent requests were answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drained {
     Yes,
-    /// A stopped run timed out.
+    /// The timeout after a stop expired before all replies arrived.
     No,
 }
 
@@ -240,7 +242,8 @@ struct Receiver<'a, F> {
 }
 
 impl<F: FnMut(&Done)> Receiver<'_, F> {
-    /// Owns the channel of free slots, so that its end always ends a sender that waits for one.
+    /// Receives replies until the run ends. The function owns the channel of free slots, so that
+    /// its end unblocks a sender that waits for a slot.
     fn receive(
         &mut self,
         mut stream: &Stream,
@@ -319,7 +322,7 @@ impl<F: FnMut(&Done)> Receiver<'_, F> {
         };
         self.answered += 1;
         slot.number.store(0, Ordering::Release);
-        // If the sender has ended, it needs no slot.
+        // A sender that has ended needs no slot.
         let _ = free.send(cookie as usize);
         (self.done)(&done);
     }

@@ -1,4 +1,5 @@
-//! Mean latency by the cache's block size: blocks larger than the requests waste the cache's space.
+//! Measures the mean latency by the cache's block size. Blocks larger than the requests waste cache
+//! space.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;
@@ -20,7 +21,7 @@ const PUBLISHED: [(u32, f64); 8] = [
     (512 << 10, 1185.0),
 ];
 
-/// Without a cache, nanoseconds.
+/// Published mean latency without a cache, nanoseconds.
 const BASELINE_NS: u64 = 1_269_000;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

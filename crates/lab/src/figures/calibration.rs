@@ -1,4 +1,5 @@
-//! Oracle's I/O calibration: reads a second of successive passes, the first on an empty cache.
+//! Measures Oracle's I/O calibration: reads per second of successive passes, the first on an empty
+//! cache.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;
@@ -9,7 +10,7 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
-/// Published reads a second: without a cache, and in the first pass.
+/// Published reads per second without a cache, as a range.
 const BASELINE: (f64, f64) = (576.0, 608.0);
 const COLD: f64 = 268.0;
 /// Number of passes with the cache.
@@ -26,7 +27,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases, judge },
 };
 
-/// Why the check of the first pass fails, as printed on the page.
+/// Reason why the check of the first pass fails, as printed on the page.
 const COLD_NOTE: &str = "The source lost half its reads a second while its cache was empty. hob does not, and the \
     check that it would is red: hob answers a miss as soon as the disks have, and copies the data to flash after \
     the answer, on a device that takes some forty times as many writes a second as these disks give reads. No answer \

@@ -1,4 +1,4 @@
-//! One run of a figure: a generator's plan on modelled devices, and its measurements.
+//! Runs one case of a figure: a generator's plan on modelled devices, with its measurements.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,25 +19,24 @@ use hob_world::service::{FixedModel, ServiceModel};
 
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
-/// A run; see the module documentation.
+/// One run of a figure; see the module documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    /// Row of [`GENERATORS`](crate::generate::GENERATORS).
     pub(super) generator: &'static str,
-    /// Its parameters, `key=value`.
+    /// Parameters of the generator, as `key=value`.
     pub(super) settings: Vec<String>,
-    /// The cache.
+    /// Cache of the run.
     pub(super) cache: CaseCache,
-    /// The backing of all disks.
+    /// Backing of all disks.
     pub(super) backing: Backing,
-    /// All disks are combined into one, as an array sees them that caches for all.
+    /// True to combine all disks into one, as an array with a single cache sees them.
     pub(super) on_one_disk: bool,
-    /// The whole load is run once before it is measured.
+    /// True to run the whole load once before the measurement.
     pub(super) twice: bool,
 }
 
 impl Case {
-    /// Creates a run of that generator with these `key=value` settings.
+    /// Creates a run of a generator with these `key=value` settings.
     pub(super) fn new(
         generator: &'static str,
         settings: &[&str],
@@ -48,23 +47,23 @@ impl Case {
         Case { generator, settings, cache, backing, on_one_disk: false, twice: false }
     }
 
-    /// Combines all disks into one.
+    /// Returns the case with all disks combined into one.
     pub(super) fn on_one_disk(self) -> Case {
         Case { on_one_disk: true, ..self }
     }
 
-    /// Runs the load once before it is measured.
+    /// Returns the case with a run of the load before the measurement.
     pub(super) fn twice(self) -> Case {
         Case { twice: true, ..self }
     }
 
-    /// Adds a setting.
+    /// Adds a generator setting.
     pub(super) fn set(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
     }
 
-    /// Adds the setting that omits the warm-up: without a cache none is needed.
+    /// Adds the setting that omits the warm-up, for a run without a cache.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -74,46 +73,46 @@ impl Case {
 /// The cache of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CaseCache {
-    /// None: every request goes to the backing.
+    /// No cache: every request goes to the backing.
     Off,
-    /// The plan's own.
+    /// The plan's own cache.
     Planned(FlashConfig),
-    /// With blocks of this many bytes, and the plan's size.
+    /// A cache of the plan's size with blocks of this many bytes.
     Blocks(FlashConfig, u32),
-    /// With this share of the plan's size.
+    /// A cache with this share of the plan's size.
     Share(FlashConfig, f64),
-    /// With the preset of that name. The plan's size does not include permanent second copies.
+    /// A cache with the preset of this name. The plan's size does not include permanent replicas.
     Preset(FlashConfig, &'static str),
 }
 
-/// The backing.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Backing {
-    /// A fixed latency in nanoseconds: the source gives only the mean of its array.
+    /// A device with this fixed latency in nanoseconds, for sources that publish only a mean.
     FixedNs(u64),
-    /// Disks, by the number of bytes they must hold.
+    /// A disk array that holds this many bytes.
     Array(fn(u64) -> ArrayConfig),
 }
 
-/// Measurements after the warm-up.
+/// Measurements of a run after the warm-up.
 #[derive(Debug)]
 pub(super) struct Measured {
     /// Number of answered requests.
     pub(super) requests: u64,
     latency_ns: u128,
-    /// From the first request to the end of the last I/O.
+    /// Time from the first request to the end of the last I/O, nanoseconds.
     elapsed_ns: u64,
-    /// Statistics of the first disk, the only one in all these plans.
+    /// Statistics of the first disk. Plans that use them have only one disk.
     pub(super) stats: DiskStats,
-    /// By the generator's mark.
+    /// Results by the generator's tag.
     pub(super) tags: BTreeMap<u32, Tagged>,
-    /// By the plan's disks, also if they were combined into one.
+    /// Results by the plan's disks, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
-    /// The written bytes, in [`PORTIONS`] equal portions of the disks' size.
+    /// Results of writes, in [`PORTIONS`] equal portions of the total size of the disks.
     pub(super) portions: Vec<Portion>,
-    /// Samples of a preset's cache, one after every [`SAMPLED_REQUESTS`] answers.
+    /// Samples of a preset's cache, one per [`SAMPLED_REQUESTS`] replies.
     pub(super) samples: Vec<Sample>,
-    /// Maximum number of requests answered within one second of the run, and their mean latency, seconds.
+    /// Maximum number of requests answered within one second of the run, and the mean latency of
+    /// that second, seconds.
     pub(super) peak: (u64, f64),
     transactions: Transactions,
 }
@@ -124,39 +123,39 @@ pub(super) const PORTIONS: u64 = 100;
 /// Number of requests between two samples of a cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
-/// Requests of one of the plan's disks.
+/// Results of the requests of one disk of the plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
     pub(super) requests: u64,
     pub(super) latency_ns: u128,
 }
 
-/// A portion of the written bytes.
+/// Results of one portion of the written bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Portion {
     pub(super) bytes: u64,
     pub(super) requests: u64,
-    /// Bytes of it that went to flash.
+    /// Number of bytes of the portion that went to flash.
     pub(super) to_flash: u64,
-    /// Time from the end of the portion before to the end of this one, nanoseconds.
+    /// Time to write the portion, nanoseconds.
     pub(super) ns: u64,
 }
 
 impl Portion {
-    /// Returns bytes a second.
+    /// Returns the write rate in bytes per second.
     pub(super) fn rate(&self) -> f64 {
         self.bytes as f64 / (self.ns as f64 / 1e9)
     }
 }
 
-/// Sums of the served requests during a run.
+/// Sums of the answered requests during a run.
 struct Tally {
     starts: Vec<u64>,
     portion_bytes: u64,
-    /// Start of the present portion.
+    /// Start time of the current portion.
     portion_began: u64,
     portion: Portion,
-    /// The present second: its number, requests, and sum of their latencies.
+    /// The current second: its number, its requests, and the sum of their latencies.
     second: (u64, u64, u128),
     measured: Measured,
 }
@@ -229,28 +228,29 @@ impl Tally {
     }
 }
 
-/// Requests of one mark.
+/// Results of the requests with one tag.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tagged {
     pub(super) requests: u64,
     pub(super) hits: u64,
-    /// When the last of them was answered, nanoseconds of the run.
+    /// Time of the last reply, nanoseconds since the start of the run.
     pub(super) ended_ns: u64,
 }
 
-/// Transactions, marked by 1 on their last request.
+/// Transactions. The last request of a transaction has the tag 1.
 #[derive(Debug, Default)]
 struct Transactions {
     count: u64,
-    /// When each client's last one ended.
+    /// End of each client's last transaction.
     ended: BTreeMap<u32, u64>,
-    /// Number of transactions that began and ended while measured.
+    /// Number of transactions that began and ended during the measurement.
     whole: u64,
     response_ns: u128,
 }
 
 impl Transactions {
-    /// A client starts again immediately, so a transaction begins where its predecessor ended.
+    /// Records the end of a transaction. A client continues immediately, so a transaction begins at
+    /// the end of the previous one.
     fn end(&mut self, client: u32, at: u64) {
         self.count += 1;
         if let Some(began) = self.ended.insert(client, at) {
@@ -261,22 +261,21 @@ impl Transactions {
 }
 
 impl Measured {
-    /// Returns the mean latency in seconds.
     pub(super) fn mean_s(&self) -> f64 {
         self.latency_ns as f64 / self.requests as f64 / 1e9
     }
 
-    /// Returns transactions a minute.
+    /// Returns the number of transactions per minute.
     pub(super) fn per_minute(&self) -> f64 {
         self.transactions.count as f64 / (self.elapsed_ns as f64 / 60e9)
     }
 
-    /// Returns the mean duration of a transaction in seconds, think time included.
+    /// Returns the mean duration of a transaction in seconds, including think time.
     pub(super) fn response_s(&self) -> f64 {
         self.transactions.response_ns as f64 / self.transactions.whole as f64 / 1e9
     }
 
-    /// Returns requests a second and hit ratio of each mark, for consecutive marks.
+    /// Returns requests per second and hit ratio of each tag. The tags must be consecutive.
     pub(super) fn passes(&self) -> Vec<(f64, f64)> {
         let mut began = 0;
         let pass = |tagged: &Tagged| {
@@ -288,10 +287,10 @@ impl Measured {
     }
 }
 
-/// Runs the case; `requests` counts the requests handed out, warm-up included.
+/// Runs the case. `requests` counts all requests, including the warm-up.
 ///
 /// # Errors
-/// The case is inconsistent, or `stop` was set.
+/// Returns an error if the case is inconsistent or `stop` was set.
 pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Result<Measured> {
     let fresh = || -> Result<Plan> {
         let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
@@ -356,13 +355,13 @@ impl Case {
     }
 }
 
-/// Returns the `scale` of the settings.
+/// Returns the value of the `scale` setting, or 1.
 pub(super) fn scale_of(settings: &[String]) -> u64 {
     let scale = settings.iter().rev().find_map(|setting| setting.strip_prefix("scale="));
     scale.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// Returns the plan with a load that counts its requests and ends when it is stopped.
+/// Returns the plan with a load that counts its requests and ends when `stop` is set.
 fn watched(plan: Plan, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Plan {
     let watch = Watch { stop: Arc::clone(stop), requests: Arc::clone(requests) };
     let load = match plan.load {

@@ -1,4 +1,5 @@
-//! FAST Cache under 200 virtual desktops: the peak, and latencies then and on the whole.
+//! Measures FAST Cache with 200 virtual desktops: the peak rate, and the latency during the peak
+//! and overall.
 
 use anyhow::Result;
 use hob_engine::outcome::Outcome;

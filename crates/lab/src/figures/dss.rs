@@ -1,4 +1,5 @@
-//! A decision-support database on five 15K disks: transactions a minute and their response time.
+//! Measures a decision-support database on five 15K disks: transactions per minute and their
+//! response time.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;

@@ -1,4 +1,5 @@
-//! DVD Store on ten 10K disks: a cache that holds two thirds of a database without hot spots, and one that holds all.
+//! Measures the DVD Store benchmark on ten 10K disks. One cache holds two thirds of the database,
+//! another one all of it.
 
 use anyhow::Result;
 use hob_world::disk_model::ArrayConfig;

@@ -1,8 +1,8 @@
-//! Mean latency of two MSR Cambridge servers' disks, without and with a cache: hardware monitoring and a
-//! web proxy.
+//! Measures the mean latency of two MSR Cambridge disks, without and with a cache: a hardware
+//! monitoring server and a web proxy.
 //!
-//! The source gives only the mean of its array, so the backing has that latency, fixed: the result shows
-//! the effect of hob's hits and misses.
+//! The source publishes only the mean latency of its array, so the modelled backing has this fixed
+//! latency. The result shows the effect of hob's hits and misses.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;
@@ -38,7 +38,7 @@ pub(super) const PROXY: FigureInfo = FigureInfo {
     work: Work::Play { cases: |size| cases(&PROXY_SOURCE, size), judge: |runs| judge(&PROXY_SOURCE, runs) },
 };
 
-/// The source's figures, and the generator that represents its load.
+/// Published values of a source, and the generator that represents its load.
 struct Source {
     generator: &'static str,
     full: [&'static str; 2],
@@ -66,7 +66,7 @@ const PROXY_SOURCE: Source = Source {
     hits: 0.83,
 };
 
-/// Maximum difference of the hit ratio from the published one for comparable experiments.
+/// Maximum difference between published and measured hit ratio for comparable experiments.
 const HITS_APART_MAX: f64 = 0.03;
 
 fn cases(source: &Source, size: Size) -> Vec<Case> {

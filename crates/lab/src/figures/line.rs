@@ -1,4 +1,4 @@
-//! A line of a figure: description, published value, measured value, expected value, and check.
+//! One line of a figure: description, published value, measured value, expected value and check.
 
 use serde::{Serialize, Serializer};
 
@@ -9,11 +9,11 @@ use crate::picture::Unit;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Quantity {
-    /// A value, in the line's unit.
+    /// A number in the unit of the line.
     Number(f64),
-    /// Between two values.
+    /// A range between two numbers.
     Span(f64, f64),
-    /// Said in words.
+    /// A value in words.
     Words(String),
 }
 
@@ -36,7 +36,7 @@ impl From<&str> for Quantity {
 }
 
 impl Quantity {
-    /// Returns the value for users.
+    /// Returns the value as text for users.
     pub fn text(&self, unit: Unit) -> String {
         match self {
             Quantity::Number(value) => unit.text(*value),
@@ -45,7 +45,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the value for programs: plain numbers, "576..608" for a span.
+    /// Returns the value for programs: plain numbers, or "576..608" for a range.
     fn plain(&self) -> String {
         match self {
             Quantity::Number(value) => value.to_string(),
@@ -55,59 +55,59 @@ impl Quantity {
     }
 }
 
-/// A line; see the module documentation.
+/// One line of a figure; see the module documentation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// Description of the value.
+    /// Description of the measured value.
     pub what: String,
-    /// Unit of both values; seconds and bytes, and "ratio" for shares of one.
+    /// Unit of the published and the measured value.
     #[serde(serialize_with = "unit_word")]
     pub unit: Unit,
-    /// The source's value, if it gives one.
+    /// Published value, if the source has one.
     pub published: Option<Quantity>,
     /// The measured value.
     pub measured: Quantity,
-    /// The expected value; empty without a check.
+    /// Expected value; empty without a check.
     pub expected: String,
     /// Result of the check.
     pub check: Option<Check>,
 }
 
 impl Line {
-    /// Creates a line without a check.
+    /// Creates a line without published value and check.
     pub(super) fn new(what: impl Into<String>, unit: Unit, measured: impl Into<Quantity>) -> Line {
         let (what, measured) = (what.into(), measured.into());
         Line { what, unit, published: None, measured, expected: String::new(), check: None }
     }
 
-    /// Adds the source's value.
+    /// Returns the line with the published value.
     pub(super) fn published(self, value: impl Into<Quantity>) -> Line {
         Line { published: Some(value.into()), ..self }
     }
 
-    /// Adds the expected value, and the result of the check.
+    /// Returns the line with the expected value and the result of the check.
     pub(super) fn check(self, expected: impl Into<String>, holds: bool) -> Line {
         Line { expected: expected.into(), check: Some(Check::of(holds)), ..self }
     }
 
-    /// Adds a check that the measured number is within these bounds, inclusive.
+    /// Returns the line with a check that the measured number is within these inclusive bounds.
     pub(super) fn within(self, low: f64, high: f64) -> Line {
         let expected = Quantity::Span(low, high).text(self.unit);
         let holds = matches!(self.measured, Quantity::Number(value) if (low..=high).contains(&value));
         self.check(expected, holds)
     }
 
-    /// Returns the source's value for users.
+    /// Returns the published value as text for users.
     pub fn published_text(&self) -> String {
         self.published.as_ref().map_or("–".to_owned(), |value| value.text(self.unit))
     }
 
-    /// Returns the measured value for users.
+    /// Returns the measured value as text for users.
     pub fn measured_text(&self) -> String {
         self.measured.text(self.unit)
     }
 
-    /// Returns the cells of the page's table.
+    /// Returns the table cells of the line for the HTML page.
     pub(super) fn cells(&self) -> [Cell; 5] {
         let published = match &self.published {
             Some(Quantity::Words(words)) => Cell::text(words),
@@ -139,7 +139,7 @@ impl Line {
 
 pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check";
 
-/// Returns a cell of a CSV, quoted if necessary.
+/// Returns a CSV cell, quoted if necessary.
 fn quoted(cell: &str) -> String {
     if cell.contains([',', '"', '\n', '\r']) {
         return format!("\"{}\"", cell.replace('"', "\"\""));

@@ -1,4 +1,4 @@
-//! Memory of a cache's metadata, by block size.
+//! Measures the memory for a cache's metadata, by block size.
 
 use anyhow::{Result, anyhow};
 use hob_engine::admission::Admission;
@@ -11,9 +11,9 @@ use super::{FigureInfo, Findings, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 const CACHE_BYTES: u64 = 1 << 30;
-/// The source's share at 4 KB blocks is above this.
+/// Lower bound of the published share of memory at 4 KB blocks.
 const PUBLISHED_4K: f64 = 0.02;
-/// Limit of "near nothing": a tenth of the published share.
+/// Limit for hob's share of memory: a tenth of the published share.
 const NEAR_NOTHING: f64 = 0.002;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

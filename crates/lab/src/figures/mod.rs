@@ -1,13 +1,14 @@
-//! The published figures of the systems that hob reproduces, measured with hob's own engine.
+//! Reproduces published figures of other systems with hob's own engine.
 //!
-//! A figure is a row of [`FIGURES`]: the published result, the method used here, its runs, and the expected
-//! results. [`run()`] runs them in virtual time (generators for workloads, device models for flash and
-//! disks, the real engine). It writes one page with a picture, a table and a CSV for each.
+//! A figure is a row of [`FIGURES`]: the published result, the method used here, its runs, and the
+//! expected results. [`run()`] runs them in virtual time (generators for workloads, device models
+//! for flash and disks, the real engine). [`run()`] writes one page with a picture, a table and a
+//! CSV file for each figure.
 //!
-//! Nothing is fitted here: workloads come from [`generate`](crate::generate), where every fitted parameter
-//! is marked. Checks are about the shape (ratios and order). If hob differs from the source, the check
-//! fails and a note gives the reason. Figures that cannot be measured here are listed with the reason and
-//! not run.
+//! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked; the
+//! figures fit no further parameters. The checks compare ratios and orders. If hob differs from the
+//! source, the check fails and a note gives the reason. Figures that cannot be measured are listed
+//! with the reason and not run.
 //!
 //! Units: seconds, bytes, and shares of one.
 
@@ -38,7 +39,7 @@ use case::{Case, Measured};
 pub use line::{Line, Quantity};
 pub use run::{FigureReport, Options, Progress, Report, run};
 
-/// Every figure, in the order of the sources.
+/// All figures, in the order of their sources.
 pub const FIGURES: &[FigureInfo] = &[
     latency::HM,
     latency::PROXY,
@@ -64,26 +65,26 @@ pub const FIGURES: &[FigureInfo] = &[
     written::RANDOM,
 ];
 
-/// A row of [`FIGURES`].
+/// A figure that hob reproduces.
 pub struct FigureInfo {
-    /// The name that users type, also used for its files.
+    /// Name of the figure that users type, also used for its files.
     pub name: &'static str,
-    /// Title in one line.
+    /// Title of the figure in one line.
     pub title: &'static str,
-    /// The publication.
+    /// Publication that has the published result.
     pub source: &'static str,
     /// The published result.
     pub published: &'static str,
-    /// The method used here.
+    /// Method by which hob reproduces the result.
     pub method: &'static str,
     work: Work,
 }
 
 impl FigureInfo {
-    /// Returns the figure of that name.
+    /// Returns the figure with this name.
     ///
     /// # Errors
-    /// There is none; the message lists all figures.
+    /// Returns an error that lists all figures if no figure has this name.
     pub fn find(name: &str) -> Result<&'static FigureInfo> {
         let Some(info) = FIGURES.iter().find(|info| info.name == name) else {
             let names: Vec<&str> = FIGURES.iter().map(|info| info.name).collect();
@@ -92,7 +93,7 @@ impl FigureInfo {
         Ok(info)
     }
 
-    /// Returns why it cannot be made yet, if so.
+    /// Returns the reason why the figure cannot be measured yet, if so.
     pub fn waits_for(&self) -> Option<&'static str> {
         match self.work {
             Work::Play { .. } => None,
@@ -110,32 +111,31 @@ impl fmt::Debug for FigureInfo {
 /// Size of the workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
-    /// As large as a few minutes allow: checks apply to this size.
+    /// Workloads of a few minutes. The checks apply to this size.
     #[default]
     Full,
-    /// A few seconds: shows that every figure runs. Checks may fail for lack of requests.
+    /// Workloads of a few seconds, which show that every figure runs. Checks may fail for lack of
+    /// requests.
     Quick,
 }
 
-/// The work for a figure.
+/// Work needed for a figure.
 enum Work {
-    /// Independent runs, and their evaluation.
+    /// Independent runs and their evaluation.
     Play {
-        /// The runs.
         cases: fn(Size) -> Vec<Case>,
-        /// Returns lines, picture and notes from the results, in the order of `cases`.
+        /// Returns lines, picture and notes from the results of `cases`, in the same order.
         judge: fn(&[Measured]) -> Result<Findings>,
     },
-    /// It cannot be made, with the reason.
+    /// The figure cannot be measured, for this reason.
     NotYet(&'static str),
 }
 
-/// Results of the runs.
+/// Evaluation of the runs.
 struct Findings {
     lines: Vec<Line>,
-    /// Limits, and why a check fails.
+    /// Limits of the measurement, and reasons of failed checks.
     notes: Vec<String>,
-    /// SVG.
     picture: String,
 }
 

@@ -1,4 +1,5 @@
-//! FAST Cache's promotion: the third access promotes a page, and a sequential stream never does.
+//! Measures FAST Cache's promotion: the third access promotes a page, and a sequential stream is
+//! never promoted.
 
 use anyhow::{Context, Result};
 use hob_engine::io::{Durability, Op};
@@ -15,10 +16,11 @@ use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 use crate::workload::Scatter;
 
 const PAGE: u64 = 64 << 10;
-/// Number of accessed pages, in another order each time; the cache has room for four times as many.
+/// Number of accessed pages. Each pass has another order, and the cache has room for four times as
+/// many pages.
 const PAGES: u64 = 2000;
 const ACCESSES: u64 = 6;
-/// Requests of the stream.
+/// Size of each request of the sequential stream, bytes.
 const STREAM_IO: u64 = 256 << 10;
 
 pub(super) const INFO: FigureInfo = FigureInfo {
@@ -33,7 +35,8 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases: |_| vec![], judge },
 };
 
-/// Returns the share of accesses that flash served (a read's data, or a write's), one value for each time.
+/// Returns the share of accesses that flash served, one value per pass. A served access is a read
+/// hit or a write to flash.
 fn served(replay: &mut Replay, asks: impl Fn(u64) -> Vec<Ask>) -> Vec<f64> {
     let pass = |time| {
         let mut asks = asks(time).into_iter();

@@ -1,6 +1,8 @@
-//! Writes figures: a page with everything, and picture and table of each as separate files.
+//! Writes the report of all figures: an HTML page, and the picture and table of each figure as
+//! separate files.
 //!
-//! Each file is first written under another name, and the page last, so there is never a partial page.
+//! Each file is first written under a temporary name, and the page is written last, so a partial
+//! page never exists.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +25,7 @@ pub(super) fn svg_name(figure: &str) -> String {
     format!("{figure}.svg")
 }
 
-/// Writes everything into the directory, which must exist.
+/// Writes all files of the report into the output directory, which must exist.
 pub(super) fn write(report: &Report, options: &Options) -> Result<()> {
     for figure in report.figures.iter().filter(|figure| figure.waits_for.is_none()) {
         place(&options.out, &svg_name(figure.name), &figure.picture)?;
@@ -97,7 +99,7 @@ fn section(figure: &FigureReport) -> Section {
     section.figure(picture).table(table.csv(csv_name(figure.name)))
 }
 
-/// Describes the reduction in size.
+/// Describes by how much a figure's workload was scaled down.
 fn scale(figure: &FigureReport) -> String {
     match figure.scale {
         None => "Scale: none, everything is of full size.".to_owned(),

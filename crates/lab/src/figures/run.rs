@@ -1,7 +1,7 @@
-//! Runs figures: all their runs in parallel in a few threads, then the evaluations.
+//! Runs figures: first all simulations in parallel in a few threads, then the evaluations.
 //!
-//! A run is single-threaded and deterministic, so the numbers do not depend on the number of threads. If it
-//! is interrupted, nothing is written.
+//! Each simulation is single-threaded and deterministic, so the results do not depend on the number
+//! of threads. After an interruption no file is written.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -19,69 +19,71 @@ use crate::page::Check;
 /// Interval of progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// Options of a run.
+/// Options of the figures.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Directory of the page and its files; created if missing. Files of the same names are replaced.
+    /// Output directory of the page and its files. The directory is created if it is missing, and
+    /// existing files are replaced.
     pub out: PathBuf,
-    /// Number of parallel runs, at least one.
+    /// Number of parallel simulations, at least one.
     pub threads: usize,
     /// Size of the workloads.
     pub size: Size,
-    /// Origin printed on the page: the command and its version.
+    /// Command and version that the page prints as its origin.
     pub made_by: String,
 }
 
-/// Progress of the work.
+/// Progress of the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Number of runs that have ended.
+    /// Number of completed simulations.
     pub runs: usize,
-    /// Total number of runs.
+    /// Total number of simulations.
     pub runs_total: usize,
-    /// Number of requests so far, warm-ups included.
+    /// Number of requests so far, including warm-ups.
     pub requests: u64,
 }
 
-/// Result of the work.
+/// Report of all figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// In the order of [`FIGURES`].
+    /// Reports of the figures, in the order of [`FIGURES`].
     pub figures: Vec<FigureReport>,
-    /// Path of the page.
+    /// Path of the HTML page.
     pub page: PathBuf,
-    /// Duration in seconds.
+    /// Duration of all simulations, seconds.
     pub elapsed_s: f64,
-    /// Number of requests, warm-ups included.
+    /// Number of requests, including warm-ups.
     pub requests: u64,
 }
 
-/// One figure.
+/// Report of one figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct FigureReport {
-    /// Name in [`FIGURES`].
+    /// Name of the figure in [`FIGURES`].
     pub name: &'static str,
-    /// Title in one line.
+    /// Title of the figure in one line.
     pub title: &'static str,
-    /// The publication.
+    /// Publication that has the published result.
     pub source: &'static str,
     /// The published result.
     pub published: &'static str,
-    /// The method used here.
+    /// Method by which hob reproduces the result.
     pub method: &'static str,
-    /// Failed if one of its lines failed; open if it cannot be made yet.
+    /// Result of all checks: failed if one line failed, open if the figure cannot be measured yet.
     pub check: Check,
-    /// Why it cannot be made yet, if so.
+    /// Reason why the figure cannot be measured yet, if so.
     pub waits_for: Option<&'static str>,
-    /// Divisor of footprint, cache and warm-up of the workload; `None` without a workload.
+    /// Divisor of footprint, cache and warm-up of the workload; `None` for a figure without a
+    /// workload.
     pub scale: Option<u64>,
     /// Published and measured values.
     pub lines: Vec<Line>,
-    /// Limits, and why a check fails.
+    /// Limits of the measurement, and reasons of failed checks.
     pub notes: Vec<String>,
-    /// Names of its picture and table in the page's directory.
+    /// Names of the figure's picture and table in the output directory.
     pub files: Vec<String>,
-    /// Its picture.
+    /// Picture of the figure as SVG.
     #[serde(skip)]
     pub(super) picture: String,
 }
@@ -97,12 +99,14 @@ impl Report {
     }
 }
 
-/// Runs the named figures, or all if none is named, and writes page, pictures and tables.
+/// Runs the named figures, or all figures if `names` is empty, and writes page, pictures and
+/// tables.
 ///
-/// `progress` is called at intervals on the caller's thread. `stop` ends the work soon.
+/// `progress` is called at intervals on the caller's thread. Setting `stop` cancels the work.
 ///
 /// # Errors
-/// A name is unknown, the directory cannot be written, or `stop` was set: then nothing is written.
+/// Returns an error if a name is unknown, the directory cannot be written, or `stop` was set. In
+/// these cases no file is written.
 pub fn run(
     names: &[String],
     options: &Options,
@@ -110,7 +114,7 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> Result<Report> {
     let figures = chosen(names)?;
-    // An error should occur now rather than after minutes.
+    // An unusable directory is reported now and not after minutes of work.
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;
     let began = Instant::now();
@@ -132,7 +136,7 @@ pub fn run(
     Ok(report)
 }
 
-/// Returns the named figures in the table's order, each once.
+/// Returns the named figures in the order of [`FIGURES`], each once.
 fn chosen(names: &[String]) -> Result<Vec<&'static FigureInfo>> {
     for name in names {
         FigureInfo::find(name)?;
@@ -148,7 +152,7 @@ fn cases_of(figure: &FigureInfo, size: Size) -> Vec<Case> {
     }
 }
 
-/// Runs all cases. Results are in the order of the cases.
+/// Runs all cases. The results have the order of the cases.
 fn play_all(
     cases: &[Vec<Case>],
     threads: usize,
@@ -159,7 +163,7 @@ fn play_all(
     let jobs: VecDeque<(usize, &Case)> = cases.iter().flatten().enumerate().collect();
     let runs_total = jobs.len();
     let (jobs, results) = (Mutex::new(jobs), Mutex::new(Vec::with_capacity(runs_total)));
-    // A separate function, so that the lock is not held during the job.
+    // A separate function holds the lock only while it takes a job.
     let next = || jobs.lock().expect("a run panicked").pop_front();
     let work = || {
         while !stop.load(Ordering::Relaxed)
@@ -180,7 +184,7 @@ fn play_all(
             }
             std::thread::sleep(PROGRESS_EVERY);
         }
-        // Reports a run that panicked.
+        // Reports a simulation that panicked.
         for worker in workers {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }

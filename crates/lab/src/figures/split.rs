@@ -1,4 +1,5 @@
-//! vSAN's split: how much of a group's flash can cache reads, and how much can buffer writes.
+//! Measures vSAN's split of flash: the parts of a disk group's flash that cache reads and that
+//! buffer writes.
 
 use anyhow::Result;
 
@@ -9,7 +10,7 @@ use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 const GIB: f64 = 1_073_741_824.0;
-/// The source's group, of which 5 GB are for neither.
+/// Flash of the source's disk group. 5 GB of it are neither read cache nor write buffer.
 const FLASH: f64 = 894.0 * GIB;
 const READ: f64 = 620.6 * GIB;
 const WRITE: f64 = 268.3 * GIB;

@@ -1,4 +1,5 @@
-//! The statistics of one cache under the names of the source: `numBlocks`, and those for sizing by hand.
+//! Prints the statistics of a cache under the names of the source, such as `numBlocks`, and the
+//! statistics for manual sizing.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;
@@ -8,7 +9,7 @@ use super::line::Line;
 use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
-/// Blocks of 8 KiB in 1 GiB.
+/// Number of 8 KiB blocks in 1 GiB.
 const BLOCKS: f64 = 131_072.0;
 
 pub(super) const INFO: FigureInfo = FigureInfo {
@@ -22,7 +23,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 };
 
 fn cases(size: Size) -> Vec<Case> {
-    // A quarter of the generator's own cache of 4 GB is the 1 GB of the example.
+    // With a scale of 4, the generator's cache of 4 GB becomes the 1 GB of the published example.
     let settings: &[&str] = match size {
         Size::Full => &["scale=4", "requests=300000"],
         Size::Quick => &["scale=4", "requests=6000", "warmup-per-spot=0"],

@@ -1,5 +1,5 @@
-//! FAST Cache under VMmark's tiles: how many tiles pass on how many disks, and how much of their I/O flash
-//! serves.
+//! Measures FAST Cache with VMmark's tiles: how many tiles pass on how many disks, and the share of
+//! their I/O that flash serves.
 
 use anyhow::Result;
 use hob_engine::outcome::Outcome;
@@ -64,10 +64,11 @@ const TILES_NOTE: &str = "Without a cache the source's 11 disks carried no tile 
 const SHARE_NOTE: &str = "What is left with 366 GB is data that the generator asks for so seldom that hardly a page of it is \
     accessed three times while this is played.";
 
-/// Maximum number of tiles tried.
+/// Maximum number of tiles to try.
 const TILES_MAX: usize = 4;
 
-/// An array: its name, its configuration for a number of bytes, and its number of tiles without a cache.
+/// A disk array: name, configuration for a number of bytes, and number of tiles that pass without a
+/// cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
 
 const ARRAYS: [Array; 2] = [("20 disks", twenty, 2), ("11 disks", eleven, 0)];
@@ -87,8 +88,8 @@ fn tile_cases(size: Size) -> Vec<Case> {
     cases
 }
 
-/// Returns the maximum number of tiles that are all served well, and the slowest tile's mean latency in
-/// seconds, by number of tiles.
+/// Returns the maximum number of tiles that all pass. The second value is the slowest tile's mean
+/// latency in seconds, by number of tiles.
 fn passing(runs: &[Measured]) -> (f64, Vec<f64>) {
     let slowest = |run: &Measured| {
         let means = run.parts.iter().map(|part| part.latency_ns as f64 / part.requests.max(1) as f64 / 1e9);
@@ -133,7 +134,7 @@ fn share_cases(size: Size) -> Vec<Case> {
     vec![case("cache=92GiB"), case("cache=366GiB")]
 }
 
-/// Returns the shares of all I/O, of reads and of writes that flash served.
+/// Returns the shares of all I/O, of reads, and of writes that flash served.
 fn shares(run: &Measured) -> [f64; 3] {
     let count = |outcome: Outcome| run.stats.outcomes[outcome as usize].count as f64;
     let (hits, taken) = (count(Outcome::Hit), count(Outcome::WriteBack));

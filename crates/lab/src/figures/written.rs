@@ -1,5 +1,5 @@
-//! ZBS and vSAN under continuous writers: bandwidth over the amount written, before and after the space for
-//! writes is full.
+//! Measures ZBS and vSAN under continuous writers: bandwidth by the amount written, before and
+//! after the space for writes is full.
 
 use anyhow::Result;
 use hob_world::disk_model::{ArrayConfig, DriveConfig, Level};
@@ -39,22 +39,22 @@ const METHOD: &str = "Stands in for the original load: fio-like writers that wri
     SATA SSD of 960 GB with 510 MB/s and 36 000 random writes a second, a disk one of 10 000 rpm with 266 MB/s at its \
     outer edge; 32 writes of 256 KB, or 128 of 4 KB, are under way. There is no network, and no copy on another node.";
 
-/// Why ZBS is a little slower from 20 % on, as printed on the page.
+/// Reason why ZBS is a little slower from 20 % on, as printed on the page.
 const DESTAGE_NOTE: &str = "From a fifth of its room on, the preset zbs destages, and reads flash for it. The writers here ask for \
     all that the flash gives, so what destaging reads is missing from what they write. The source's writers had a network \
     and two more nodes to wait for, and flash to spare. Less than a fifth counts as no drop.";
 
-/// Why hob's slowdown is larger, as printed on the page.
+/// Reason why hob slows down more than the source, as printed on the page.
 const DEEP_FALL_NOTE: &str = "hob falls further than the source did. A write that finds the buffer full goes straight to the disks, at \
     random, and most of their time is spent on these; what the elevator moves meanwhile, in order, is what they do beyond what \
     they do alone. The source kept more than any such disks do at random, so it must have kept writes waiting for room.";
 
-/// Why there is no slowdown when the one space is full, as printed on the page.
+/// Reason why there is no slowdown when flash is full, as printed on the page.
 const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster than two such flash devices take everything \
     twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
 
-/// A data-centre SATA SSD of 960 GB with typical ratings: 95 000 random reads and 36 000 random writes a
-/// second, 560 and 510 MB/s. Its write buffer survives a power cut.
+/// A data-centre SATA SSD of 960 GB with typical ratings: 95 000 random reads and 36 000 random
+/// writes per second, 560 and 510 MB/s. The SSD's write buffer survives a power cut.
 pub(super) const SSD_960: FlashConfig = FlashConfig {
     queue_depth_max: 32,
     lanes: 32,
@@ -68,7 +68,8 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
     write_buffer_bytes: 32 << 20,
 };
 
-/// Disks of 2.4 TB, of which the load uses the first part: together they hold `spare` times as much.
+/// Returns an array of 2.4 TB disks. The load uses the first part of the array, whose capacity is
+/// `spare` times larger.
 fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     let rates = DriveConfig {
         outer_bytes_per_s: 266_000_000,
@@ -85,17 +86,17 @@ fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     }
 }
 
-/// The two disks of a group, with 500 GB of their 4.8 TB in use.
+/// Returns the two disks of a vSAN disk group, with 500 GB of their 4.8 TB in use.
 pub(super) fn group(bytes: u64) -> ArrayConfig {
     disks(2, bytes, 9)
 }
 
-/// The four disks of a node, with 500 GB of their 9.6 TB in use.
+/// Returns the four disks of a ZBS node, with 500 GB of their 9.6 TB in use.
 fn node(bytes: u64) -> ArrayConfig {
     disks(4, bytes, 18)
 }
 
-/// The disks of a node with 2 TB in use.
+/// Returns the four disks of a ZBS node with 2 TB in use.
 fn node_long(bytes: u64) -> ArrayConfig {
     disks(4, bytes, 4)
 }
@@ -131,18 +132,18 @@ fn random(size: Size) -> Vec<Case> {
     cases("rand-write", scale, "depth=128")
 }
 
-/// Results of a run before its space was full, and at its end.
+/// Results of a run before the flash space was full, and at the end.
 struct Course {
-    /// In units a second.
+    /// Bandwidth of the first portions, in units per second.
     first: f64,
     last: f64,
     lowest: f64,
-    /// Bytes written when the first write bypassed flash; all, if none did.
+    /// Number of bytes written before the first write that bypassed flash, or all written bytes.
     full_at: f64,
     to_flash: f64,
 }
 
-/// Number of portions at each end that are evaluated.
+/// Number of portions at the start and at the end that are evaluated.
 const ENDS: usize = 10;
 
 fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
@@ -168,7 +169,7 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     }
 }
 
-/// Returns the scale of a figure's cases, computed from the bytes they wrote relative to 500 GB.
+/// Returns the scale of a figure's cases, computed from the bytes written relative to 500 GB.
 fn scale(runs: &[Measured]) -> f64 {
     let written: u64 = runs[0].portions.iter().map(|portion| portion.bytes).sum();
     (500.0 * GIB / written as f64).round()
@@ -202,8 +203,8 @@ fn judge(
         true => last_of_all.check("at most 60 %", long.last <= 0.6 * long.first),
         false => last_of_all,
     };
-    // Large writes that bypass the buffer are sequential too: then two streams share the disks, which are
-    // fastest with one.
+    // Large writes that bypass the buffer are a second sequential stream, and the disks are fastest
+    // with one stream.
     let against_disks = Line::new("vSAN, last against its disks alone", Unit::Times, vsan.last / disks.last);
     let mut notes = vec![DESTAGE_NOTE.to_owned()];
     if !falls {

@@ -1,9 +1,11 @@
-//! The I/O calibration of the Oracle database: small random reads at depth, several passes over the same data files.
+//! Generates the I/O calibration of the Oracle database: small random reads at high queue depth, in
+//! several passes over the same data files.
 //!
-//! Published: a disk of 200 GB on a RAID 5 of four 7.2K disks does 576–608 reads a second; with a cache of 50 GB and
-//! 8 KB blocks 268 in the first pass, then more and more, at 29 % hits. A quarter of the disk cannot give more than
-//! 25 % under uniform reads, so the data files are taken to fill 172 GB of it, in extents all over the disk. How many
-//! reads a pass has is fitted to "several passes".
+//! Published: a disk of 200 GB on a RAID 5 of four 7.2K disks does 576–608 reads per second. With a
+//! cache of 50 GB and 8 KB blocks, the first pass does 268 reads per second. Later passes do more,
+//! with a hit ratio of 29 %. A cache of a quarter of the disk has only 25 % hits under uniform
+//! reads. The generator therefore assumes that the data files have 172 GB, in extents all over the
+//! disk. The number of reads per pass is fitted to the phrase "several passes".
 
 use super::parameters::{Bytes, parameters, within};
 use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
@@ -12,7 +14,6 @@ use crate::prng::Prng;
 use crate::trace::Op;
 
 parameters! {
-    /// See the module's text.
     Calibration {
         passes: u64 = 6, "passes; the first one is cold";
         pass_percent: f64 = 15.0, "reads of a pass, of the data files' blocks (fitted)";
@@ -24,7 +25,7 @@ parameters! {
     }
 }
 
-/// Blocks of a data file that lie together.
+/// Number of contiguous blocks of a data file.
 const EXTENT_BLOCKS: u64 = 64;
 
 impl Generate for Calibration {
@@ -65,9 +66,9 @@ impl Generate for Calibration {
 struct Readers {
     config: Calibration,
     blocks: u64,
-    /// Free blocks behind each extent.
+    /// Number of free blocks after each extent.
     gap_blocks: u64,
-    /// Reads of a pass.
+    /// Number of reads per pass.
     pass: u64,
     done: u64,
     dice: Prng,

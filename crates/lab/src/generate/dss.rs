@@ -1,10 +1,11 @@
-//! A decision-support database: queries that scan ranges of large tables and look rows up through indexes, one
-//! query after the other from each of some twenty users.
+//! Generates the load of a decision-support database. Queries scan ranges of large tables and look
+//! up rows through indexes. Each of about twenty users runs one query at a time.
 //!
-//! Published: 15 GB, 8 KB I/O; a cache of 8 GB with 8 KB blocks hits 89 %; 61.7 transactions a minute of 20.389 s each
-//! without it and 112.9 of 10.859 s with it. Rate times response time is the number of users: 21. Response time fell
-//! by half and the disks' part of it by far more, so half of a query is not I/O: that is the think time here. Layout,
-//! skew, I/Os in a query and think time are fitted.
+//! Published: a database of 15 GB with 8 KB I/O. A cache of 8 GB with 8 KB blocks has 89 % hits.
+//! Without the cache, there are 61.7 transactions per minute of 20.389 s each, and with it 112.9 of
+//! 10.859 s. Rate times response time is the number of users: 21. The response time fell by half
+//! and the disks' part of it by much more, so half of a query is not I/O. The generator uses this
+//! half as think time. Layout, skew, I/Os per query and think time are fitted.
 
 use super::parameters::{Bytes, parameters, within};
 use super::pieces::{
@@ -16,7 +17,6 @@ use crate::trace::Op;
 use crate::workload::{Scatter, Zipf};
 
 parameters! {
-    /// See the module's text.
     Dss {
         transactions: u64 = 420, "queries measured, of all users together";
         clients: u64 = 21, "users (published rate times published response time)";
@@ -89,7 +89,7 @@ struct Users {
     config: Dss,
     lookups: (Zipf, Scatter),
     queries: (Zipf, Scatter),
-    /// Indexes lie first, then one partition after the other.
+    /// Number of index blocks. Indexes come first, followed by the partitions.
     index_blocks: u64,
     partition_blocks: u64,
     left: u64,
@@ -97,13 +97,13 @@ struct Users {
     dice: Prng,
 }
 
-/// A user's query.
+/// A scan by one user's query.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scan {
     partition: u64,
-    /// Next block, inside the partition.
+    /// Next block of the scan, inside the partition.
     block: u64,
-    /// Requests it has left.
+    /// Number of requests left in the scan.
     left: u64,
 }
 

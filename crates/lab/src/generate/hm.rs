@@ -1,10 +1,11 @@
-//! A hardware-monitoring server, after the trace `hm_1` of MSR Cambridge as the Flash Read Cache study used it: many
-//! small hot spots, far apart, nearly all reads.
+//! Generates the load of a hardware-monitoring server: small hot spots far apart, with 95 % reads.
+//! The model is the MSR Cambridge trace `hm_1`, as used in the Flash Read Cache study.
 //!
-//! Published: 600 000 requests, 95 % reads, mostly 4 KB; a cache of 4 GB with 4 KB blocks hits 85 %, and larger
-//! blocks in the same space do worse until 512 KB are hardly better than no cache. 600 000 requests of 4 KB cannot
-//! fill 4 GB: the published ratio is that of a warm cache, so a warm-up drawn from the same spots comes first.
-//! Number, popularity and spread of the spots are fitted to the published curve over block sizes.
+//! Published: 600 000 requests, 95 % reads, mostly 4 KB. A cache of 4 GB with 4 KB blocks has 85 %
+//! hits. Larger blocks in the same space have fewer hits, and 512 KB blocks are hardly better than
+//! no cache. 600 000 requests of 4 KB cannot fill 4 GB, so the published ratio is the ratio of a
+//! warm cache. The generator therefore starts with a warm-up from the same spots. Number,
+//! popularity and spread of the spots are fitted to the published curve over block sizes.
 
 use super::parameters::{Bytes, parameters};
 use super::pieces::{
@@ -16,7 +17,6 @@ use crate::prng::Prng;
 use crate::trace::Record;
 
 parameters! {
-    /// See the module's text.
     Hm {
         requests: u64 = 600_000, "requests measured";
         read_percent: f64 = 95.0, "share of reads";
@@ -55,7 +55,7 @@ impl Generate for Hm {
     }
 }
 
-/// An open load on hot spots of one disk, already scaled.
+/// An open load on hot spots of one disk, with sizes already scaled.
 pub(super) struct SpotLoad {
     pub(super) requests: u64,
     pub(super) read_percent: f64,

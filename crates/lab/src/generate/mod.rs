@@ -1,14 +1,15 @@
-//! Workload generators: the loads of published experiments, reconstructed from their publications.
+//! Generates the workloads of published experiments, reconstructed from the publications.
 //!
-//! Each generator is one file and one row of [`GENERATORS`]. Its parameters default to the published
-//! values. Parameters that were not published are fitted to the published results, and their descriptions
-//! say so. The same parameters and seed give the same requests on every machine.
+//! Each generator is one file and one row of [`GENERATORS`]. The parameters of a generator default
+//! to the published values. Parameters that were not published are fitted to the published results,
+//! and their descriptions say so. The same parameters and seed give the same requests on every
+//! host.
 //!
-//! A generator makes a [`Plan`]: disks, the cache of the source's set-up, and a load that is *open*
-//! (records with times of their own) or *closed* (clients that send their next request after each answer).
-//! [`run`] runs a plan through the engine in virtual time.
+//! A generator creates a [`Plan`]: disks, the cache of the published set-up, and a load. An *open*
+//! load has records with fixed times. A *closed* load has clients that send the next request after
+//! each reply. [`run`] runs a plan through the engine in virtual time.
 //!
-//! Units: bytes, nanoseconds, per cent if a name says so.
+//! Units: bytes and nanoseconds. Names with `percent` are in per cent.
 
 mod calibration;
 mod dss;
@@ -33,7 +34,7 @@ pub use parameters::{Bytes, Parameter};
 use crate::trace::{Op, Record};
 use parameters::Parameters;
 
-/// Every generator.
+/// All workload generators.
 pub const GENERATORS: &[GeneratorInfo] = &[
     row::<hm::Hm>(),
     row::<proxy::Proxy>(),
@@ -47,22 +48,22 @@ pub const GENERATORS: &[GeneratorInfo] = &[
     row::<zipf::ZipfLoad>(),
 ];
 
-/// A row of [`GENERATORS`].
+/// A workload generator.
 #[derive(Debug)]
 pub struct GeneratorInfo {
-    /// The name that users type.
+    /// Name of the generator that users type.
     pub name: &'static str,
-    /// A one-line summary.
+    /// Summary of the generator in one line.
     pub summary: &'static str,
-    /// The source of the experiment.
+    /// Publication of the experiment.
     pub source: &'static str,
-    /// Its parameters with their defaults.
+    /// Parameters of the generator with their defaults.
     pub parameters: fn() -> Vec<Parameter>,
     plan: fn(&[Setting<'_>]) -> Result<Plan, ParameterError>,
 }
 
 impl GeneratorInfo {
-    /// Returns the generator of that name.
+    /// Returns the generator with this name.
     pub fn find(name: &str) -> Result<&'static GeneratorInfo, ParameterError> {
         GENERATORS.iter().find(|info| info.name == name).ok_or_else(|| {
             let names: Vec<&str> = GENERATORS.iter().map(|info| info.name).collect();
@@ -70,7 +71,7 @@ impl GeneratorInfo {
         })
     }
 
-    /// Returns the plan with these `key=value` settings; later ones take precedence.
+    /// Returns the plan with these `key=value` settings. Later settings take precedence.
     pub fn plan<S: AsRef<str>>(&self, settings: &[S]) -> Result<Plan, ParameterError> {
         let mut pairs = Vec::with_capacity(settings.len());
         for setting in settings {
@@ -84,10 +85,10 @@ impl GeneratorInfo {
     }
 }
 
-/// A parameter's name and its value as text.
+/// Name and value of a parameter as text.
 type Setting<'a> = (&'a str, &'a str);
 
-/// Why there is no plan: one line with a correct alternative.
+/// Reason why a plan is invalid, in one line with a correct alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterError(pub String);
 
@@ -104,23 +105,23 @@ impl std::error::Error for ParameterError {}
 pub struct Plan {
     /// Sizes of the disks, bytes.
     pub disks: Vec<u64>,
-    /// Total cache size of the source's set-up, scaled, bytes; 0 if it had none.
+    /// Total cache size of the published set-up after scaling, bytes; 0 without a cache.
     pub cache_bytes: u64,
-    /// Cache block of the source's set-up, bytes.
+    /// Cache block size of the published set-up, bytes.
     pub block_bytes: u32,
-    /// Maximum mean latency of a disk for the source's quality of service, nanoseconds.
+    /// Maximum mean latency of a disk for the published quality of service, nanoseconds.
     pub qos_mean_ns: Option<u64>,
     /// Number of requests at the start that warm the cache and are not measured.
     pub warmup: u64,
-    /// The requests.
+    /// Requests of the plan.
     pub load: Load,
 }
 
-/// Requests, and what determines their pace.
+/// Requests and their timing.
 pub enum Load {
-    /// Their own times.
+    /// An open load: each request has its own time.
     Open(Box<dyn Iterator<Item = Record> + Send>),
-    /// The answers to earlier requests.
+    /// A closed load: replies determine the times of further requests.
     Closed(Box<dyn Clients + Send>),
 }
 
@@ -133,35 +134,35 @@ impl fmt::Debug for Load {
     }
 }
 
-/// The clients of a closed load.
+/// Clients of a closed load.
 pub trait Clients {
     /// Returns the number of clients.
     fn count(&self) -> u32;
 
-    /// Returns a client's next step after its last answer; `None` ends it.
+    /// Returns a client's next request after its last reply, or `None` if the client has ended.
     fn next(&mut self, client: u32) -> Option<Turn>;
 }
 
-/// A client's think time, and its next request.
+/// The think time and the next request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Time between the last answer and this request, nanoseconds.
+    /// Time between the last reply and this request, nanoseconds.
     pub think_ns: u64,
-    /// The operation.
+    /// Operation of the request.
     pub op: Op,
-    /// First byte on the disk.
+    /// Offset on the disk, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Which disk.
+    /// Number of the disk.
     pub disk: u16,
-    /// The generator's mark: 1 on the last request of a transaction, the pass of a calibration.
+    /// Tag of the generator: 1 on the last request of a transaction, or the pass of a calibration.
     pub tag: u32,
 }
 
 impl Plan {
-    /// Returns the requests as a trace. Clients take turns, `turn_ns` apart: their order is right, but
-    /// their times are placeholders, since only a replay determines them.
+    /// Returns the requests as a trace. Clients of a closed load take turns with `turn_ns` between
+    /// requests. Only a replay determines the real times of a closed load.
     pub fn into_records(self, turn_ns: u64) -> Box<dyn Iterator<Item = Record> + Send> {
         let mut clients = match self.load {
             Load::Open(records) => return records,
@@ -194,7 +195,7 @@ trait Generate: Parameters {
     const SUMMARY: &'static str;
     const SOURCE: &'static str;
 
-    /// Returns the plan, or what is wrong with the parameters. `scale` is checked already.
+    /// Returns the plan, or a description of an invalid parameter. The caller has checked `scale`.
     fn plan(&self) -> Result<Plan, String>;
 }
 

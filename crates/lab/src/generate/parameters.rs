@@ -1,23 +1,24 @@
-//! Parameters of a generator: typed fields with a default and a sentence each, set from `key=value` text.
+//! Typed parameters of a generator, set from `key=value` text. Each parameter has a default and a
+//! description.
 //!
-//! [`parameters!`] writes the struct, its default and its table from one list, so a name stands in one place.
-//! Every generator also has `scale` and `seed`. Text that does not parse, or a value out of range, is an error in one
-//! line that says what would be right.
+//! [`parameters!`] creates the struct, its defaults and its table from one list. Every generator
+//! also has `scale` and `seed`. Invalid text or a value out of range is an error in one line with a
+//! correct alternative.
 
 use std::fmt;
 
-/// A row of a generator's table.
+/// Description of one parameter of a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// The name that users type.
+    /// Name of the parameter that users type.
     pub name: String,
-    /// Its default value as text.
+    /// Default value as text.
     pub default: String,
-    /// Description, with the origin of a default that was not published.
+    /// Description of the parameter, with the origin of a default that was not published.
     pub about: &'static str,
 }
 
-/// Bytes; written `15GiB`, `8KiB`, `512`. Units are binary, whether or not the `i` is written.
+/// Number of bytes, written as `15GiB`, `8KiB` or `512`. Units are binary, with or without the `i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
@@ -33,9 +34,9 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// A type of parameters.
+/// A type of parameter values.
 pub(super) trait Value: Sized + fmt::Display {
-    /// The expected form.
+    /// Description of the expected text form.
     const EXPECTED: &'static str;
     fn parse(text: &str) -> Option<Self>;
 }
@@ -71,24 +72,24 @@ impl Value for Bytes {
     }
 }
 
-/// A generator's parameters.
+/// Parameters of a generator.
 pub(super) trait Parameters: Default {
-    /// Returns every parameter with its present value.
+    /// Returns all parameters with their current values.
     fn list(&self) -> Vec<Parameter>;
-    /// Sets a parameter.
+    /// Sets a parameter from text.
     fn set(&mut self, name: &str, text: &str) -> Result<(), String>;
 }
 
-/// Writes a parameter struct; see the module's text.
+/// Creates a parameter struct; see the module documentation.
 macro_rules! parameters {
     ($(#[$doc:meta])* $config:ident { $($field:ident: $type:ty = $default:expr, $about:literal;)* }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub(super) struct $config {
             $(#[doc = $about] pub(super) $field: $type,)*
-            /// Footprint, cache and warm-up are divided by this; rates and devices are not
+            /// Divisor of footprint, cache and warm-up; rates and devices are not scaled
             pub(super) scale: u64,
-            /// The dice
+            /// Seed of the random numbers
             pub(super) seed: u64,
         }
 
@@ -134,7 +135,7 @@ pub(super) fn value<V: Value>(name: &str, text: &str) -> Result<V, String> {
     V::parse(text).ok_or_else(|| format!("{name}={text}: expected {}", V::EXPECTED))
 }
 
-/// Refuses a value outside `range`.
+/// Returns an error for a value outside `range`.
 pub(super) fn within<T: PartialOrd + fmt::Display>(
     name: &str,
     value: T,
@@ -151,7 +152,6 @@ mod tests {
     use super::*;
 
     parameters! {
-        /// For the tests.
         Sample {
             size: Bytes = Bytes(15 << 30), "a size";
             read_percent: f64 = 95.0, "a share";

@@ -1,4 +1,5 @@
-//! Common parts of generators: arrival times, request sizes, hot spots, and checks of parameters.
+//! Common parts of workload generators: arrival times, request sizes, hot spots and parameter
+//! checks.
 
 use super::parameters::{Bytes, within};
 use crate::prng::{Prng, splitmix64};
@@ -7,7 +8,7 @@ use crate::workload::{Scatter, Zipf};
 
 pub(super) const SECTOR: u64 = 4096;
 
-/// Times of independent arrivals: exponential gaps with a variable mean.
+/// Times of independent arrivals, with exponentially distributed gaps of variable mean.
 #[derive(Clone, Debug)]
 pub(super) struct Arrivals {
     at_ns: f64,
@@ -18,7 +19,7 @@ impl Arrivals {
         Arrivals { at_ns: 0.0 }
     }
 
-    /// Returns the time of the next request, at this many a second. Never before the last one.
+    /// Returns the time of the next request at this rate per second. Times never decrease.
     pub(super) fn next(&mut self, per_s: f64, dice: &mut Prng) -> u64 {
         self.at_ns += -(1.0 - dice.unit()).ln() * 1e9 / per_s;
         self.at_ns as u64
@@ -29,19 +30,20 @@ impl Arrivals {
     }
 }
 
-/// Returns a read with this probability, else a write.
+/// Returns a read with a probability of `read_percent` %, or else a write.
 pub(super) fn draw_op(read_percent: f64, dice: &mut Prng) -> Op {
     if dice.unit() * 100.0 < read_percent { Op::Read } else { Op::Write }
 }
 
-/// Returns a size of whole sectors, one of two adjacent powers of two, with mean `mean`.
+/// Returns a random request size: one of two adjacent powers of two, in whole sectors, with mean
+/// `mean`.
 pub(super) fn draw_size(mean: u64, dice: &mut Prng) -> u32 {
     let low = SECTOR << (mean / SECTOR).max(1).ilog2();
     let share_high = mean.saturating_sub(low) as f64 / low as f64;
     (if dice.unit() < share_high { 2 * low } else { low }) as u32
 }
 
-/// Divides bytes by the scale, and rounds to units of `unit`, at least one.
+/// Divides a number of bytes by the scale, and rounds down to multiples of `unit`, at least one.
 pub(super) fn scaled(bytes: Bytes, scale: u64, unit: u64) -> u64 {
     (bytes.0 / scale / unit).max(1) * unit
 }
@@ -58,7 +60,7 @@ pub(super) fn check_rate(name: &str, per_s: f64) -> Result<(), String> {
     within(name, per_s, 0.001..=1e9)
 }
 
-/// Checks a request size: whole sectors, up to the engine's maximum.
+/// Checks a request size: whole sectors up to the engine's maximum.
 pub(super) fn check_request(name: &str, bytes: Bytes) -> Result<(), String> {
     within(name, bytes, Bytes(SECTOR)..=Bytes(16 << 20))?;
     if bytes.0.is_multiple_of(SECTOR) {
@@ -80,11 +82,11 @@ pub(super) fn check_theta(name: &str, theta: f64) -> Result<(), String> {
     within(name, theta, 0.0..=5.0)
 }
 
-/// Distance of hot spots: no two are in the same 32 KiB.
+/// Minimum distance of hot spots, bytes. Two hot spots are never in the same 32 KiB.
 pub(super) const SLOT_BYTES: u64 = 32 << 10;
 
-/// Small extents scattered over a disk, with popularity by a Zipf law. Each spot keeps its position and its
-/// length, so repeated reads are equal.
+/// Hot spots: small extents scattered over a disk, with Zipf popularity. Each spot has a fixed
+/// position and length, so repeated reads are equal.
 #[derive(Clone, Debug)]
 pub(super) struct HotSpots {
     popularity: Zipf,
@@ -94,8 +96,8 @@ pub(super) struct HotSpots {
 }
 
 impl HotSpots {
-    /// Creates `spots` extents on a disk of `disk_bytes`; `small_percent` of them have 4 KiB, the others 8
-    /// or 16.
+    /// Creates `spots` hot spots on a disk of `disk_bytes` bytes. `small_percent` % of the spots
+    /// have 4 KiB; the others have 8 or 16 KiB.
     pub(super) fn new(
         spots: u64,
         disk_bytes: u64,
@@ -114,7 +116,7 @@ impl HotSpots {
         Ok(HotSpots { popularity, slots, small_percent, seed })
     }
 
-    /// Returns first byte and length of a spot, popular ones more often.
+    /// Returns offset and length of a random hot spot. Popular spots are more likely.
     pub(super) fn draw(&self, dice: &mut Prng) -> (u64, u32) {
         let spot = self.popularity.rank(dice);
         let mut counter = self.seed ^ spot.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,8 +1,9 @@
-//! A web proxy, after the trace `prxy` of MSR Cambridge as the Flash Read Cache study used it: small hot spots, a third
-//! of the requests writes.
+//! Generates the load of a web proxy: small hot spots, with a third of the requests being writes.
+//! The model is the MSR Cambridge trace `prxy`, as used in the Flash Read Cache study.
 //!
-//! Published: about 5 million requests, 67 % reads, mostly 4 KB; a cache of 16 GB with 4 KB blocks hits 83 %. Number and
-//! popularity of the spots are fitted to that ratio of a warm cache; [`hm`](super::hm) says why warm.
+//! Published: about 5 million requests, 67 % reads, mostly 4 KB. A cache of 16 GB with 4 KB blocks
+//! has 83 % hits. Number and popularity of the spots are fitted to this hit ratio of a warm cache.
+//! [`hm`](super::hm) explains why the cache is warm.
 
 use super::hm::SpotLoad;
 use super::parameters::{Bytes, parameters};
@@ -10,7 +11,6 @@ use super::pieces::{SLOT_BYTES, check_footprint, check_scale, check_theta, scale
 use super::{Generate, Plan};
 
 parameters! {
-    /// See the module's text.
     Proxy {
         requests: u64 = 5_000_000, "requests measured";
         read_percent: f64 = 67.0, "share of reads";

@@ -1,4 +1,5 @@
-//! fio's random writer: every block of a span once, in random order, as fio does with its default random map.
+//! Generates fio's random writes: every block of a range once in random order, as fio does with its
+//! default random map.
 
 use super::parameters::{Bytes, parameters};
 use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
@@ -7,7 +8,6 @@ use super::{Generate, Plan};
 use crate::workload::Scatter;
 
 parameters! {
-    /// See the module's text.
     RandWrite {
         span: Bytes = Bytes(300 << 30), "bytes written (the other run has 500GiB)";
         io: Bytes = Bytes(4096), "size of a write";

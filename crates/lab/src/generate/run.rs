@@ -1,4 +1,4 @@
-//! Runs a plan through the engine in virtual time, warm-up first.
+//! Runs a plan through the engine in virtual time, after a warm-up.
 
 use hob_engine::io::{self, Durability};
 use hob_engine::policy::PolicyKind;
@@ -9,23 +9,24 @@ use hob_world::service::ServiceModel;
 use super::{Clients, Load, Plan, Turn};
 use crate::trace::{Op, Record};
 
-/// Measurements without the warm-up.
+/// Measurements of a run without its warm-up.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// Requests and times.
+    /// Requests and times of the run.
     pub run: Run,
-    /// The engine's statistics of each disk.
+    /// Statistics of each disk in the engine.
     pub disks: Vec<DiskStats>,
 }
 
 impl Plan {
-    /// Returns the cache of the source's set-up: volatile, with the size of all disks together.
+    /// Returns the cache of the published set-up: a volatile cache with the size for all disks
+    /// together.
     pub fn cache(&self, policy: PolicyKind) -> CacheSetup {
         CacheSetup::volatile(self.cache_bytes, self.block_bytes, policy)
     }
 
-    /// Returns the set-up: disks one after the other on the backing, sharing flash, with the cache divided
-    /// in proportion to their sizes.
+    /// Returns the set-up of a replay. The disks follow each other on the backing, share flash, and
+    /// share the cache in proportion to their sizes.
     pub fn setup(
         &self,
         cache: Option<CacheSetup>,
@@ -46,12 +47,12 @@ impl Plan {
         Setup::of_disks(disks.collect(), flash, backing)
     }
 
-    /// Returns the total size of the disks, which the backing must hold.
+    /// Returns the total size of the disks, which the backing must hold, bytes.
     pub fn disks_bytes(&self) -> u64 {
         self.disks.iter().sum()
     }
 
-    /// Combines all disks into one, one after the other, as an array sees them.
+    /// Combines all disks into one, as an array with a single cache sees them.
     pub fn on_one_disk(self) -> Plan {
         let starts: Vec<u64> = self.starts().collect();
         let disks = vec![self.disks_bytes()];
@@ -65,7 +66,7 @@ impl Plan {
         Plan { disks, load, ..self }
     }
 
-    /// Returns the start of each disk when they are combined.
+    /// Returns the offset of each disk when the disks are combined.
     pub fn starts(&self) -> impl Iterator<Item = u64> + '_ {
         self.disks.iter().scan(0, |end, bytes| {
             *end += bytes;
@@ -73,8 +74,8 @@ impl Plan {
         })
     }
 
-    /// Runs the plan; `served` is called for each measured request. Times of an open load are divided by
-    /// `acceleration`.
+    /// Runs the plan. `served` is called for each measured request. Times of an open load are
+    /// divided by `acceleration`.
     pub fn play(
         self,
         setup: Setup,
@@ -88,7 +89,7 @@ impl Plan {
         Ok(Played { run, disks })
     }
 
-    /// As `play`, on an existing replay, which continues from its present state.
+    /// Runs the plan on an existing replay, which continues from its current state.
     pub fn play_on(self, replay: &mut Replay, acceleration: f64, mut served: impl FnMut(&Served)) -> Run {
         match self.load {
             Load::Open(records) => play_open(replay, records, self.warmup, acceleration, &mut served),
@@ -97,7 +98,7 @@ impl Plan {
     }
 }
 
-/// Clients whose disks are combined into one.
+/// Clients of a closed load whose disks are combined into one.
 struct Moved {
     clients: Box<dyn Clients + Send>,
     starts: Vec<u64>,
@@ -161,7 +162,7 @@ fn play_closed(
     replay.closed(count, |_, client| next(client), served)
 }
 
-/// Converts a record to a request of a replay.
+/// Converts a trace record to a request of a replay.
 pub fn ask(record: Record) -> Ask {
     let op = match record.op {
         Op::Read => io::Op::Read,

@@ -1,4 +1,4 @@
-//! fio's sequential writer: one large request after the other, several under way.
+//! Generates fio's sequential writes: large consecutive requests, several in flight.
 
 use super::parameters::{Bytes, parameters};
 use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
@@ -6,7 +6,6 @@ use super::{Clients, Generate, Load, Plan, Turn};
 use crate::trace::Op;
 
 parameters! {
-    /// See the module's text.
     SeqWrite {
         span: Bytes = Bytes(300 << 30), "bytes written, once, from the start of the disk (the other run has 500GiB)";
         io: Bytes = Bytes(256 << 10), "size of a write";
@@ -37,13 +36,13 @@ impl Generate for SeqWrite {
     }
 }
 
-/// Clients that write every block of a span once, in an order of theirs.
+/// Clients that write every block of a range once, in an order that `place` determines.
 pub(super) struct Writers<F> {
     pub(super) depth: u32,
     pub(super) io: u32,
     pub(super) blocks: u64,
     pub(super) done: u64,
-    /// The n-th block to be written.
+    /// Returns the n-th block to write.
     pub(super) place: F,
 }
 

@@ -1,9 +1,10 @@
-//! Virtual desktops: everybody boots, everybody logs in, then the day goes on.
+//! Generates the load of virtual desktops: a boot storm, a login storm, and then the working day.
 //!
-//! Published: 200 desktops on 100 GB, each 1.34 reads of 14 KB and 7.58 writes of 12 KB a second (15 and 85 %), peaks
-//! of 3848 I/Os a second. The peak is taken to be the boot storm. Desktops are linked clones: what they boot from is
-//! one image (disk 0), what they change is their own (disks 1, 2 …). Mixes and lengths of the storms, the image and
-//! the skew are this project's choice.
+//! Published: 200 desktops on 100 GB. Each desktop does 1.34 reads of 14 KB and 7.58 writes of 12
+//! KB per second (15 and 85 %), and the peak is 3848 I/Os per second. The generator assumes that
+//! the peak is the boot storm. Desktops are linked clones: all boot from one image (disk 0), and
+//! each writes to its own disk (disks 1, 2 …). The lengths and read shares of the storms, the image
+//! and the skew are assumptions.
 
 use super::parameters::{Bytes, parameters, within};
 use super::pieces::{
@@ -16,7 +17,6 @@ use crate::trace::{Op, Record};
 use crate::workload::{Scatter, Zipf};
 
 parameters! {
-    /// See the module's text.
     Vdi {
         desktops: u64 = 200, "desktops";
         read_iops: f64 = 1.34, "reads a second of a desktop at work";
@@ -87,7 +87,7 @@ impl Generate for Vdi {
     }
 }
 
-/// Pages of a disk, some more popular than others.
+/// Pages of a disk with Zipf popularity.
 struct Pages {
     popularity: Zipf,
     places: Scatter,
@@ -98,7 +98,7 @@ impl Pages {
         Pages { popularity: Zipf::new(pages, theta), places: Scatter::new(pages, seed) }
     }
 
-    /// First byte of `len` bytes inside a page.
+    /// Returns the offset of `len` bytes inside a random page.
     fn draw(&self, len: u32, dice: &mut Prng) -> u64 {
         let page = self.places.place(self.popularity.rank(dice));
         page * PAGE + dice.below((PAGE - u64::from(len)) / SECTOR + 1) * SECTOR
@@ -114,8 +114,8 @@ struct Desktops {
 }
 
 impl Desktops {
-    /// I/Os a second of one desktop, the share of reads, and whether reads are of the image; `None` at the end of
-    /// the day.
+    /// Returns the I/Os per second of one desktop, the share of reads, and true if reads are from
+    /// the image. Returns `None` at the end of the day.
     fn phase(&self) -> Option<(f64, f64, bool)> {
         let c = &self.config;
         let now = self.arrivals.now_s();

@@ -1,9 +1,11 @@
-//! VMmark-like tiles: each tile is one more set of servers with the same load, and fails when it is served too slowly.
+//! Generates VMmark-like tiles. Each tile is a set of servers with the same load, and a tile fails
+//! if its latency is too high.
 //!
-//! Published: four tiles, 24 % reads and 76 % writes, 1.09 TB of data; DRAM and 92 GB of flash (8 % of the data) serve at
-//! least 92 %; without flash 20 disks carry two tiles and 11 disks none, with flash both carry four. The hot part
-//! of the data is fitted to the first figure, a tile's rate to the second. The limit on a tile's latency is this
-//! project's: the benchmark's own limits are per application.
+//! Published: four tiles, 24 % reads and 76 % writes, and 1.09 TB of data. DRAM and 92 GB of flash
+//! (8 % of the data) serve at least 92 % of the I/O. Without flash, 20 disks support two tiles and
+//! 11 disks none; with flash, both support four. The size of the hot data is fitted to the share
+//! that flash serves, and the rate of a tile to the number of tiles. The latency limit of a tile is
+//! an assumption, because the benchmark's own limits are per application.
 
 use super::parameters::{Bytes, parameters, within};
 use super::pieces::{
@@ -15,7 +17,6 @@ use crate::trace::Record;
 use crate::workload::Scatter;
 
 parameters! {
-    /// See the module's text.
     VmMark {
         tiles: u64 = 4, "tiles, each on a disk of its own";
         tile_data: Bytes = Bytes(279 << 30), "data of a tile: a quarter of 1.09 TB";
@@ -76,7 +77,7 @@ impl Generate for VmMark {
 
 struct Tiles {
     config: VmMark,
-    /// Where each tile's extents lie, the hot ones first.
+    /// Permutation of each tile's extents, hot extents first.
     places: Vec<Scatter>,
     hot: u64,
     extents: u64,

@@ -1,4 +1,5 @@
-//! Independent requests whose places follow Zipf's law, as virtual machines' disks roughly do (skew 0.8–1.2).
+//! Generates independent requests with Zipf-distributed locations. Disks of VMs have a similar load
+//! with a skew of 0.8–1.2.
 
 use super::parameters::{Bytes, parameters};
 use super::pieces::{
@@ -10,7 +11,6 @@ use crate::trace::Record;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
 
 parameters! {
-    /// See the module's text.
     ZipfLoad {
         requests: u64 = 1_000_000, "requests";
         footprint: Bytes = Bytes(16 << 30), "bytes they range over";

@@ -1,4 +1,5 @@
-//! Results of exact curves: for each size, every count that a simulation of that size would give.
+//! Results of exact miss-ratio curves. For each cache size, the curves give all counts that a
+//! simulation of that size would give.
 
 use hob_engine::sizing::Curve;
 use hob_engine::units::SECTOR_BYTES;
@@ -9,27 +10,28 @@ use super::steps::Values;
 /// Totals of a trace's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Read requests.
+    /// Number of read requests.
     pub reads: u64,
-    /// Their bytes.
+    /// Number of bytes read.
     pub read_bytes: u64,
-    /// Number of sectors that they touch, counted each time.
+    /// Number of sectors that reads touch, counted once per read.
     pub read_sectors: u64,
-    /// Write requests.
+    /// Number of write requests.
     pub writes: u64,
-    /// Their bytes.
+    /// Number of bytes written.
     pub write_bytes: u64,
-    /// Number of sectors that they cover completely.
+    /// Number of sectors that writes cover completely.
     pub write_sectors: u64,
-    /// Number of sectors that they cover in part: each is a separate write to the backing in write-back.
+    /// Number of sectors that writes cover in part. In write-back, each of them is a separate write
+    /// to the backing.
     pub write_parts: u64,
-    /// Bytes in those parts.
+    /// Number of bytes in partly covered sectors.
     pub write_part_bytes: u64,
     /// Number of blocks that entered the cache at least once.
     pub blocks: u64,
 }
 
-/// A trace's curves for one block size and mode.
+/// Miss-ratio curves of a trace for one block size and write mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Curves {
     pub(super) block_bytes: u64,
@@ -43,41 +45,44 @@ pub struct Curves {
     pub(super) destages: Values,
 }
 
-/// Results of a cache of one size for the trace. Counts are requests unless they say bytes.
+/// Results of a cache of one size. Counts are numbers of requests unless their name ends in
+/// `_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
-    /// The cache's size.
+    /// Size of the cache in blocks.
     pub blocks: u64,
-    /// Number of reads whose sectors are all valid.
+    /// Number of reads whose sectors are all valid in the cache.
     pub read_hits: u64,
-    /// Their bytes.
+    /// Number of bytes of read hits.
     pub read_hit_bytes: u64,
-    /// Number of writes whose blocks are all cached when they arrive. Only blocks of which they cover a
-    /// sector count, and writes that cover none are not hits. Always 0 in write-around.
+    /// Number of writes whose blocks are all cached when the write arrives. Only blocks of which
+    /// the write covers a sector count. A write that covers no whole sector is not a hit. Always 0
+    /// in write-around.
     pub write_hits: u64,
-    /// Written bytes that never reach the backing because they are overwritten or discarded while dirty.
-    /// Write-back only.
+    /// Number of written bytes that never reach the backing, because they are overwritten or
+    /// discarded while dirty. Only in write-back.
     pub absorbed_bytes: u64,
-    /// Reads of the backing: all misses.
+    /// Number of reads of the backing: all misses.
     pub backing_reads: u64,
-    /// Their bytes.
+    /// Number of bytes read from the backing.
     pub backing_read_bytes: u64,
-    /// Writes to the backing. In write-back: one for each destage of a block's dirty sectors, and one for
-    /// each sector that a write covers in part. Data that is dirty at the end is destaged.
+    /// Number of writes to the backing. In write-back, each destage of a block and each partly
+    /// covered sector is one write. Data that is dirty at the end is destaged.
     pub backing_writes: u64,
-    /// Their bytes.
+    /// Number of bytes written to the backing.
     pub backing_write_bytes: u64,
-    /// Bytes written to flash: sectors of misses that were not valid yet, and whole sectors of writes.
+    /// Number of bytes written to flash: invalid sectors of read misses, and whole sectors of
+    /// writes.
     pub flash_write_bytes: u64,
 }
 
 impl Curves {
-    /// Returns the block size.
+    /// Returns the block size of the cache, bytes.
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// Returns the write mode.
+    /// Returns the write mode of the cache.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -87,27 +92,27 @@ impl Curves {
         self.totals
     }
 
-    /// Returns the read miss ratio by requests.
+    /// Returns the read miss ratio by number of requests.
     pub fn read_misses(&self) -> Curve {
         self.read_hits.miss_curve(self.totals.reads)
     }
 
-    /// Returns the read miss ratio by bytes.
+    /// Returns the read miss ratio by number of bytes.
     pub fn read_miss_bytes(&self) -> Curve {
         self.read_hit_bytes.miss_curve(self.totals.read_bytes)
     }
 
-    /// Returns the share of the writes with a missing block.
+    /// Returns the share of writes that miss at least one block.
     pub fn write_misses(&self) -> Curve {
         self.write_hits.miss_curve(self.totals.writes)
     }
 
-    /// Returns the share of the written bytes that reach the backing.
+    /// Returns the share of written bytes that reach the backing.
     pub fn written_through(&self) -> Curve {
         self.absorbed_sectors.scaled(SECTOR_BYTES).miss_curve(self.totals.write_bytes)
     }
 
-    /// Returns the smallest cache (at least 1 block) beyond which more blocks change nothing.
+    /// Returns the smallest cache size, at least 1 block, above which more blocks have no effect.
     pub fn blocks_max(&self) -> u64 {
         let values = [
             &self.read_hits,
@@ -120,7 +125,8 @@ impl Curves {
         values.into_iter().map(Values::end).fold(1, u64::max)
     }
 
-    /// Returns the results of a cache of that many blocks; of 0 blocks, those without a cache.
+    /// Returns the results of a cache of `blocks` blocks. For 0 blocks, the results are those
+    /// without a cache.
     pub fn at(&self, blocks: u64) -> At {
         let totals = &self.totals;
         let (read_hits, read_hit_bytes) = (self.read_hits.at(blocks), self.read_hit_bytes.at(blocks));

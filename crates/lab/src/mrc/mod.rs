@@ -1,16 +1,19 @@
-//! Miss-ratio curves: the results of LRU caches of all sizes for a trace, from one pass over it.
+//! Computes miss-ratio curves: the results of LRU caches of all sizes, from one pass over a trace.
 //!
-//! Three levels of detail, for caches of one block size:
+//! There are three levels of detail:
 //!
-//! * [`exact`]: whole requests against sectors, as the engine serves them. A read hits if all its sectors are valid;
-//!   a miss makes exactly the requested sectors valid; writes follow a [`Mode`]. Also the traffic of flash and backing.
-//! * [`exact_blocks`]: only block accesses, with blocks cached as a whole (Olken, "Efficient methods for calculating the
-//!   success function of fixed space replacement policies", 1981). [`shards`] estimates this result.
-//! * [`shards`]: the estimate from a sample of the blocks ([`hob_engine::sizing`]).
+//! * [`exact`] handles whole requests on sectors, as the engine does. A read hits if all its
+//!   sectors are valid, and a miss makes exactly the requested sectors valid. Writes follow a
+//!   [`Mode`]. The result includes the traffic of flash and backing.
+//! * [`exact_blocks`] handles block accesses, with blocks cached as a whole (Olken, "Efficient
+//!   methods for calculating the success function of fixed space replacement policies", 1981).
+//!   [`shards`] estimates this result.
+//! * [`shards`] estimates the result of [`exact_blocks`] from a sample of the blocks
+//!   ([`hob_engine::sizing`]).
 //!
-//! All disks of a trace share one cache. Sizes are cache blocks. Flushes have no effect. Memory is
-//! proportional to the blocks touched; the exact functions refuse a trace with more than [`SECTORS_MAX`]
-//! sectors in its blocks.
+//! All disks of a trace share one cache. Cache sizes are in blocks. Flushes have no effect. Memory
+//! is proportional to the number of touched blocks. The exact functions refuse a trace with more
+//! than [`SECTORS_MAX`] sectors in its blocks.
 
 mod curves;
 mod requests;
@@ -30,21 +33,22 @@ use crate::trace::{Op, Record};
 use stack::Stack;
 use steps::Steps;
 
-/// Effect of a write on the cache.
+/// Write mode: the effect of a write on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Written to the backing and the cache.
+    /// The write goes to the backing and the cache.
     WriteThrough,
-    /// Written to the cache, and to the backing when its block is evicted.
+    /// The write goes to the cache, and to the backing when its block is evicted.
     WriteBack,
-    /// Written to the backing; cached data of its range becomes invalid.
+    /// The write goes to the backing, and cached data of its range becomes invalid.
     WriteAround,
 }
 
-/// Returns the curves of caches with blocks of `block_bytes`.
+/// Returns the miss-ratio curves of caches with blocks of `block_bytes` bytes.
 ///
 /// # Errors
-/// A block size that is no power of two from 4 KiB to 1 MiB; a trace with too many sectors.
+/// Returns an error if the block size is not a power of two from 4 KiB to 1 MiB, or if the trace
+/// has too many sectors.
 pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: Mode) -> Result<Curves> {
     let mut requests = requests::Requests::new(checked_shift(block_bytes)?, mode);
     for record in records {
@@ -53,11 +57,11 @@ pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: 
     Ok(requests.finish())
 }
 
-/// Returns the read miss ratio by blocks: each block of a read is an access, and hits if the block is
-/// cached. Blocks enter the cache as `mode` says.
+/// Returns the read miss ratio by blocks: each block of a read is one access, which hits if the
+/// block is cached. `mode` determines whether writes add blocks to the cache.
 ///
 /// # Errors
-/// As for [`exact`].
+/// Returns the same errors as [`exact`].
 pub fn exact_blocks(
     records: impl IntoIterator<Item = Record>,
     block_bytes: u64,
@@ -66,10 +70,10 @@ pub fn exact_blocks(
     exact_accesses(accesses(records, block_bytes, mode)?)
 }
 
-/// Returns the LRU miss-ratio curve of accesses: blocks with their weights.
+/// Returns the LRU miss-ratio curve of block accesses with weights.
 ///
 /// # Errors
-/// More than [`SECTORS_MAX`] blocks.
+/// Returns an error for more than [`SECTORS_MAX`] blocks.
 pub fn exact_accesses(accesses: impl IntoIterator<Item = (u64, u32)>) -> Result<Curve> {
     let mut stack = Stack::new(0);
     let mut hits = Steps::default();
@@ -83,10 +87,10 @@ pub fn exact_accesses(accesses: impl IntoIterator<Item = (u64, u32)>) -> Result<
     Ok(hits.finish().miss_curve(total))
 }
 
-/// Passes the accesses of [`exact_blocks`] to `shards`, whose curve is an estimate of that one.
+/// Passes the accesses of [`exact_blocks`] to `shards`, whose curve estimates the exact curve.
 ///
 /// # Errors
-/// A block size that is no power of two from 4 KiB to 1 MiB.
+/// Returns an error if the block size is not a power of two from 4 KiB to 1 MiB.
 pub fn shards(
     records: impl IntoIterator<Item = Record>,
     block_bytes: u64,
@@ -97,7 +101,8 @@ pub fn shards(
     Ok(shards)
 }
 
-/// Returns the block accesses of a trace: reads have weight 1, writes that enter the cache weight 0.
+/// Returns the block accesses of a trace. Reads have weight 1, and writes that enter the cache have
+/// weight 0.
 fn accesses(
     records: impl IntoIterator<Item = Record>,
     block_bytes: u64,
@@ -121,10 +126,10 @@ fn accesses(
     }))
 }
 
-/// log2 of a sector's bytes.
+/// Base-2 logarithm of the sector size in bytes.
 const SECTOR_SHIFT: u32 = 12;
 
-/// log2 of the sectors in a block.
+/// Returns the base-2 logarithm of the number of sectors in a block.
 fn checked_shift(block_bytes: u64) -> Result<u32> {
     ensure!(
         block_bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes),
@@ -133,8 +138,8 @@ fn checked_shift(block_bytes: u64) -> Result<u32> {
     Ok(block_bytes.ilog2() - SECTOR_SHIFT)
 }
 
-/// Returns a number for a block of one of the trace's disks. Block numbers have at most 52 bits; the disk
-/// number is hashed into the upper and the lower ones, so that disks of real traces do not collide.
+/// Returns a key for a block of a disk. Block numbers have at most 52 bits. The disk number is
+/// hashed into all bits, so that keys of real traces do not collide.
 fn key(disk: u16, block: u64) -> u64 {
     block ^ u64::from(disk).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

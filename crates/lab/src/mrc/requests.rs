@@ -1,13 +1,15 @@
-//! Whole requests against sectors: Olken's stack, and for each sector the smallest cache that still has it.
+//! Computes exact curves for whole requests with Olken's LRU stack. For each sector, the state has
+//! the smallest cache size in which the sector is still valid.
 //!
-//! A block is in an LRU cache of c blocks as long as each of its stack distances is at most c. So a sector
-//! that was made valid is still valid in exactly the caches that are at least as large as the largest stack
-//! distance of its block since then. That maximum is kept for each sector. A second one since its last
-//! write tells from which size on it is dirty in write-back. One pass then gives every size at once, as the
-//! stack does for whole blocks.
+//! A block stays in an LRU cache of c blocks while its stack distances are at most c. A valid
+//! sector thus stays valid in caches that are at least as large as the largest stack distance of
+//! its block since the sector became valid. The largest stack distance is stored for each sector. A
+//! second maximum, since the sector's last write, gives the smallest size in which the sector is
+//! dirty in write-back. One pass over the trace thus gives the results of all sizes.
 //!
-//! A request is judged by the cache's content when it arrives, and its own blocks do not evict each other.
-//! Discards and partly covered sectors make sectors invalid; they use no block.
+//! The cache's content at the arrival of a request decides between hit and miss. The blocks of one
+//! request do not evict each other. Discards and partial writes make sectors invalid and do not
+//! count as uses of the block.
 
 use anyhow::Result;
 use hob_engine::units::SECTOR_BYTES;
@@ -18,16 +20,16 @@ use super::steps::Steps;
 use super::{Mode, SECTOR_SHIFT, key};
 use crate::trace::{Op, Record};
 
-/// A part of one block.
+/// A range of sectors in one block.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     block: u64,
-    /// First sector inside the block.
+    /// First sector of the range inside the block.
     first: u32,
     count: u32,
 }
 
-/// A span whose block has a number, and the position of its sectors in the arrays.
+/// A range of sectors whose block has a number, with the position of its sectors in the arrays.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     number: u32,
@@ -35,17 +37,17 @@ struct Place {
     end: usize,
 }
 
-/// Computes the curves.
+/// State of the computation of exact curves.
 pub(super) struct Requests {
-    /// log2 of the sectors in a block.
+    /// Base-2 logarithm of the number of sectors in a block.
     shift: u32,
     mode: Mode,
     stack: Stack,
-    /// Per sector: the smallest cache in which it is valid.
+    /// Smallest cache size in which each sector is valid, in blocks.
     valid_from: Vec<u32>,
-    /// Per sector, in write-back: the smallest cache in which it is dirty.
+    /// Smallest cache size in which each sector is dirty, in blocks. Only in write-back.
     dirty_from: Vec<u32>,
-    /// Per block, in write-back: the smallest cache in which any of its sectors is dirty.
+    /// Smallest cache size in which any sector of a block is dirty, by block. Only in write-back.
     block_dirty_from: Vec<u32>,
     totals: Totals,
     read_hits: Steps,
@@ -54,7 +56,7 @@ pub(super) struct Requests {
     write_hits: Steps,
     absorbed_sectors: Steps,
     destages: Steps,
-    /// The request's places.
+    /// Sector ranges of the current request.
     places: Vec<Place>,
 }
 
@@ -100,7 +102,7 @@ impl Requests {
     }
 
     pub(super) fn finish(mut self) -> Curves {
-        // Data that is still dirty is destaged.
+        // Data that is dirty at the end of the trace is destaged.
         self.block_dirty_from.iter().for_each(|from| self.destages.add(*from, 1));
         self.totals.blocks = self.stack.len();
         Curves {
@@ -167,7 +169,8 @@ impl Requests {
         Ok(())
     }
 
-    /// Sectors that a write covers in part become invalid; one that is dirty is destaged first.
+    /// Handles the partly covered sectors of a write: they become invalid, and dirty ones are
+    /// destaged first.
     fn write_parts(&mut self, disk: u16, sectors: (u64, u64)) {
         self.totals.write_parts += sectors.1 - sectors.0;
         self.invalidate(disk, sectors);
@@ -193,7 +196,7 @@ impl Requests {
         }
     }
 
-    /// Finds the places of sectors as far as their blocks were seen, and makes them invalid.
+    /// Makes sectors of known blocks invalid, and remembers their ranges.
     fn invalidate(&mut self, disk: u16, sectors: (u64, u64)) {
         self.places.clear();
         for span in spans(self.shift, sectors) {
@@ -206,7 +209,7 @@ impl Requests {
         }
     }
 
-    /// These sectors are dirty no more.
+    /// Marks these sectors as clean.
     fn clean(&mut self, place: Place) {
         self.dirty_from[place.first..place.end].fill(NEVER);
         let block = self.sectors_of(place.number);
@@ -214,7 +217,7 @@ impl Requests {
         self.block_dirty_from[place.number as usize] = from;
     }
 
-    /// Finds the places of sectors, for blocks that are about to be used.
+    /// Finds the ranges of sectors in blocks that are about to be used.
     fn enter(&mut self, disk: u16, sectors: (u64, u64)) -> Result<()> {
         self.places.clear();
         for span in spans(self.shift, sectors) {
@@ -233,7 +236,8 @@ impl Requests {
         Ok(())
     }
 
-    /// Caches too small to hold the block by now have lost its sectors, and destaged those that were dirty.
+    /// Updates a block's sectors: caches that are too small for the block have dropped its sectors
+    /// and destaged the dirty ones.
     fn age(&mut self, number: u32) {
         let distance = self.stack.distance(number);
         let block = self.sectors_of(number);
@@ -249,7 +253,7 @@ impl Requests {
         }
     }
 
-    /// The request's blocks become the most recently used ones.
+    /// Marks the request's blocks as most recently used.
     fn touch(&mut self) {
         self.places.iter().for_each(|place| self.stack.touch(place.number));
     }
@@ -264,20 +268,21 @@ impl Requests {
     }
 }
 
-/// The sectors that a request touches.
+/// Returns the sectors that a request touches.
 fn covered(record: &Record) -> (u64, u64) {
     let first = record.offset >> SECTOR_SHIFT;
     let end = record.offset.saturating_add(u64::from(record.len)).div_ceil(SECTOR_BYTES);
     (first, end.max(first))
 }
 
-/// The sectors that a request covers whole; none when the end is not above the start.
+/// Returns the sectors that a request covers completely. The range is empty if its end is not above
+/// its start.
 fn whole(record: &Record) -> (u64, u64) {
     let end = record.offset.saturating_add(u64::from(record.len));
     (record.offset.div_ceil(SECTOR_BYTES), end >> SECTOR_SHIFT)
 }
 
-/// Splits sectors at block boundaries.
+/// Splits a range of sectors at block boundaries.
 fn spans(shift: u32, (first, end): (u64, u64)) -> impl Iterator<Item = Span> {
     let mut at = first;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! The LRU stack of all blocks of a trace, and how deep each lies.
+//! LRU stack of all blocks of a trace, with the depth of each block.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,16 +9,17 @@ use hob_engine::sizing::Timeline;
 
 use crate::prng::splitmix64;
 
-/// Most sectors (4 KiB) in the blocks of a trace: 512 GiB. Exact curves then take up to 8 GiB of memory.
+/// Maximum number of 4 KiB sectors in the blocks of a trace, which is 512 GiB of data. Exact curves
+/// then take up to 8 GiB of memory.
 pub const SECTORS_MAX: u64 = 1 << 27;
 
-/// A distance that no cache covers.
+/// A stack distance that no cache size covers.
 pub(super) const NEVER: u32 = u32::MAX;
 
 const NO_SLOT: u32 = u32::MAX;
 const ROOM_FIRST: u32 = 1024;
 
-/// Scatters block numbers over the table.
+/// Hash function for block numbers.
 #[derive(Clone, Copy, Debug, Default)]
 struct BlockHasher(u64);
 
@@ -37,11 +38,12 @@ impl Hasher for BlockHasher {
     }
 }
 
-/// Every block seen, most recently used on top. Blocks have numbers 0, 1, … in the order they came.
+/// All blocks seen so far, with the most recently used block on top. Blocks are numbered 0, 1, … in
+/// the order of their first use.
 #[derive(Debug)]
 pub(super) struct Stack {
     numbers: HashMap<u64, u32, BuildHasherDefault<BlockHasher>>,
-    /// Per block: the slot of its last use.
+    /// Slot of the last use of each block.
     slots: Vec<u32>,
     timeline: Timeline,
     room: u32,
@@ -49,7 +51,7 @@ pub(super) struct Stack {
 }
 
 impl Stack {
-    /// For blocks of `1 << shift` sectors.
+    /// Creates a stack for blocks of `1 << shift` sectors.
     pub(super) fn new(shift: u32) -> Self {
         Stack {
             numbers: HashMap::default(),
@@ -60,17 +62,18 @@ impl Stack {
         }
     }
 
-    /// Blocks seen.
+    /// Returns the number of blocks seen so far.
     pub(super) fn len(&self) -> u64 {
         self.slots.len() as u64
     }
 
-    /// The number of a block, if it was seen.
+    /// Returns the number of a block, or `None` if the block was never seen.
     pub(super) fn find(&self, block: u64) -> Option<u32> {
         self.numbers.get(&block).copied()
     }
 
-    /// The number of a block, a new one if need be. It is not used by that.
+    /// Returns the number of a block, and numbers a new block. The call does not count as a use of
+    /// the block.
     pub(super) fn enter(&mut self, block: u64) -> Result<u32> {
         let next = self.slots.len() as u32;
         match self.numbers.entry(block) {
@@ -87,7 +90,8 @@ impl Stack {
         }
     }
 
-    /// The size from which on a cache holds this block now: one more than the blocks used since it was.
+    /// Returns the smallest cache size that still has this block: one more than the number of
+    /// blocks used since its last use.
     #[inline]
     pub(super) fn distance(&self, number: u32) -> u32 {
         match self.slots[number as usize] {
@@ -96,7 +100,7 @@ impl Stack {
         }
     }
 
-    /// The block is used.
+    /// Marks the block as most recently used.
     #[inline]
     pub(super) fn touch(&mut self, number: u32) {
         let slots = &mut self.slots;

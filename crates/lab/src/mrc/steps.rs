@@ -1,4 +1,4 @@
-//! A quantity by cache size, gathered from the sizes at which it changes.
+//! A step function of the cache size, built from the sizes at which the value changes.
 
 use hob_engine::sizing::Curve;
 
@@ -6,15 +6,16 @@ use super::stack::NEVER;
 
 const CHUNK: usize = 512;
 
-/// Changes by size, while they are gathered. Sizes near each other share a chunk; where nothing changes there is
-/// none.
+/// Changes of the value by cache size, while they are collected. Adjacent sizes share a chunk of
+/// memory, and chunks without changes do not exist.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     chunks: Vec<Option<Box<[i64; CHUNK]>>>,
 }
 
 impl Steps {
-    /// From this size on it is `amount` more. `NEVER` is no size.
+    /// Adds `amount` to the value at `size` and all larger sizes. A `size` of `NEVER` has no
+    /// effect.
     #[inline]
     pub(super) fn add(&mut self, size: u32, amount: i64) {
         if size == NEVER {
@@ -27,7 +28,7 @@ impl Steps {
         self.chunks[chunk].get_or_insert_with(|| Box::new([0; CHUNK]))[at] += amount;
     }
 
-    /// The sizes at which it changes, and by how much.
+    /// Returns the sizes at which the value changes, with the amounts.
     fn changes(&self) -> impl Iterator<Item = (u64, i64)> + '_ {
         let chunks = self.chunks.iter().enumerate();
         let chunks = chunks.filter_map(|(i, chunk)| chunk.as_ref().map(|chunk| (i, chunk)));
@@ -35,7 +36,7 @@ impl Steps {
         all.filter(|(_, amount)| **amount != 0).map(|(size, amount)| (size as u64, *amount))
     }
 
-    /// Its values.
+    /// Returns the finished step function.
     pub(super) fn finish(self) -> Values {
         let mut sum = 0;
         let values = self.changes().map(|(size, amount)| {
@@ -46,18 +47,19 @@ impl Steps {
     }
 }
 
-/// A quantity by cache size.
+/// A step function of the cache size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Values(Vec<(u64, u64)>);
 
 impl Values {
-    /// Its value for a cache of that many blocks.
+    /// Returns the value for a cache of `blocks` blocks.
     pub(super) fn at(&self, blocks: u64) -> u64 {
         let next = self.0.partition_point(|(size, _)| *size <= blocks);
         next.checked_sub(1).map_or(0, |i| self.0[i].1)
     }
 
-    /// The share of `total` that these hits leave, by size.
+    /// Returns the miss ratio by cache size. The step function has the number of hits, and `total`
+    /// is the number of accesses.
     pub(super) fn miss_curve(&self, total: u64) -> Curve {
         let mut before = 0;
         Curve::from_distances(
@@ -70,12 +72,12 @@ impl Values {
         )
     }
 
-    /// The same in another unit.
+    /// Returns the step function multiplied by `by`.
     pub(super) fn scaled(&self, by: u64) -> Values {
         Values(self.0.iter().map(|(size, value)| (*size, value * by)).collect())
     }
 
-    /// The smallest size from which on nothing changes.
+    /// Returns the smallest size above which the value does not change.
     pub(super) fn end(&self) -> u64 {
         self.0.last().map_or(0, |(size, _)| *size)
     }

@@ -1,30 +1,30 @@
-//! What stands in a section: paragraphs, notes, commands, tables, figures.
+//! Content of a page section: paragraphs, notes, commands, tables and figures.
 
 use super::line;
 use crate::markup::escaped;
 
-/// Text of more bytes than this gets room in its column, even where the table must scroll for it.
+/// Length in bytes above which a cell's text gets a wider column, even if the table must scroll.
 const LONG: usize = 30;
 
-/// A verdict, said by a sign and a word.
+/// Result of a check, shown as a sign and a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Check {
-    /// As expected.
+    /// The result is as expected.
     Pass,
     /// Not as expected.
     Fail,
-    /// Not tried, or not possible yet.
+    /// The check was not done, or is not possible yet.
     Open,
 }
 
 impl Check {
-    /// The verdict of a test.
+    /// Returns the verdict of a test.
     pub fn of(passed: bool) -> Check {
         if passed { Check::Pass } else { Check::Fail }
     }
 
-    /// Sign and word, as they stand in the page.
+    /// Returns sign and word as the page shows them.
     pub fn text(self) -> &'static str {
         match self {
             Check::Pass => "✔ pass",
@@ -46,31 +46,31 @@ impl Check {
     }
 }
 
-/// One cell of a table.
+/// A cell of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// Words, left-aligned.
+    /// Text, left-aligned.
     Text(String),
-    /// A number with its unit, as it shall be read; right-aligned.
+    /// A number with its unit, formatted and right-aligned.
     Number(String),
-    /// A verdict.
+    /// Result of a check.
     Check(Check),
-    /// Nothing is known; an en dash is written, right-aligned as a number would be.
+    /// An unknown value, shown as a right-aligned en dash.
     Missing,
 }
 
 impl Cell {
-    /// Words.
+    /// Creates a cell with text.
     pub fn text(text: impl Into<String>) -> Cell {
         Cell::Text(text.into())
     }
 
-    /// A number, written already.
+    /// Creates a cell with a formatted number.
     pub fn number(text: impl Into<String>) -> Cell {
         Cell::Number(text.into())
     }
 
-    /// A verdict.
+    /// Creates a cell with the result of a check.
     pub fn check(check: Check) -> Cell {
         Cell::Check(check)
     }
@@ -88,7 +88,7 @@ impl Cell {
     }
 }
 
-/// A table; the first cell of a row names it.
+/// A table. The first cell of each row is the row's name.
 #[derive(Clone, Debug)]
 pub struct Table {
     caption: String,
@@ -98,21 +98,22 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns. A column whose cells are all numbers has its head right-aligned too.
+    /// Creates a table with these column heads. The head of a column of numbers is right-aligned
+    /// too.
     pub fn new<H: Into<String>>(heads: impl IntoIterator<Item = H>) -> Table {
         let heads = heads.into_iter().map(Into::into).collect();
         Table { caption: String::new(), heads, rows: Vec::new(), csv: None }
     }
 
-    /// With a caption above.
+    /// Returns the table with a caption above it.
     pub fn caption(self, caption: impl Into<String>) -> Table {
         Table { caption: caption.into(), ..self }
     }
 
-    /// With one more row.
+    /// Returns the table with one more row.
     ///
     /// # Panics
-    /// When it has not as many cells as there are columns.
+    /// Panics if the number of cells differs from the number of columns.
     pub fn row(mut self, cells: impl IntoIterator<Item = Cell>) -> Table {
         let cells: Vec<Cell> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.heads.len(), "a row has a cell for each column");
@@ -120,7 +121,7 @@ impl Table {
         self
     }
 
-    /// With a link to the same numbers as a file; see [`Figure::csv`].
+    /// Returns the table with a link to a CSV file of its numbers; see [`Figure::csv`].
     pub fn csv(self, path: impl Into<String>) -> Table {
         Table { csv: Some(path.into()), ..self }
     }
@@ -175,17 +176,19 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// A picture. The text of `svg` goes into the page as it is, so it must come from [`crate::picture`].
+    /// Creates a figure. The text of `svg` goes into the page without escaping, so it must come
+    /// from [`crate::picture`].
     ///
     /// # Panics
-    /// When it is no SVG element.
+    /// Panics if `svg` is not an SVG element.
     pub fn new(svg: impl Into<String>, caption: impl Into<String>) -> Figure {
         let svg = svg.into();
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "a figure is an SVG element");
         Figure { svg, caption: caption.into(), csv: None }
     }
 
-    /// With a link to its numbers: a path relative to the page. It leads nowhere but there, whatever its characters.
+    /// Returns the figure with a link to a CSV file of its numbers. The path is relative to the
+    /// page, and special characters in it are encoded.
     pub fn csv(self, path: impl Into<String>) -> Figure {
         Figure { csv: Some(path.into()), ..self }
     }
@@ -203,7 +206,8 @@ impl Figure {
     }
 }
 
-/// Opens a box that scrolls sideways where it is too wide; the keyboard reaches it.
+/// Opens an HTML box that scrolls sideways if its content is too wide, and that the keyboard can
+/// focus.
 fn scroll(out: &mut String, name: &str) {
     line(out, format_args!("<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{name}\">"));
 }
@@ -212,7 +216,8 @@ fn csv_link(path: &str) -> String {
     format!("<a href=\"{}\">{} (CSV)</a>", relative(path), escaped(path))
 }
 
-/// The path as a relative reference: "./" keeps a colon from making a scheme, and all that is not plain is encoded.
+/// Returns the path as a relative URL. The prefix "./" prevents a colon from forming a scheme, and
+/// special characters are encoded.
 fn relative(path: &str) -> String {
     let byte = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
@@ -224,7 +229,7 @@ fn relative(path: &str) -> String {
     format!("./{encoded}")
 }
 
-/// A part of the page under a heading.
+/// A section of the page with a heading.
 #[derive(Clone, Debug)]
 pub struct Section {
     title: String,
@@ -242,37 +247,37 @@ enum Block {
 }
 
 impl Section {
-    /// An empty section.
+    /// Creates an empty section.
     pub fn new(title: impl Into<String>) -> Section {
         Section { title: title.into(), check: None, blocks: Vec::new() }
     }
 
-    /// With a verdict beside the heading and in the index.
+    /// Returns the section with a verdict beside the heading and in the index.
     pub fn check(self, check: Check) -> Section {
         Section { check: Some(check), ..self }
     }
 
-    /// With a paragraph.
+    /// Returns the section with one more paragraph.
     pub fn paragraph(self, text: impl Into<String>) -> Section {
         self.with(Block::Paragraph(text.into()))
     }
 
-    /// With a paragraph that stands out: a limit, a stand-in, a warning.
+    /// Returns the section with a highlighted paragraph, for example a limit or a warning.
     pub fn note(self, text: impl Into<String>) -> Section {
         self.with(Block::Note(text.into()))
     }
 
-    /// With text as it is typed in a terminal or a file; line ends are kept.
+    /// Returns the section with preformatted text of a terminal or file.
     pub fn command(self, text: impl Into<String>) -> Section {
         self.with(Block::Command(text.into()))
     }
 
-    /// With a table.
+    /// Returns the section with one more table.
     pub fn table(self, table: Table) -> Section {
         self.with(Block::Table(table))
     }
 
-    /// With a figure.
+    /// Returns the section with one more figure.
     pub fn figure(self, figure: Figure) -> Section {
         self.with(Block::Figure(figure))
     }
@@ -282,7 +287,7 @@ impl Section {
         self
     }
 
-    /// Title and verdict as HTML.
+    /// Returns title and verdict as HTML.
     pub(super) fn heading(&self) -> (String, String) {
         let verdict = self.check.map(|check| format!(" {}", check.html())).unwrap_or_default();
         (escaped(&self.title), verdict)

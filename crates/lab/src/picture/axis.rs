@@ -1,16 +1,17 @@
-//! Axes of numbers: which span they cover, where a value lies, which values get a label.
+//! Numeric axes of charts: the range of an axis, the position of a value, and the labelled values.
 //!
-//! Labels stand at values people count in: 1, 2, 5 and their tens; powers of two for bytes; minutes, quarters of a
-//! day and days for long times. An axis always has a span, whatever the data: a single value gets room around it.
+//! Labels are at round values: 1, 2 and 5 times powers of ten, powers of two for bytes, and
+//! minutes, quarters of a day and days for long times. The range of an axis is never empty: a
+//! single value gets space around it.
 
 use super::unit::{Unit, time_unit};
 
-/// Values beyond this are no data; nothing the lab measures comes near it.
+/// Maximum absolute value that is drawn. The lab measures no values near this limit.
 const VALUE_MAX: f64 = 1e24;
-/// Values nearer to zero than this are zero.
+/// Values nearer to zero than this limit count as zero.
 const VALUE_MIN: f64 = 1e-24;
 
-/// One axis of a picture.
+/// One axis of a chart.
 #[derive(Clone, Debug)]
 pub struct Axis {
     pub(super) name: String,
@@ -26,22 +27,24 @@ pub(super) enum Scale {
 }
 
 impl Axis {
-    /// A linear axis that shows zero.
+    /// Creates a linear axis that includes zero.
     pub fn new(name: impl Into<String>, unit: Unit) -> Axis {
         Axis { name: name.into(), unit, scale: Scale::Linear, fitted: false }
     }
 
-    /// The axis with a logarithmic scale: values of zero and less have no place on it and are left out.
+    /// Returns the axis with a logarithmic scale. Values of zero and less have no position and are
+    /// left out.
     pub fn log(self) -> Axis {
         Axis { scale: Scale::Log, ..self }
     }
 
-    /// The linear axis without zero, so that small differences of large values show.
+    /// Returns the linear axis without zero, so that small differences between large values are
+    /// visible.
     pub fn fitted(self) -> Axis {
         Axis { fitted: true, ..self }
     }
 
-    /// The value as it is drawn, or nothing where it has no place on this axis.
+    /// Returns the value as it is drawn, or `None` if the value has no position on the axis.
     pub(super) fn clean(&self, value: f64) -> Option<f64> {
         let value = if value.abs() < VALUE_MIN { 0.0 } else { value };
         let placed = value.abs() <= VALUE_MAX && (self.scale == Scale::Linear || value > 0.0);
@@ -49,23 +52,23 @@ impl Axis {
     }
 }
 
-/// What an axis does at the ends of the data.
+/// Position of the ends of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
-    /// It ends there too.
+    /// The axis ends at the lowest and highest data value.
     Exact,
-    /// It goes on to the next label.
+    /// The axis ends at the next label.
     Round,
 }
 
-/// A labelled place.
+/// A labelled position on an axis.
 #[derive(Clone, Debug)]
 pub(super) struct Tick {
     pub(super) at: f64,
     pub(super) label: String,
 }
 
-/// Where a value lies.
+/// Position of a value on an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Place {
     Before,
@@ -73,7 +76,7 @@ pub(super) enum Place {
     After,
 }
 
-/// An axis laid out on pixels.
+/// An axis scaled to pixels.
 #[derive(Clone, Debug)]
 pub(super) struct AxisScale {
     scale: Scale,
@@ -86,7 +89,7 @@ pub(super) struct AxisScale {
 }
 
 impl AxisScale {
-    /// The axis for these values between two pixels, with at most `labels_max` labels.
+    /// Creates the axis for these values between two pixels, with at most `labels_max` labels.
     pub(super) fn new(
         axis: &Axis,
         values: impl Iterator<Item = f64>,
@@ -180,17 +183,17 @@ impl AxisScale {
         AxisScale { scale, low, high, from, to, ticks: Vec::new(), minor: Vec::new() }
     }
 
-    /// Labelled places, in order.
+    /// Returns the labelled positions in order.
     pub(super) fn ticks(&self) -> &[Tick] {
         &self.ticks
     }
 
-    /// Places of the small ticks of a logarithmic scale.
+    /// Returns the positions of the small ticks of a logarithmic scale.
     pub(super) fn minor(&self) -> &[f64] {
         &self.minor
     }
 
-    /// Where the axis' zero is, or its lower end where it has none.
+    /// Returns the pixel of zero, or of the lower end if the axis has no zero.
     pub(super) fn base(&self) -> f64 {
         if self.scale == Scale::Linear && self.low < 0.0 && self.high > 0.0 {
             self.pixel(0.0)
@@ -201,7 +204,7 @@ impl AxisScale {
         }
     }
 
-    /// Pixel of a clean value, kept between the ends.
+    /// Returns the pixel of a value, limited to the ends of the axis.
     pub(super) fn pixel(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -210,7 +213,7 @@ impl AxisScale {
         self.from + share.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Where a clean value lies that the axis was not made for.
+    /// Returns the position of a value that may be outside the axis.
     pub(super) fn place(&self, value: f64) -> Place {
         let tolerance = (self.high - self.low) * 1e-6;
         match value {
@@ -221,7 +224,7 @@ impl AxisScale {
     }
 }
 
-/// The least round step that needs no more than `labels_max` labels for this span.
+/// Returns the smallest round step that needs at most `labels_max` labels for this range.
 fn step(unit: Unit, span: f64, most: f64, labels_max: usize) -> f64 {
     let least = span / labels_max.max(2) as f64;
     let enough = |step: &f64| *step >= least * (1.0 - 1e-9);
@@ -247,14 +250,15 @@ fn step(unit: Unit, span: f64, most: f64, labels_max: usize) -> f64 {
         .unwrap_or(ten * part * 10.0)
 }
 
-/// Powers of two from `low` to `high` whose exponent is a multiple of `step`.
+/// Returns the powers of two from `low` to `high` whose exponent is a multiple of `step`.
 fn powers_of_two(low: f64, high: f64, step: i32) -> Vec<f64> {
     let step = f64::from(step);
     let (first, last) = ((low.log2() / step - 1e-9).ceil(), (high.log2() / step + 1e-9).floor());
     (first as i32..=last as i32).map(|i| 2f64.powf(f64::from(i) * step)).collect()
 }
 
-/// Numbers of one digit from `low` to `high`, of every `step`-th decade.
+/// Returns the one-digit multiples of powers of ten from `low` to `high`, in every `step`-th
+/// decade.
 fn tens(low: f64, high: f64, digits: &[u32], step: i32) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let decades = (first..=last).filter(|power| power.rem_euclid(step) == 0);
@@ -263,7 +267,8 @@ fn tens(low: f64, high: f64, digits: &[u32], step: i32) -> Vec<f64> {
     numbers.filter(|&n| n >= low * (1.0 - 1e-9) && n <= high * (1.0 + 1e-9)).collect()
 }
 
-/// Long times on a logarithmic axis go by tens of seconds, which are odd numbers of minutes.
+/// Returns the label of a power of ten. Long times are in seconds, because powers of ten seconds
+/// are odd numbers of minutes.
 fn power_label(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Seconds if value >= 1000.0 => format!("{} s", Unit::Count.text(value)),

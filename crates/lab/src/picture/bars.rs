@@ -1,7 +1,8 @@
-//! Figures side by side: groups of bars with their values written beside them, such as published and measured.
+//! Bar charts: groups of bars with the value beside each bar, for example published and measured
+//! values.
 //!
-//! Bars start at zero, always: a bar that starts elsewhere lies. Upright bars that have no room for their names or
-//! values are laid down.
+//! Bars always start at zero, so that their lengths can be compared. Vertical bars without room for
+//! their names or values become horizontal.
 
 use super::axis::{Axis, AxisScale, Ends};
 use super::canvas::{Anchor, Canvas, Style};
@@ -10,29 +11,29 @@ use super::palette::{FAINT, INK, series};
 use super::unit::Unit;
 use super::words;
 
-/// Height of an upright chart without its legend.
+/// Height of a vertical bar chart without its legend, pixels.
 const HEIGHT: i32 = 520;
-/// Thickness of a lying bar, and the gap to the next group.
+/// Thickness of a horizontal bar, pixels. The next constant is the gap between groups.
 const THICK: f64 = 20.0;
 const GAP: f64 = 18.0;
-/// Thickness of an upright bar, at most.
+/// Maximum thickness of a vertical bar, pixels.
 const THICK_MAX: f64 = 64.0;
 const VALUE: f64 = 15.0;
 const NAMES_MAX: f64 = 330.0;
 
-/// One bar.
+/// One bar of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bar {
-    /// A value.
+    /// A bar from zero to this value.
     Value(f64),
-    /// A span, such as "2 to 4 times", drawn from its lower to its upper end.
+    /// A bar from the lower to the upper value of a range, for example "2 to 4 times".
     Span(f64, f64),
-    /// Nothing was measured; "–" is written in its place.
+    /// A value that was not measured, shown as "–".
     Missing,
 }
 
 impl Bar {
-    /// The ends as they are drawn, lower first.
+    /// Returns the ends of the bar, lower end first.
     fn ends(self, axis: &Axis) -> Option<(f64, f64)> {
         match self {
             Bar::Value(value) => axis.clean(value).map(|value| (value.min(0.0), value.max(0.0))),
@@ -46,7 +47,7 @@ impl Bar {
             (_, None) => "–".to_owned(),
             (Bar::Span(..), Some((low, high))) => {
                 let (low, high) = (axis.unit.text(low), axis.unit.text(high));
-                // "2–4 ×" rather than "2 ×–4 ×".
+                // The range is "2–4 ×" and not "2 ×–4 ×".
                 let short = low.rsplit_once(' ').zip(high.rsplit_once(' ')).filter(|(a, b)| a.1 == b.1);
                 short.map_or(format!("{low} – {high}"), |(a, b)| format!("{}–{} {}", a.0, b.0, b.1))
             }
@@ -60,7 +61,7 @@ impl Bar {
     }
 }
 
-/// Bars that belong together: one per series, in the order of the series.
+/// A group of bars: one bar per series, in the order of the series.
 #[derive(Clone, Debug)]
 pub struct BarGroup {
     name: String,
@@ -68,13 +69,13 @@ pub struct BarGroup {
 }
 
 impl BarGroup {
-    /// A group; series it has no bar for count as missing.
+    /// Creates a group of bars. Series without a bar count as missing.
     pub fn new(name: impl Into<String>, bars: impl Into<Vec<Bar>>) -> BarGroup {
         BarGroup { name: name.into(), bars: bars.into() }
     }
 }
 
-/// Groups of bars over one axis.
+/// A bar chart: groups of bars on one axis.
 #[derive(Clone, Debug)]
 pub struct BarChart {
     title: String,
@@ -86,31 +87,32 @@ pub struct BarChart {
 }
 
 impl BarChart {
-    /// A chart of lying bars whose length is `name` in `unit`, without a series or a group.
+    /// Creates a chart of horizontal bars without series and groups. `name` and `unit` describe the
+    /// length of a bar.
     pub fn new(title: impl Into<String>, name: impl Into<String>, unit: Unit) -> BarChart {
         let (series, groups) = (Vec::new(), Vec::new());
         let axis = Axis::new(name, unit);
         BarChart { title: title.into(), subtitle: String::new(), axis, series, groups, upright: false }
     }
 
-    /// One line below the title, smaller.
+    /// Returns the chart with a subtitle below the title.
     pub fn subtitle(self, subtitle: impl Into<String>) -> BarChart {
         BarChart { subtitle: subtitle.into(), ..self }
     }
 
-    /// With one more series, such as "measured".
+    /// Returns the chart with one more series, for example "measured".
     pub fn series(mut self, name: impl Into<String>) -> BarChart {
         self.series.push(name.into());
         self
     }
 
-    /// With one more group.
+    /// Returns the chart with one more group.
     pub fn group(mut self, group: BarGroup) -> BarChart {
         self.groups.push(group);
         self
     }
 
-    /// With upright bars, if they have room.
+    /// Returns the chart with vertical bars. The bars become horizontal if they lack room.
     pub fn upright(self) -> BarChart {
         BarChart { upright: true, ..self }
     }
@@ -119,13 +121,13 @@ impl BarChart {
         group.bars.get(series).copied().unwrap_or(Bar::Missing)
     }
 
-    /// Ends of all bars.
+    /// Returns the ends of all bars.
     fn ends(&self) -> impl Iterator<Item = f64> {
         let bars = self.groups.iter().flat_map(|group| group.bars.iter().take(self.count()));
         bars.filter_map(|bar| bar.ends(&self.axis)).flat_map(|(low, high)| [low, high])
     }
 
-    /// Bars per group.
+    /// Returns the number of bars per group.
     fn count(&self) -> usize {
         self.series.len().max(1)
     }
@@ -149,7 +151,7 @@ impl BarChart {
     }
 }
 
-/// Draws the chart; the text is an SVG document without a prolog, fit for a file or an HTML page.
+/// Draws the chart as an SVG document without a prolog, for a file or an HTML page.
 pub fn bars(chart: &BarChart) -> String {
     let upright = if chart.upright { Upright::fitting(chart) } else { None };
     match upright {
@@ -170,7 +172,7 @@ fn lying(chart: &BarChart) -> String {
     let wide = |bar: Bar| words::width(&bar.text(&chart.axis), VALUE);
     let widest = values().map(wide).fold(0.0, f64::max);
     let frame = Frame { left, right: f64::from(frame::WIDTH) - frame::MARGIN - widest, top, bottom };
-    // Below zero a value stands left of its bar, and needs room there.
+    // A negative value is written left of its bar and needs room there.
     let negative =
         values().filter(|bar| bar.is_negative(&chart.axis)).map(|bar| wide(bar) + 10.0).fold(0.0, f64::max);
     let ruler = AxisScale::new(&chart.axis, chart.ends(), (left + negative, frame.right), 8, Ends::Round);
@@ -193,11 +195,11 @@ fn lying(chart: &BarChart) -> String {
     finish(canvas, chart, frame)
 }
 
-/// The bar of a series, and its value at the end that is away from zero.
+/// Draws the horizontal bar of a series, with the value at the end away from zero.
 fn lying_bar(canvas: &mut Canvas, bar: Bar, axis: &Axis, ruler: &AxisScale, (index, top): (usize, f64)) {
     let (mut from, mut to) = (ruler.base(), ruler.base());
     if let Some((low, high)) = bar.ends(axis) {
-        // A value of almost nothing still has a bar to be seen.
+        // A bar of almost zero is still one pixel long.
         (from, to) = (ruler.pixel(low), ruler.pixel(high).max(ruler.pixel(low) + 1.0));
         canvas.rect((from, top + 1.0), (to, top + THICK - 1.0), series(index).0.into());
     }
@@ -213,7 +215,7 @@ fn finish(mut canvas: Canvas, chart: &BarChart, frame: Frame) -> String {
     canvas.finish()
 }
 
-/// The measures of upright bars.
+/// Dimensions of vertical bars.
 struct Upright {
     frame: Frame,
     ruler: AxisScale,
@@ -223,9 +225,10 @@ struct Upright {
 }
 
 impl Upright {
-    /// Measures with which every name and value has room, if there are any.
+    /// Returns dimensions with room for every name and value, or `None` if there are none.
     fn fitting(chart: &BarChart) -> Option<Upright> {
-        // The left border depends on labels that depend on the legend's height; this is beyond any.
+        // The left border depends on labels that depend on the legend's height. This value is a
+        // safe upper limit.
         let legend = chart.legend(200.0);
         let (top, bottom) = (112.0 + legend.height(), f64::from(HEIGHT) - 50.0 + legend.height());
         let below = chart.ends().any(|end| end < 0.0);

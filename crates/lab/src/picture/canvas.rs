@@ -1,11 +1,13 @@
-//! An SVG document, written element by element.
+//! Writes an SVG document element by element.
 //!
-//! Coordinates are pixels from the upper left corner, rounded to a tenth; a coordinate that is not finite is a bug of
-//! the caller's and asserted. Words are escaped here and nowhere else. Nothing has an `id`, so that several pictures
-//! can stand in one HTML page, and nothing refers to anything outside.
+//! Coordinates are in pixels from the upper left corner, rounded to a tenth. A coordinate that is
+//! not finite is a bug of the caller and panics. Only the canvas escapes text. No element has an
+//! `id`, so several SVG documents can be part of one HTML page. A document has no external
+//! references.
 //!
-//! It is written by hand because the little that pictures need (dashes, tenths of a pixel, words for those who cannot
-//! see the picture, characters XML forbids) is what drawing libraries' SVG backends leave out.
+//! The project writes SVG itself because the SVG backends of drawing libraries lack features that
+//! charts need. The missing features are dashes, tenths of a pixel, text for screen readers, and
+//! the removal of characters that XML forbids.
 
 use std::fmt::Write;
 
@@ -14,7 +16,7 @@ use crate::markup::escaped;
 
 const FONT: &str = "Helvetica, Arial, DejaVu Sans, sans-serif";
 
-/// A colour and how much of what is below it hides, 0 to 1.
+/// A colour with an opacity from 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paint {
     colour: Colour,
@@ -22,19 +24,19 @@ pub(super) struct Paint {
 }
 
 impl Colour {
-    /// The colour as thin paint.
+    /// Returns the colour with this opacity.
     pub(super) fn mix(self, opacity: f64) -> Paint {
         Paint { colour: self, opacity }
     }
 
-    /// A line of this colour.
+    /// Returns a line style of this colour.
     pub(super) fn stroke(self, width: f64) -> Stroke {
         Paint::from(self).stroke(width)
     }
 }
 
 impl Paint {
-    /// A line of this paint.
+    /// Returns a line style of this paint.
     pub(super) fn stroke(self, width: f64) -> Stroke {
         Stroke { paint: self, width, dash: None, rounded: false }
     }
@@ -46,7 +48,7 @@ impl From<Colour> for Paint {
     }
 }
 
-/// How a line is drawn.
+/// Style of a line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stroke {
     paint: Paint,
@@ -56,18 +58,19 @@ pub(super) struct Stroke {
 }
 
 impl Stroke {
-    /// The line with this dash pattern, `None` for a solid one.
+    /// Returns the line style with this dash pattern; `None` is a solid line.
     pub(super) fn dashed(self, dash: Option<&'static str>) -> Stroke {
         Stroke { dash, ..self }
     }
 
-    /// The line with round corners: where it turns sharply, a pointed one would stick out.
+    /// Returns the line style with round corners. At sharp turns, pointed corners would extend
+    /// beyond the line.
     pub(super) fn rounded(self) -> Stroke {
         Stroke { rounded: true, ..self }
     }
 }
 
-/// Which point of a text is placed.
+/// Point of a text that is at the given position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,
@@ -75,7 +78,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a text looks.
+/// Style of a text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
     size: f64,
@@ -87,40 +90,41 @@ pub(super) struct Style {
 }
 
 impl Style {
-    /// Plain text of this height in pixels.
+    /// Creates a plain text style with this height in pixels.
     pub(super) fn new(size: f64, colour: Colour, anchor: Anchor) -> Style {
         Style { size, colour, anchor, bold: false, turned: false, edged: false }
     }
 
-    /// The same in bold.
+    /// Returns the text style in bold.
     pub(super) fn bold(self) -> Style {
         Style { bold: true, ..self }
     }
 
-    /// The same, read from below.
+    /// Returns the text style rotated to be read from bottom to top.
     pub(super) fn turned(self) -> Style {
         Style { turned: true, ..self }
     }
 
-    /// The same with an edge of paper, to be read over lines.
+    /// Returns the text style with a white outline, for text over lines.
     pub(super) fn edged(self) -> Style {
         Style { edged: true, ..self }
     }
 }
 
-/// The document so far.
+/// An SVG document that is being written.
 #[derive(Debug)]
 pub(super) struct Canvas {
     out: String,
 }
 
 impl Canvas {
-    /// An empty picture of this size, for a file of its own.
+    /// Starts an empty SVG document of this size for a separate file.
     pub(super) fn new(width: i32, height: i32) -> Canvas {
         Canvas::start(width, height, "")
     }
 
-    /// An empty picture that a page can take in: `name` is read out in its place, `description` after it.
+    /// Starts an empty SVG document for an HTML page. Screen readers read `name` and then
+    /// `description`.
     pub(super) fn named(width: i32, height: i32, name: &str, description: &str) -> Canvas {
         let mut canvas =
             Canvas::start(width, height, &format!(" role=\"img\" aria-label=\"{}\"", escaped(name)));
@@ -140,13 +144,13 @@ impl Canvas {
         canvas
     }
 
-    /// The finished document.
+    /// Returns the complete document.
     pub(super) fn finish(mut self) -> String {
         self.out.push_str("</svg>\n");
         self.out
     }
 
-    /// A filled rectangle between two corners.
+    /// Draws a filled rectangle between two corners.
     pub(super) fn rect(&mut self, from: (f64, f64), to: (f64, f64), paint: Paint) {
         let (x, y, width, height) =
             (number(from.0), number(from.1), number(to.0 - from.0), number(to.1 - from.1));
@@ -157,7 +161,7 @@ impl Canvas {
         ));
     }
 
-    /// A line through these points.
+    /// Draws a line through these points.
     pub(super) fn line(&mut self, points: &[(f64, f64)], stroke: Stroke) {
         let dash = stroke.dash.map(|dash| format!(" stroke-dasharray=\"{dash}\"")).unwrap_or_default();
         let join = if stroke.rounded { " stroke-linejoin=\"round\"" } else { "" };
@@ -170,7 +174,7 @@ impl Canvas {
         ));
     }
 
-    /// A filled area with these corners.
+    /// Draws a filled polygon with these corners.
     pub(super) fn area(&mut self, corners: &[(f64, f64)], paint: Paint) {
         self.push(format_args!(
             "<polygon opacity=\"{}\" fill=\"{}\" points=\"{}\"/>",
@@ -180,7 +184,7 @@ impl Canvas {
         ));
     }
 
-    /// A dot.
+    /// Draws a dot.
     pub(super) fn dot(&mut self, (x, y): (f64, f64), radius: f64, paint: Paint) {
         self.push(format_args!(
             "<circle cx=\"{}\" cy=\"{}\" r=\"{radius}\" opacity=\"{}\" fill=\"{}\" stroke=\"none\" stroke-width=\"1\"/>",
@@ -191,7 +195,7 @@ impl Canvas {
         ));
     }
 
-    /// A line of text, its middle at the height given.
+    /// Writes a line of text, vertically centred at the given position.
     pub(super) fn text(&mut self, text: &str, (x, y): (f64, f64), style: Style) {
         let (x, y) = (number(x), number(y));
         let anchor = match style.anchor {
@@ -227,7 +231,7 @@ fn list(points: &[(f64, f64)]) -> String {
     points.iter().map(|&(x, y)| format!("{},{} ", number(x), number(y))).collect()
 }
 
-/// The coordinate in tenths of a pixel; adding zero turns -0 into 0.
+/// Rounds a coordinate to tenths of a pixel. Adding zero turns -0 into 0.
 fn number(value: f64) -> f64 {
     assert!(value.is_finite(), "a coordinate is a number");
     (value * 10.0).round() / 10.0 + 0.0

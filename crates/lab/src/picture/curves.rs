@@ -1,8 +1,9 @@
-//! Named series over a common axis: miss-ratio curves, sweeps, rates over time.
+//! Line charts of named series on a common axis: miss-ratio curves, parameter sweeps, and rates
+//! over time.
 //!
-//! Series are named at their right ends, in the order of their ends, each beside a piece of its line; more than fit
-//! there are named in rows below. Where a series has more points than pixels, each column of pixels keeps its first,
-//! lowest, highest and last, so no peak is lost.
+//! Each series has its name at the right end of its line. If the names do not fit there, they are
+//! in rows below the chart. If a series has more points than pixels, each pixel column keeps its
+//! first, lowest, highest and last point. No peak is thus lost.
 
 use super::axis::{Axis, AxisScale, Ends, Place, Tick};
 use super::canvas::{Anchor, Canvas, Style};
@@ -13,16 +14,16 @@ use super::{thin, words};
 const HEIGHT: i32 = 520;
 const LABELS_X: usize = 9;
 const LABELS_Y: usize = 7;
-/// Height of a name at a line's end.
+/// Height of a series name at the end of its line, pixels.
 const ROW: i32 = 21;
-/// Width of the name column, at most.
+/// Maximum width of the column of names, pixels.
 const NAMES_MAX: f64 = 250.0;
-/// Pixels between dots, at least.
+/// Minimum distance between two dots, pixels.
 const DOTS_APART: f64 = 12.0;
-/// Series described in words, at most.
+/// Maximum number of series that the description for screen readers includes.
 const DESCRIBED_MAX: usize = 20;
 
-/// Curves, and what they are drawn on.
+/// A line chart: curves, axes and markers.
 #[derive(Clone, Debug)]
 pub struct CurveChart {
     title: String,
@@ -34,31 +35,31 @@ pub struct CurveChart {
 }
 
 impl CurveChart {
-    /// A chart without a curve.
+    /// Creates a chart without curves.
     pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> CurveChart {
         let (title, subtitle) = (title.into(), String::new());
         CurveChart { title, subtitle, x, y, curves: Vec::new(), markers: Vec::new() }
     }
 
-    /// One line below the title, smaller: what was measured, and how.
+    /// Returns the chart with a subtitle below the title: what was measured, and how.
     pub fn subtitle(self, subtitle: impl Into<String>) -> CurveChart {
         CurveChart { subtitle: subtitle.into(), ..self }
     }
 
-    /// With one more series.
+    /// Returns the chart with one more curve.
     pub fn curve(mut self, curve: Curve) -> CurveChart {
         self.curves.push(curve);
         self
     }
 
-    /// With one more marked value.
+    /// Returns the chart with one more marker.
     pub fn marker(mut self, marker: Marker) -> CurveChart {
         self.markers.push(marker);
         self
     }
 }
 
-/// One series.
+/// One series of a line chart.
 #[derive(Clone, Debug)]
 pub struct Curve {
     name: String,
@@ -69,41 +70,43 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// A line through these points (x, y), drawn by rising x. A y that is no number makes a gap. A name may be empty.
+    /// Creates a line through these points (x, y), sorted by x. A y that is not a number makes a
+    /// gap. The name may be empty.
     pub fn new(name: impl Into<String>, points: Vec<(f64, f64)>) -> Curve {
         Curve { name: name.into(), points, dots: false, steps: false, area: false }
     }
 
-    /// With a dot at each point, except where dots would cover each other.
+    /// Returns the curve with a dot at each point, except where dots would overlap.
     pub fn dots(self) -> Curve {
         Curve { dots: true, ..self }
     }
 
-    /// Each value holds until the next point, as the rates of intervals do; a last point at the end closes the last.
+    /// Returns the curve as steps: each value is valid until the next point, for example the rate
+    /// of an interval. The last point ends the last step.
     pub fn steps(self) -> Curve {
         Curve { steps: true, ..self }
     }
 
-    /// With the area down to the axis filled.
+    /// Returns the curve with the area down to the axis filled.
     pub fn area(self) -> Curve {
         Curve { area: true, ..self }
     }
 }
 
-/// A value marked by a line across the picture. Where the axis does not reach it, its label stands at the border with
-/// an arrow: a marker never changes the scale.
+/// A value marked by a line across the chart. The marker never changes the scale. If the value is
+/// outside the axis, the label is at the border with an arrow.
 #[derive(Clone, Debug)]
 pub enum Marker {
-    /// A vertical line, labelled above the data.
+    /// A vertical line with a label above the data.
     X(f64, String),
-    /// A horizontal line, labelled inside.
+    /// A horizontal line with a label inside the chart.
     Y(f64, String),
 }
 
-/// A series in pixels: runs without a gap.
+/// A series in pixels, as parts without gaps.
 type Runs = Vec<Vec<(f64, f64)>>;
 
-/// Draws the chart; the text is an SVG document without a prolog, fit for a file or an HTML page.
+/// Draws the chart as an SVG document without a prolog, for a file or an HTML page.
 pub fn curves(chart: &CurveChart) -> String {
     Drawing::new(chart).draw()
 }
@@ -136,7 +139,7 @@ impl<'a> Drawing<'a> {
         let ruler = |right| {
             AxisScale::new(&chart.x, drawn().map(|point| point.0), (left, right), LABELS_X, Ends::Exact)
         };
-        // The last label is centred on its tick and must not stick out of the picture.
+        // The last label is centred on its tick and must not extend beyond the chart.
         let half = |tick: &Tick| words::width(&tick.label, frame::LABEL) / 2.0;
         let over = ruler(border).ticks().last().map_or(0.0, |tick| half(tick) - frame::MARGIN + 4.0).max(0.0);
         let right = border - names.max(over);
@@ -202,7 +205,8 @@ impl<'a> Drawing<'a> {
         }
     }
 
-    /// Names beside the right border, each as near to its line's end as the others let it.
+    /// Writes the names at the right border, each as near to the end of its line as possible
+    /// without overlap.
     fn draw_names(&mut self) {
         let curves = &self.chart.curves;
         let middle = |runs: &Runs| {
@@ -234,7 +238,8 @@ impl<'a> Drawing<'a> {
         }
     }
 
-    /// Vertical markers as (pixel, label), by pixel; those beyond the axis stand at its border.
+    /// Returns the vertical markers as pixel, border position and label, sorted by pixel. Markers
+    /// outside the axis are at its border.
     fn vertical(&self) -> Vec<(Option<f64>, f64, String)> {
         let mut marked: Vec<_> = self
             .chart
@@ -312,7 +317,7 @@ impl<'a> Drawing<'a> {
         }
     }
 
-    /// How much of the curves lies in a box, in tenths of its width.
+    /// Returns how much of the curves is in a box, in tenths of the box's width.
     fn crowd(&self, (left, right): (f64, f64), (top, bottom): (f64, f64)) -> usize {
         let probes = (0..=10).map(|i| left + (right - left) * f64::from(i) / 10.0);
         let pairs = || self.runs.iter().flatten().flat_map(|run| run.windows(2));
@@ -344,14 +349,14 @@ impl CurveChart {
             .collect()
     }
 
-    /// What is read out in the picture's place.
+    /// Returns the text that screen readers read for the chart.
     fn spoken(&self) -> String {
         let words = [self.title.as_str(), self.subtitle.as_str()];
         let said: Vec<&str> = words.into_iter().filter(|text| !text.is_empty()).collect();
         if said.is_empty() { "chart".to_owned() } else { said.join(". ") }
     }
 
-    /// The ends of each series in words.
+    /// Returns the first and last value of each series in words.
     fn described(&self) -> String {
         let sentence = |curve: &Curve| {
             let drawn = || curve.points.iter().copied().filter(|&point| self.has(point));
@@ -365,7 +370,7 @@ impl CurveChart {
     }
 }
 
-/// A dot at each point; those that would cover the one before are left out.
+/// Draws a dot at each point, without dots that would overlap the previous one.
 fn draw_dots(canvas: &mut Canvas, run: &[(f64, f64)], colour: Colour) {
     let mut drawn: Option<(f64, f64)> = None;
     for &(x, y) in run {
@@ -378,7 +383,7 @@ fn draw_dots(canvas: &mut Canvas, run: &[(f64, f64)], colour: Colour) {
     }
 }
 
-/// The points as a line, with the corners of steps.
+/// Returns the points of a line, including the corners of steps.
 fn traced(run: &[(f64, f64)], steps: bool) -> Vec<(f64, f64)> {
     if !steps {
         return run.to_vec();

@@ -1,20 +1,20 @@
-//! What every picture has around its data: heading, grid, axes, legend.
+//! Common parts of all charts: heading, grid, axes and legend.
 
 use super::axis::AxisScale;
 use super::canvas::{Anchor, Canvas, Style};
 use super::palette::{FAINT, GRID, INK, series};
 use super::words;
 
-/// How wide all pictures are, in pixels.
+/// Width of all charts, pixels.
 pub(super) const WIDTH: i32 = 1200;
-/// How much of it is kept free at the right.
+/// Width of the right margin, pixels.
 pub(super) const MARGIN: f64 = 36.0;
-/// Height of a tick's label.
+/// Font height of tick labels, pixels.
 pub(super) const LABEL: f64 = 16.0;
-/// Height of text that names an axis.
+/// Font height of axis names, pixels.
 const NAME: f64 = 16.0;
 
-/// The rectangle of the data, in pixels.
+/// Rectangle of the data, in pixels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
     pub(super) left: f64,
@@ -23,31 +23,31 @@ pub(super) struct Frame {
     pub(super) bottom: f64,
 }
 
-/// The height of a font whose line is this high.
+/// Returns the font size for this line height.
 pub(super) fn size(line: i32) -> f64 {
     f64::from(line) / 1.24
 }
 
-/// Title and subtitle.
+/// Draws title and subtitle.
 pub(super) fn heading(canvas: &mut Canvas, title: &str, subtitle: &str, left: f64) {
     canvas.text(title, (left, 34.0), Style::new(size(27), INK, Anchor::Start).bold());
     canvas.text(subtitle, (left, 62.0), Style::new(size(18), FAINT, Anchor::Start));
 }
 
-/// Title and subtitle of any length, cut at the right margin.
+/// Draws title and subtitle, cut at the right margin.
 pub(super) fn heading_cut(canvas: &mut Canvas, title: &str, subtitle: &str, left: f64) {
     let room = f64::from(WIDTH) - MARGIN - left;
     let title = words::cut(title, size(27) * 1.08, room);
     heading(canvas, &title, &words::cut(subtitle, size(18), room), left);
 }
 
-/// Where data would be if there were any.
+/// Writes "no data" in the middle of the rectangle.
 pub(super) fn no_data(canvas: &mut Canvas, frame: Frame) {
     let middle = ((frame.left + frame.right) / 2.0, (frame.top + frame.bottom) / 2.0);
     canvas.text("no data", middle, Style::new(20.0, FAINT, Anchor::Middle));
 }
 
-/// The vertical axis at the left: grid lines, labels, name.
+/// Draws the vertical axis at the left: grid lines, labels and name.
 pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, name: &str) {
     for &y in ruler.minor() {
         canvas.line(&[(frame.left, y), (frame.left + 5.0, y)], FAINT.mix(0.6).stroke(1.0));
@@ -61,7 +61,7 @@ pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, na
     canvas.text(&name, middle, Style::new(NAME, FAINT, Anchor::Middle).turned());
 }
 
-/// The horizontal axis at the bottom: ticks or grid lines, labels, name.
+/// Draws the horizontal axis at the bottom: ticks or grid lines, labels and name.
 pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, name: &str, grid: Grid) {
     for &x in ruler.minor() {
         canvas.line(&[(x, frame.bottom), (x, frame.bottom + 4.0)], FAINT.mix(0.6).stroke(1.0));
@@ -84,27 +84,27 @@ pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, 
     canvas.text(&name, (frame.right, frame.bottom + 46.0), Style::new(NAME, FAINT, Anchor::End));
 }
 
-/// Whether an axis draws lines through the data.
+/// Whether an axis draws grid lines through the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grid {
     Ticks,
     Lines,
 }
 
-/// Where the names of series go when they stand in rows.
+/// Layout of the legend: names of series in rows.
 pub(super) struct Legend {
-    /// Number of the series, left end from the legend's, row.
+    /// Number of each series, distance from the legend's left end, and row.
     places: Vec<(usize, f64, usize)>,
     names: Vec<String>,
     sample: Sample,
 }
 
-/// What stands before a name to show which series it means.
+/// Symbol before a name that shows the series' colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sample {
-    /// A piece of its line.
+    /// A piece of the series' line.
     Line,
-    /// A field of its colour.
+    /// A rectangle of the series' colour.
     Field,
 }
 
@@ -127,10 +127,10 @@ impl Sample {
 }
 
 impl Legend {
-    /// Height of a row.
+    /// Height of a row of the legend, pixels.
     pub(super) const ROW: f64 = 26.0;
 
-    /// Lays the names out in as many rows as they need in this room; empty names take no place.
+    /// Lays out the names in as many rows as the width `room` requires. Empty names need no space.
     pub(super) fn new<'a>(names: impl Iterator<Item = &'a str>, sample: Sample, room: f64) -> Legend {
         let names: Vec<String> = names.map(|name| words::cut(name, LABEL, 300.0)).collect();
         let (mut x, mut row, mut places) = (0.0, 0, Vec::new());
@@ -145,12 +145,12 @@ impl Legend {
         Legend { places, names, sample }
     }
 
-    /// Pixels it takes.
+    /// Returns the height of the legend, pixels.
     pub(super) fn height(&self) -> f64 {
         self.places.last().map_or(0.0, |&(_, _, row)| (row + 1) as f64 * Legend::ROW)
     }
 
-    /// Draws it with the left end of its first row, at half height, at this point.
+    /// Draws the legend. The point is the left end of the first row, vertically centred.
     pub(super) fn draw(&self, canvas: &mut Canvas, (left, y): (f64, f64)) {
         for &(index, x, row) in &self.places {
             let (x, y) = (left + x, y + row as f64 * Legend::ROW);

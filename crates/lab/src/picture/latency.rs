@@ -1,8 +1,8 @@
-//! Latency over time as an SVG: every request a dot, phases side by side on one time axis, a median line, and a
-//! legend with each phase's figures.
+//! Draws latency over time as SVG. Each request is a dot, and the phases of a run follow each other
+//! on the time axis. The chart has a median line and a legend with the results of each phase.
 //!
-//! Latencies are on a logarithmic axis labelled in µs, ms and s. Runs of more than some thousand requests are
-//! thinned, so a file stays below 500 KB.
+//! Latencies are on a logarithmic axis with labels in µs, ms and s. Runs of more than a few
+//! thousand requests are thinned, so an SVG file stays below 500 KB.
 
 use std::path::Path;
 
@@ -15,34 +15,34 @@ use super::scale::{self, LatencyAxis, TimeAxis, latency_text};
 use super::{thin, words};
 use crate::summary::{Sample, Summary};
 
-/// The words of a chart.
+/// Texts of a latency chart.
 #[derive(Clone, Copy, Debug)]
 pub struct ChartText<'a> {
-    /// The heading.
+    /// Title of the chart.
     pub title: &'a str,
-    /// One line below it, smaller: what was measured, and how.
+    /// Subtitle below the title: what was measured, and how.
     pub subtitle: &'a str,
-    /// What the vertical axis is.
+    /// Name of the vertical axis.
     pub latency_axis: &'a str,
-    /// What the horizontal axis is; its unit is added.
+    /// Name of the horizontal axis. The unit is added to the name.
     pub time_axis: &'a str,
 }
 
 impl<'a> ChartText<'a> {
-    /// A chart with the usual names for its axes.
+    /// Creates the texts with the default names of the axes.
     pub fn new(title: &'a str, subtitle: &'a str) -> Self {
         ChartText { title, subtitle, latency_axis: "latency of each request, log scale", time_axis: "time" }
     }
 }
 
-/// One run of the chart; phases are drawn in order, each where the one before ended.
+/// One phase of the chart. Phases are drawn in order, each at the end of the previous one.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase<'a> {
-    /// Short name, such as "cold pass".
+    /// Short name of the phase, for example "cold pass".
     pub name: &'a str,
-    /// Its requests, times counted from the phase's start.
+    /// Requests of the phase. Times count from the start of the phase.
     pub samples: &'a [Sample],
-    /// What else the legend should say of it, such as "89 % hits"; may be empty.
+    /// Additional text in the legend, for example "89 % hits"; may be empty.
     pub note: &'a str,
 }
 
@@ -53,7 +53,7 @@ const DOTS_MAX: usize = 4_000;
 
 const PHASES: [Colour; 5] = [GREY, VERMILION, BLUE, GREEN, PURPLE];
 
-/// The plot's rectangle in whole pixels.
+/// Rectangle of the data, in whole pixels.
 struct Plot {
     left: i32,
     right: i32,
@@ -61,7 +61,7 @@ struct Plot {
     bottom: i32,
 }
 
-/// A phase with its place on the time axis.
+/// A phase with its position on the time axis.
 struct Band<'a> {
     phase: Phase<'a>,
     summary: Summary,
@@ -70,12 +70,12 @@ struct Band<'a> {
     colour: Colour,
 }
 
-/// Draws the phases into an SVG file, replacing what was there.
+/// Draws the phases into an SVG file. An existing file is replaced.
 ///
-/// Dots take their phase's colour. Where requests say whether they were hits, dots show that instead.
+/// Dots have the colour of their phase. If hits are known, the colour shows hit or miss instead.
 ///
 /// # Errors
-/// When no phase has a request, or the file cannot be written.
+/// Returns an error if no phase has a request, or if the file cannot be written.
 pub fn latency_over_time(path: &Path, text: &ChartText<'_>, phases: &[Phase<'_>]) -> Result<()> {
     let svg = render(text, phases)?;
     std::fs::write(path, svg).with_context(|| format!("cannot write the picture to {}", path.display()))
@@ -109,7 +109,7 @@ struct Chart<'a> {
     canvas: Canvas,
     text: &'a ChartText<'a>,
     bands: &'a [Band<'a>],
-    /// Whether any request says if it was a hit; dots show it then.
+    /// True if any request has a known hit or miss. Dots then show it.
     hits_known: bool,
     time: TimeAxis,
     latency: LatencyAxis,
@@ -185,7 +185,8 @@ impl<'a> Chart<'a> {
         let total: usize = self.bands.iter().map(|band| band.phase.samples.len()).sum();
         let opacity = if total > DOTS_MAX / 2 { 0.35 } else { 0.55 };
         for band in self.bands {
-            // By time, not by number: a fast phase must not crowd the slow ones out.
+            // The number of dots depends on a phase's duration and not on its number of requests,
+            // so a fast phase does not crowd out slow ones.
             let width = (self.time.x(band.end_ns) - self.time.x(band.start_ns)).max(1) as usize;
             let share = (DOTS_MAX * width).div_ceil((PLOT.right - PLOT.left) as usize);
             for sample in thin::thinned(band.phase.samples, share) {
@@ -205,7 +206,7 @@ impl<'a> Chart<'a> {
         }
     }
 
-    /// A white edge below the dark line keeps it readable on a cloud of dots.
+    /// Draws the median lines. A white edge around a line keeps it readable on many dots.
     fn draw_medians(&mut self) {
         for band in self.bands {
             let (from, to) = (self.time.x(band.start_ns), self.time.x(band.end_ns));
@@ -226,7 +227,7 @@ impl<'a> Chart<'a> {
         }
     }
 
-    /// Phase names above their bands; neighbours of a narrow band make room.
+    /// Writes the phase names above the phases, moved apart where phases are narrow.
     fn draw_names(&mut self) {
         let middles = self.bands.iter().map(|band| self.time.x((band.start_ns + band.end_ns) / 2));
         let widths: Vec<i32> = self.bands.iter().map(|band| name_width(band.phase.name)).collect();
@@ -269,7 +270,7 @@ impl<'a> Chart<'a> {
         }
     }
 
-    /// What the marks mean, from the right border leftwards.
+    /// Draws the legend of dots and lines, from the right border to the left.
     fn draw_keys(&mut self, y: i32) {
         let mut x = PLOT.right;
         self.write("median", (x, y), 16, FAINT, Weight::Plain, Anchor::End);
@@ -316,7 +317,7 @@ fn pixel((x, y): (i32, i32)) -> (f64, f64) {
     (f64::from(x), f64::from(y))
 }
 
-/// Pixels a phase's name takes above its band, roughly: no font is measured.
+/// Returns the approximate width of a phase's name, pixels. No font is measured.
 fn name_width(name: &str) -> i32 {
     name.chars().count() as i32 * 10 + 12
 }

@@ -1,22 +1,23 @@
-//! Colours and dash patterns of the pictures.
+//! Colours and dash patterns of charts.
 //!
-//! Series take the colours of Okabe and Ito ("Color universal design", 2008), which people with any kind of colour
-//! vision can tell apart. Their yellow is left out: on white paper it cannot be seen. When the seven are used up they
-//! return dashed, then dotted, so fourteen series need two patterns.
+//! Series have the colours of Okabe and Ito ("Color universal design", 2008), which people with any
+//! kind of colour vision can distinguish. The yellow of this palette is left out, because yellow is
+//! invisible on white. After seven series, the colours repeat with dashed lines, and then with
+//! dotted lines.
 
-/// A colour, eight bits each of red, green and blue.
+/// A colour with eight bits each for red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Colour(pub(super) u8, pub(super) u8, pub(super) u8);
 
-/// Text and whatever matters most.
+/// Colour of text and of important elements.
 pub(super) const INK: Colour = Colour(0x1f, 0x23, 0x28);
-/// Text and lines that stand back.
+/// Colour of less important text and lines.
 pub(super) const FAINT: Colour = Colour(0x5f, 0x67, 0x70);
-/// Lines of the grid.
+/// Colour of grid lines.
 pub(super) const GRID: Colour = Colour(0xd8, 0xdc, 0xe0);
-/// What everything is drawn on.
+/// Background colour of charts.
 pub(super) const PAPER: Colour = Colour(0xff, 0xff, 0xff);
-/// Two shades of paper, for neighbouring phases.
+/// Background colours of adjacent phases, in alternation.
 pub(super) const BANDS: [Colour; 2] = [Colour(0xf4, 0xf6, 0xf8), Colour(0xfb, 0xfb, 0xfc)];
 
 pub(super) const GREY: Colour = Colour(0x6e, 0x6e, 0x6e);
@@ -30,7 +31,7 @@ const SKY: Colour = Colour(0x56, 0xb4, 0xe9);
 const SERIES: [Colour; 7] = [BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK];
 const DASHES: [Option<&str>; 4] = [None, Some("9 5"), Some("2 4"), Some("12 4 2 4")];
 
-/// Colour and dash pattern of the series with this number; after 28 they repeat.
+/// Returns colour and dash pattern of the series with this number. After 28 series, they repeat.
 pub(super) fn series(index: usize) -> (Colour, Option<&'static str>) {
     (SERIES[index % SERIES.len()], DASHES[index / SERIES.len() % DASHES.len()])
 }

@@ -1,6 +1,7 @@
-//! Where a time or a latency lies on the picture, which values deserve a label, and how they are written.
+//! Axes of latency charts: the position of times and latencies, the labelled values, and the text
+//! of labels.
 
-/// A linear axis of nanoseconds from zero.
+/// A linear time axis from zero, nanoseconds.
 pub(super) struct TimeAxis {
     total_ns: u64,
     left: i32,
@@ -17,7 +18,7 @@ impl TimeAxis {
         self.left + (share * f64::from(self.right - self.left)).round() as i32
     }
 
-    /// The unit of the labels, in words.
+    /// Returns the unit of the labels in words.
     pub(super) fn unit(&self) -> &'static str {
         self.unit_and_ns().0
     }
@@ -30,7 +31,7 @@ impl TimeAxis {
         }
     }
 
-    /// Round times, at most eleven, with their labels.
+    /// Returns at most eleven round times with their labels.
     pub(super) fn ticks(&self) -> Vec<(u64, String)> {
         let (_, unit_ns) = self.unit_and_ns();
         let steps = (0..).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power) * unit_ns));
@@ -40,7 +41,7 @@ impl TimeAxis {
     }
 }
 
-/// A logarithmic axis over whole decades.
+/// A logarithmic latency axis over whole decades.
 pub(super) struct LatencyAxis {
     first: u32,
     last: u32,
@@ -49,7 +50,7 @@ pub(super) struct LatencyAxis {
 }
 
 impl LatencyAxis {
-    /// Decades that hold both values, two at least.
+    /// Creates the axis with all decades from `least_ns` to `most_ns`, at least two.
     pub(super) fn new(least_ns: u64, most_ns: u64, bottom: i32, top: i32) -> Self {
         let first = least_ns.max(1).ilog10();
         let last = (most_ns.max(2) - 1).ilog10() + 1;
@@ -62,18 +63,18 @@ impl LatencyAxis {
         self.bottom - (share.clamp(0.0, 1.0) * f64::from(self.bottom - self.top)).round() as i32
     }
 
-    /// The powers of ten, ends included.
+    /// Returns the powers of ten on the axis, including both ends.
     pub(super) fn decades(&self) -> impl Iterator<Item = u64> + use<> {
         (self.first..=self.last).map(|power| 10u64.saturating_pow(power))
     }
 
-    /// The value at the top.
+    /// Returns the latency at the upper end of the axis, nanoseconds.
     pub(super) fn end_ns(&self) -> u64 {
         10u64.saturating_pow(self.last)
     }
 }
 
-/// A latency as people write it: three digits at most, in ns, µs, ms or s.
+/// Formats a latency with up to three digits in ns, µs, ms or s.
 pub(super) fn latency_text(ns: u64) -> String {
     let (value, unit) = match ns {
         0..1_000 => return format!("{ns} ns"),
@@ -89,7 +90,7 @@ pub(super) fn latency_text(ns: u64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// Formats a count with thousands separators.
 pub(super) fn count_text(count: f64) -> String {
     let digits = format!("{count:.0}");
     let mut text = String::new();

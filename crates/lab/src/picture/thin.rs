@@ -1,11 +1,13 @@
-//! Fewer dots with the same look, and the medians of time buckets.
+//! Thins out samples without changing the look of a chart, and computes the medians of time
+//! intervals.
 
 use crate::summary::Sample;
 
-/// The slowest requests are what people look for; this many survive any thinning.
+/// Number of slowest requests that are always kept, because they are the most interesting ones.
 const SLOWEST_KEPT: usize = 24;
 
-/// At most `max` samples (a few more for the slowest): all of them when they are few, else every so-manieth.
+/// Returns about `max` samples at regular intervals, and the slowest samples. If there are fewer
+/// samples, all are returned.
 pub(super) fn thinned(samples: &[Sample], max: usize) -> Vec<Sample> {
     if samples.len() <= max {
         return samples.to_vec();
@@ -19,7 +21,8 @@ pub(super) fn thinned(samples: &[Sample], max: usize) -> Vec<Sample> {
     kept
 }
 
-/// Per bucket of equal time: (start, end, median latency), nanoseconds; `None` where nothing was sent.
+/// Returns the median latency of each time interval as start, end and median, nanoseconds. The
+/// value is `None` for an interval without requests.
 pub(super) fn medians(samples: &[Sample], span_ns: u64, buckets: u64) -> Vec<Option<(u64, u64, u64)>> {
     let width = span_ns.div_ceil(buckets).max(1);
     let mut latencies = vec![Vec::new(); buckets as usize];
@@ -35,8 +38,8 @@ pub(super) fn medians(samples: &[Sample], span_ns: u64, buckets: u64) -> Vec<Opt
     latencies.into_iter().enumerate().map(median).collect()
 }
 
-/// Points by rising x, in pixels, with no more than four of each column of pixels: its first, lowest, highest and
-/// last.
+/// Returns the points with at most four points per pixel column: first, lowest, highest and last.
+/// The points must be sorted by x.
 pub(super) fn columns(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     for column in points.chunk_by(|a, b| a.0.floor() == b.0.floor()) {

@@ -1,4 +1,4 @@
-//! What a number counts, and how people write it.
+//! Units of numbers in charts, and the formatting of numbers.
 
 use super::scale::{count_text, latency_text};
 
@@ -9,25 +9,25 @@ const MINUTE: f64 = 60.0;
 const HOUR: f64 = 3600.0;
 const DAY: f64 = 86_400.0;
 
-/// What the numbers of an axis or a bar are.
+/// Unit of the numbers of an axis or a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Plain numbers; what they count is the axis' name.
+    /// A count without a unit. The name of the axis tells what is counted.
     Count,
-    /// Shares, 0 to 1, written as 0 % to 100 %.
+    /// A ratio from 0 to 1, written as 0 % to 100 %.
     Percent,
-    /// Factors, written as "2.1 ×".
+    /// A factor, written as "2.1 ×".
     Times,
-    /// Bytes, written in KiB, MiB, GiB.
+    /// A number of bytes, written in KiB, MiB or GiB.
     Bytes,
-    /// Bytes per second.
+    /// A rate in bytes per second.
     BytesPerSecond,
-    /// Seconds, written in ns to days.
+    /// A time in seconds, written in ns to days.
     Seconds,
 }
 
 impl Unit {
-    /// The number as people write it: three digits, and its unit.
+    /// Formats the number with three digits and the unit.
     ///
     /// ```
     /// use hob_lab::picture::Unit;
@@ -52,7 +52,8 @@ impl Unit {
         }
     }
 
-    /// The label of a tick: `value` with as many decimals as a step of this size needs, in a unit fit for `most`.
+    /// Returns the label of a tick. The number of decimals fits the `step` between ticks, and the
+    /// unit fits the largest value `most`.
     pub(super) fn label(self, value: f64, step: f64, most: f64) -> String {
         if value == 0.0 {
             return if self == Unit::Percent { "0 %".to_owned() } else { "0".to_owned() };
@@ -76,7 +77,7 @@ impl Unit {
     }
 }
 
-/// The unit of time in which values up to `most` seconds are easy to read.
+/// Returns the unit of time that suits values up to `most` seconds.
 pub(super) fn time_unit(most: f64) -> (f64, &'static str) {
     match most {
         _ if most < 2e-6 => (1e-9, "ns"),
@@ -101,7 +102,7 @@ fn seconds(value: f64) -> String {
 
 fn bytes(value: f64) -> String {
     let (mut value, mut power) = (value, 0);
-    // 1023.6 would be written as 1024.
+    // The value 1023.6 would be rounded to 1024.
     while value >= 1023.5 && power + 1 < BINARY.len() {
         value /= KIB;
         power += 1;
@@ -116,7 +117,7 @@ fn count(value: f64) -> String {
     }
 }
 
-/// Three digits, more only for whole numbers; no zeros at the end.
+/// Formats a value with three digits, or more for whole numbers, and without trailing zeros.
 fn digits(value: f64) -> String {
     if value >= 99.95 {
         return if value < 1e15 { count_text(value.round()) } else { format!("{value:.3e}") };
@@ -133,18 +134,18 @@ fn digits(value: f64) -> String {
     trimmed(format!("{value:.places$}"))
 }
 
-/// Digits with their thousands apart.
+/// Formats digits with thousands separators.
 fn apart(whole: &str) -> String {
     whole.parse().map_or(whole.to_owned(), count_text)
 }
 
-/// With the decimals of a round step.
+/// Formats a value with the decimals of a round step.
 fn stepped(value: f64, step: f64) -> String {
     let places = (-step.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;
     if value >= 1e15 || (value < 1e-12 && value > 0.0) {
         return format!("{value:.1e}");
     }
-    // A step such as 2.5 has a decimal that its power of ten does not show.
+    // A step such as 2.5 has one decimal more than its power of ten.
     let places = places + usize::from((step * 10f64.powi(places as i32)).fract().abs() > 0.01);
     let text = trimmed(format!("{value:.places$}"));
     match text.split_once('.') {

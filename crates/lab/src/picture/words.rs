@@ -1,19 +1,20 @@
-//! Room for words: how wide a text is, how it is cut, how labels make way for each other.
+//! Layout of text in charts: the width of a text, cutting a text, and moving labels apart.
 //!
-//! No font is measured, since the viewer chooses it. Widths are those of DejaVu Sans, the widest of the fonts asked
-//! for, by kinds of characters; so they are rarely too small.
+//! No font is measured, because the viewer chooses the font. Widths are those of DejaVu Sans by
+//! kinds of characters. DejaVu Sans is the widest of the requested fonts, so widths are rarely too
+//! small.
 
-/// About the width of the text in pixels, at this height of font.
+/// Returns the approximate width of a text at this font size, pixels.
 pub(super) fn width(text: &str, size: f64) -> f64 {
     text.chars().map(share).sum::<f64>() * size
 }
 
-/// About the width of the text in bold.
+/// Returns the approximate width of a bold text, pixels.
 pub(super) fn bold_width(text: &str, size: f64) -> f64 {
     width(text, size) * 1.1
 }
 
-/// A character's width as a share of the font's height.
+/// Returns a character's width as a share of the font size.
 fn share(char: char) -> f64 {
     match char {
         'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | ' ' | '\u{2009}' => 0.34,
@@ -26,7 +27,7 @@ fn share(char: char) -> f64 {
     }
 }
 
-/// The text, or as much of its beginning as fits with an ellipsis.
+/// Returns the text, cut with an ellipsis if it is wider than `room`.
 pub(super) fn cut(text: &str, size: f64, room: f64) -> String {
     if text.len() < 4096 && width(text, size) <= room {
         return text.to_owned();
@@ -41,11 +42,12 @@ pub(super) fn cut(text: &str, size: f64, room: f64) -> String {
     kept + "…"
 }
 
-/// Moves labels of these widths, in order of their middles, as little as possible (by the sum of squares) so that none
-/// overlap and, where they have room, all lie between the borders.
+/// Moves labels apart so that none overlap, and into the borders if there is enough room. The
+/// labels are in order of their middles, and the sum of squared moves is minimal.
 ///
-/// With the widths before it taken off, each label wants a place no left of its predecessor's: labels that collide pool
-/// to their mean, which is the pool-adjacent-violators algorithm of isotonic regression.
+/// The function uses the pool-adjacent-violators algorithm of isotonic regression. After
+/// subtracting the widths of earlier labels, positions must not decrease. Labels that collide share
+/// the mean of their positions.
 pub(super) fn spread(middles: &[i32], widths: &[i32], left: i32, right: i32) -> Vec<i32> {
     let mut before = 0;
     let offsets: Vec<i32> = widths.iter().map(|width| (before + width / 2, before += width).0).collect();

@@ -1,9 +1,11 @@
-//! Files and block devices as targets: a thread for each request in flight, with pread and pwrite.
+//! Replays requests on files and block devices, with pread and pwrite and one thread per request in
+//! flight.
 //!
-//! The threads share the list of requests. The one that has it takes the next request, sleeps until that is almost due,
-//! passes the list on, waits for the rest and does the request itself: nothing lies between the wait and the system
-//! call, and the next thread has time to wake. A request that the kernel does not end cannot be given up: the run ends when it does. Discards are not done (they would need system
-//! calls that the standard library does not offer), and written bytes mean nothing.
+//! The threads share the list of requests behind a lock. The thread with the lock takes the next
+//! request and sleeps until just before its time. The thread then releases the lock, waits for the
+//! exact time and performs the request. The next thread thus has time to wake up. A request cannot
+//! be cancelled: the run ends only when the kernel completes all requests. Discards are not sent,
+//! because the standard library has no system call for them. Written data has no meaning.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,13 +23,14 @@ use crate::driver::{Done, Fault, Timed};
 use crate::prng::noise;
 use crate::workload::{Access, Op};
 
-/// Most requests in flight, and so threads.
+/// Maximum number of requests in flight, and of threads.
 pub(super) const DEPTH_MAX: usize = 256;
-/// Longest read or write. A thread's buffer grows to the longest that it meets.
+/// Maximum length of a read or write, bytes. A thread's buffer grows to the longest request.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// Direct I/O wants buffers aligned like the device's blocks, which are rarely longer.
+/// Alignment of buffers, bytes. Direct I/O needs the alignment of the device's blocks, which are
+/// rarely larger.
 const ALIGNMENT: usize = 4096;
-/// Answers that may wait to be counted.
+/// Maximum number of results that wait to be counted.
 const DONE_MAX: usize = 4096;
 
 #[cfg(target_arch = "x86_64")]
@@ -37,7 +40,7 @@ const O_DIRECT: Option<i32> = Some(0o200_000);
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const O_DIRECT: Option<i32> = None;
 
-/// A file or block device, open.
+/// An open file or block device.
 pub(super) struct FileTarget {
     file: File,
     access: FileAccess,
@@ -65,7 +68,7 @@ impl FileTarget {
         }
     }
 
-    /// As [`Connection::run`](crate::driver::Connection::run).
+    /// Sends all requests; see [`Connection::run`](crate::driver::Connection::run).
     pub(super) fn run(
         &self,
         source: impl Iterator<Item = Result<Timed>> + Send,
@@ -77,7 +80,7 @@ impl FileTarget {
         let list = Mutex::new(List { source, next: 0, failure: None, over: false });
         let (answers, answered) = mpsc::sync_channel(DONE_MAX);
         thread::scope(|scope| {
-            // Time begins when all threads are there, which takes a while.
+            // The clock starts when all threads are ready.
             let held = list.lock();
             for _ in 0..depth {
                 let answers = answers.clone();
@@ -91,7 +94,7 @@ impl FileTarget {
                         let result = self.perform(&timed.access, &mut buffers);
                         let latency_ns = clock.now_ns() - sent_ns;
                         let fault = result.err().map(Fault::System);
-                        // Whoever counts is there until all threads have ended.
+                        // The receiver exists until all threads have ended.
                         let _ = answers.send(Done { number, timed, sent_ns, latency_ns, fault });
                     }
                 });
@@ -114,7 +117,7 @@ impl FileTarget {
     }
 }
 
-/// What is still to be sent.
+/// The remaining requests.
 struct List<S> {
     source: S,
     next: u64,
@@ -122,7 +125,7 @@ struct List<S> {
     over: bool,
 }
 
-/// The next request, when it is almost due. None at the end, and after a stop.
+/// Returns the next request shortly before its time. Returns `None` at the end and after a stop.
 fn take<S: Iterator<Item = Result<Timed>>>(
     list: &Mutex<List<S>>,
     start: &OnceLock<RealClock>,
@@ -146,14 +149,14 @@ fn take<S: Iterator<Item = Result<Timed>>>(
     None
 }
 
-/// One thread's.
+/// Buffers of one thread.
 #[derive(Default)]
 struct Buffers {
     read: Aligned,
     write: Aligned,
 }
 
-/// Bytes that begin at a multiple of [`ALIGNMENT`] in memory.
+/// A buffer whose start is a multiple of [`ALIGNMENT`] in memory.
 #[derive(Default)]
 struct Aligned {
     bytes: Vec<u8>,
@@ -161,7 +164,7 @@ struct Aligned {
 }
 
 impl Aligned {
-    /// As many bytes as asked for; `make` makes more when there are too few.
+    /// Returns `len` bytes of the buffer. `make` allocates a larger buffer if needed.
     fn get(&mut self, len: usize, make: impl Fn(usize) -> Vec<u8>) -> &mut [u8] {
         if self.bytes.len() < self.start + len {
             self.bytes = make(len.next_power_of_two() + ALIGNMENT);

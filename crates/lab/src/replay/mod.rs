@@ -1,11 +1,12 @@
-//! Real-time replay: sends the requests of a trace to a real disk when they are due.
+//! Replays a trace in real time: sends each request to a real disk at its time in the trace.
 //!
-//! First a [`Survey`] of the whole trace, then its [`replay`], streaming: memory does not grow with the
-//! trace. Nothing is sent before it is known that the trace fits the target and its changes are permitted
-//! ([`Changes`]). A request is due at its time in the trace, counted from the first request, divided by the
-//! [`Pace`]'s factor. If `depth` requests are in flight, the next waits for an answer and is late. The
-//! [`Report`] contains the lateness. On an idle machine it is some microseconds; on a busy machine the wait
-//! for a processor is added.
+//! A [`Survey`] first reads the whole trace, and [`replay`] reads the trace a second time. Memory
+//! does not grow with the trace. Before the first request, the survey proves that the trace fits
+//! the target and that its changes are permitted ([`Changes`]). A request is due at its time since
+//! the first request, divided by the factor of the [`Pace`]. If `depth` requests are in flight, the
+//! next request waits for a reply and is late. The [`Report`] has the lateness of requests. On an
+//! idle host, requests are late by a few microseconds. On a busy host, the wait for a processor is
+//! added.
 
 mod file;
 mod pace;
@@ -29,15 +30,15 @@ use survey::Fit;
 pub use survey::{Kind, Survey};
 pub use target::{FileAccess, Target, TargetInfo};
 
-/// Handling of writes and discards.
+/// Treatment of writes and discards in a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Changes {
-    /// A trace with changes is refused.
+    /// A trace with writes or discards is refused.
     #[default]
     Refuse,
-    /// They are sent.
+    /// Writes and discards are sent.
     Allow,
-    /// They are left out, and flushes with them.
+    /// Writes, discards and flushes are left out.
     LeaveOut,
 }
 
@@ -46,25 +47,25 @@ pub enum Changes {
 pub struct Options {
     /// Pace.
     pub pace: Pace,
-    /// Maximum queue depth, 1 or more.
+    /// Maximum number of requests in flight, at least 1.
     pub depth: usize,
-    /// Handling of writes and discards.
+    /// Treatment of writes and discards.
     pub changes: Changes,
-    /// Offsets beyond the target are taken modulo its size, instead of refused.
+    /// True to reduce offsets beyond the target modulo its size, instead of refusing the trace.
     pub wrap: bool,
 }
 
-/// A part of a trace.
+/// Selects a part of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Only requests from this time on, nanoseconds.
+    /// Time of the first request of the part, nanoseconds since the start of the trace.
     pub from_ns: u64,
-    /// Maximum number of requests.
+    /// Maximum number of requests in the part.
     pub requests_max: u64,
 }
 
 impl Part {
-    /// Returns the requests of the part. The trace is not read beyond it.
+    /// Returns the requests of the part. The trace is not read beyond the part.
     pub fn of<I: Iterator<Item = Result<Record>>>(
         self,
         records: I,
@@ -78,7 +79,7 @@ impl Part {
 /// Progress of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub answered: u64,
     /// Total number of requests to send.
     pub total: u64,
@@ -86,15 +87,16 @@ pub struct Progress {
     pub late_ns: u64,
 }
 
-/// Replays `records`, of which `survey` was made, to the target.
+/// Replays `records` to the target. `survey` must be the survey of the same records.
 ///
-/// `progress` is called on this thread for every answer. When `stop` becomes true nothing more is sent, and
-/// requests in flight are awaited, for an NBD server at most a few seconds. If the target fails during the
-/// replay, or the trace cannot be read any further, the report says so.
+/// `progress` is called on this thread for every reply. When `stop` becomes true, no more requests
+/// are sent, and the replay waits for requests in flight, for an NBD server at most a few seconds.
+/// If the target fails or the trace becomes unreadable during the replay, the report has the
+/// reason.
 ///
 /// # Errors
-/// Before anything is sent: the trace does not fit the target, contains changes that are not permitted, or
-/// the depth is out of range.
+/// Returns an error before the first request if the trace does not fit the target or has changes
+/// that are not permitted, or if the queue depth is out of range.
 pub fn replay(
     target: Target,
     records: impl Iterator<Item = Result<Record>> + Send,
@@ -116,7 +118,7 @@ pub fn replay(
         }
         Err(error) => Some(Err(error)),
     });
-    // The reader's work before its first request is done before the time starts.
+    // The reader prepares its first request before the clock starts.
     let mut requests = requests.peekable();
     requests.peek();
     let mut meter = Meter::new();

@@ -1,4 +1,4 @@
-//! When the requests of a trace are due.
+//! Computes the times at which the requests of a trace are sent.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,16 +8,16 @@ use anyhow::{Result, bail};
 /// Pace of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
-    /// As it was recorded.
+    /// Requests are sent at their recorded times.
     #[default]
     Original,
-    /// This many times as fast.
+    /// Requests are sent this many times faster than recorded.
     Times(f64),
-    /// As fast as the target answers: there are no due times, and nothing is late.
+    /// Requests are sent as fast as the target replies. No request has a due time or is late.
     Asap,
 }
 
-/// Factors outside this range are refused.
+/// Range of allowed factors.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
 impl FromStr for Pace {
@@ -48,8 +48,8 @@ impl fmt::Display for Pace {
     }
 }
 
-/// Converts times of a trace to times of its replay, nanoseconds from the replay's start. The first request
-/// is due immediately, and no request before its predecessor.
+/// Converts times of a trace to times of its replay, in nanoseconds from the start of the replay.
+/// The first request is due immediately, and times never decrease.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pace: Pace,

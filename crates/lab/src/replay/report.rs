@@ -1,81 +1,80 @@
-//! The result of a replay.
+//! Report of a replay.
 //!
-//! Latencies and lateness are in histograms with three significant digits, so percentiles are off by at
-//! most 0.1 %; means are computed from the histogram too, maxima are exact. Values above an hour count as
-//! an hour.
+//! Histograms of latencies and lateness have three significant digits, so percentiles and means
+//! have an error of at most 0.1 %. Maxima are exact. Values above an hour count as an hour.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::driver::Done;
 
-/// The kinds of requests, in the order of [`Op`](crate::trace::Op).
+/// Kinds of requests, in the order of [`Op`](crate::trace::Op).
 const CLASSES: [&str; 4] = ["read", "write", "discard", "flush"];
 
-/// Maximum time that is distinguished.
+/// Maximum time in histograms, nanoseconds.
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-/// Lateness of requests: time of sending minus due time.
+/// Lateness of requests: sending time minus due time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Lateness {
-    /// Mean, nanoseconds.
+    /// Mean lateness, nanoseconds.
     pub mean_ns: u64,
-    /// 99th percentile, nanoseconds.
+    /// 99th percentile of the lateness, nanoseconds.
     pub p99_ns: u64,
-    /// Maximum, nanoseconds.
+    /// Maximum lateness, nanoseconds.
     pub max_ns: u64,
 }
 
-/// Results of one kind of requests. Latencies are those of requests that succeeded.
+/// Results of one kind of requests. Latencies include only successful requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Class {
-    /// `read`, `write`, `discard` or `flush`.
+    /// Kind of the requests: `read`, `write`, `discard` or `flush`.
     pub class: &'static str,
     /// Number of answered requests.
     pub requests: u64,
-    /// Number of those with an error.
+    /// Number of answered requests with an error.
     pub errors: u64,
-    /// Bytes of those that succeeded.
+    /// Number of bytes of successful requests.
     pub bytes: u64,
-    /// Mean, nanoseconds.
+    /// Mean latency, nanoseconds.
     pub mean_ns: u64,
-    /// Median, nanoseconds.
+    /// Median latency, nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile, nanoseconds.
+    /// 99th percentile of the latencies, nanoseconds.
     pub p99_ns: u64,
-    /// 99.9th percentile, nanoseconds.
+    /// 99.9th percentile of the latencies, nanoseconds.
     pub p999_ns: u64,
-    /// Maximum, nanoseconds.
+    /// Maximum latency, nanoseconds.
     pub max_ns: u64,
 }
 
-/// The result of a replay.
+/// Report of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// The target.
+    /// Name of the target.
     pub target: String,
-    /// The pace.
+    /// Pace of the replay.
     pub pace: String,
     /// Maximum queue depth.
     pub depth: usize,
-    /// Number of requests of the trace, or of the selected part.
+    /// Number of requests in the trace or in the selected part.
     pub requests: u64,
-    /// Number of requests left out from the start: unwanted changes, and operations that the target does
+    /// Number of requests that were not sent: unwanted changes, and operations that the target does
     /// not support.
     pub left_out: u64,
     /// Number of answered requests.
     pub answered: u64,
-    /// Number of answers with an error.
+    /// Number of replies with an error.
     pub errors: u64,
     /// Description of the first error.
     pub first_error: Option<String>,
     /// True if a stop ended the replay early.
     pub interrupted: bool,
-    /// Why the replay was aborted: the target failed, or the trace cannot be read any further.
+    /// Reason why the replay ended early: the target failed, or the trace became unreadable.
     pub failure: Option<String>,
-    /// Time from the first request to the last answer, nanoseconds.
+    /// Time from the first request to the last reply, nanoseconds.
     pub elapsed_ns: u64,
-    /// Answers a second.
+    /// Number of replies per second.
     pub iops: f64,
     /// Lateness of requests; `None` for a pace without due times.
     pub lateness: Option<Lateness>,
@@ -83,7 +82,7 @@ pub struct Report {
     pub classes: Vec<Class>,
 }
 
-/// Sums of the answers.
+/// Sums over all replies.
 pub(super) struct Meter {
     classes: [ClassMeter; CLASSES.len()],
     lateness: Times,
@@ -99,7 +98,7 @@ struct ClassMeter {
     latency: Times,
 }
 
-/// A histogram of times, with the exact maximum.
+/// Histogram of times with the exact maximum.
 struct Times {
     histogram: Histogram<u64>,
     max_ns: u64,
@@ -120,7 +119,8 @@ impl Times {
         self.histogram.mean() as u64
     }
 
-    /// A bucket may extend beyond its largest value.
+    /// Returns a quantile, limited to the maximum, because a bucket may extend beyond its largest
+    /// value.
     fn quantile_ns(&self, share: f64) -> u64 {
         self.histogram.value_at_quantile(share).min(self.max_ns)
     }
@@ -157,7 +157,7 @@ impl Meter {
         self.elapsed_ns = self.elapsed_ns.max(done.sent_ns + done.latency_ns);
     }
 
-    /// Returns the figures; the caller fills in the rest of the report.
+    /// Returns the results of the replies. The caller sets the other fields of the report.
     pub(super) fn report(&self) -> Report {
         let classes = CLASSES.iter().zip(&self.classes).filter(|(_, meter)| meter.requests > 0);
         Report {

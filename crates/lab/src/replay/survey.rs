@@ -1,4 +1,4 @@
-//! Reads a whole trace before its replay: its requests, and whether they fit a target.
+//! Reads a whole trace before its replay, and checks whether the requests fit a target.
 
 use anyhow::{Result, bail, ensure};
 
@@ -9,9 +9,9 @@ use crate::workload::Access;
 /// Properties of a trace's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Reads, writes, discards and flushes.
+    /// Properties of reads, writes, discards and flushes.
     pub kinds: [Kind; 4],
-    /// Nanoseconds from the first request to the last.
+    /// Time from the first request to the last, nanoseconds.
     pub span_ns: u64,
 }
 
@@ -20,19 +20,19 @@ pub struct Survey {
 pub struct Kind {
     /// Number of requests.
     pub requests: u64,
-    /// Start and end of the request that ends at the highest address.
+    /// Start and end of the request with the highest end.
     pub farthest: (u64, u64),
-    /// Maximum length in bytes.
+    /// Maximum length, bytes.
     pub len_max: u32,
-    /// All offsets and lengths, or-ed: they are multiples of its lowest bit.
+    /// Bitwise OR of all offsets and lengths, whose lowest set bit is their common alignment.
     mixed: u64,
 }
 
 impl Survey {
-    /// Reads all of the trace.
+    /// Reads the whole trace.
     ///
     /// # Errors
-    /// Those of the trace.
+    /// Returns the errors of the trace.
     pub fn of(records: impl IntoIterator<Item = Result<Record>>) -> Result<Survey> {
         let mut survey = Survey::default();
         let mut first_ns = None;
@@ -43,7 +43,7 @@ impl Survey {
             kind.requests += 1;
             kind.mixed |= offset | u64::from(len);
             kind.len_max = kind.len_max.max(len);
-            // Readers refuse requests that overflow.
+            // Trace readers refuse requests whose end overflows.
             let end = offset + u64::from(len);
             if end > kind.farthest.1 {
                 kind.farthest = (offset, end);
@@ -58,7 +58,7 @@ impl Survey {
     }
 }
 
-/// Mapping of a trace to a target: which requests are sent, and where.
+/// Mapping of a trace to a target: which requests are sent, and to which offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
     sends: [bool; 4],
@@ -67,7 +67,7 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// Makes all checks that are possible before the first request is sent.
+    /// Checks before the first request that the trace fits the target.
     pub(super) fn new(survey: &Survey, info: &TargetInfo, options: &Options) -> Result<Fit> {
         let name = &info.name;
         let sends = match options.changes {
@@ -116,19 +116,20 @@ impl Fit {
             u64::from(len_max) <= size_bytes,
             "the trace has a request of {len_max} bytes, more than {name} has in all"
         );
-        // If the size is 0, there are only flushes, which have no offset.
+        // If the size is 0, the trace has only flushes, which have no offset.
         let size_bytes = if options.wrap { size_bytes.max(1) } else { u64::MAX };
         Ok(Fit { sends, size_bytes, unit_bytes })
     }
 
-    /// Returns the number of requests that are sent.
+    /// Returns the number of requests that the replay sends.
     pub(super) fn count(&self, survey: &Survey) -> u64 {
         let sent = survey.kinds.iter().zip(self.sends).filter(|(_, sends)| *sends);
         sent.map(|(kind, _)| kind.requests).sum()
     }
 
-    /// Returns the access for a record; `None` if it is left out. Offsets beyond the target are reduced
-    /// modulo its size; a request that would cross the end is moved to just before it.
+    /// Returns the access for a record, or `None` for a record that is not sent. Offsets beyond the
+    /// target are reduced modulo its size. A request that would cross the end is moved to just
+    /// before it.
     pub(super) fn place(&self, record: &Record) -> Option<Access> {
         if !self.sends[record.op as usize] {
             return None;
@@ -212,7 +213,7 @@ mod tests {
         let info = TargetInfo { can_discard: false, can_flush: false, ..target() };
         let fit = Fit::new(&survey(&all), &info, &ALLOW).unwrap();
         assert_eq!((fit.count(&survey(&all)), fit.place(&all[1]).is_some()), (1, true));
-        // Requests that are left out need not fit the target.
+        // Requests that are not sent need not fit the target.
         let far = [record(Op::Read, 0, 512), record(Op::Write, 1 << 40, 1 << 30), record(Op::Discard, 3, 7)];
         let leave = Options { changes: Changes::LeaveOut, ..ALLOW };
         assert_eq!(Fit::new(&survey(&far), &info, &leave).unwrap().count(&survey(&far)), 1);

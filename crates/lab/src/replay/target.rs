@@ -1,4 +1,4 @@
-//! The target of a replay: an NBD export, a file, or a block device.
+//! Target of a replay: an NBD export, a file or a block device.
 
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
@@ -11,36 +11,36 @@ use super::Changes;
 use super::file::FileTarget;
 use crate::driver::{Connection, DEPTH_MAX, Done, Timed};
 
-/// Properties of a target.
+/// Properties of a replay target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetInfo {
-    /// Its name as given.
+    /// Name of the target as the user gave it.
     pub name: String,
-    /// Its size in bytes.
+    /// Size of the target, bytes.
     pub size_bytes: u64,
-    /// Offsets and lengths are multiples of this.
+    /// Alignment of offsets and lengths, bytes.
     pub unit_bytes: u32,
-    /// Longest read or write.
+    /// Maximum length of a read or write, bytes.
     pub payload_bytes_max: u32,
-    /// True if it refuses changes.
+    /// True if the target refuses changes.
     pub read_only: bool,
-    /// True if it supports discards.
+    /// True if the target supports discards.
     pub can_discard: bool,
-    /// True if it supports flushes.
+    /// True if the target supports flushes.
     pub can_flush: bool,
 }
 
 /// Access mode of a file or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileAccess {
-    /// Through the kernel's page cache, which answers many requests itself.
+    /// Buffered I/O: the kernel's page cache serves many requests itself.
     #[default]
     Buffered,
-    /// Past the page cache (O_DIRECT), in units of at least 512 bytes.
+    /// Direct I/O (O_DIRECT) without the page cache, in units of at least 512 bytes.
     Direct,
 }
 
-/// A target, open.
+/// An open replay target.
 pub struct Target {
     info: TargetInfo,
     way: Way,
@@ -52,11 +52,11 @@ enum Way {
 }
 
 impl Target {
-    /// Opens `spec`: an NBD URI, or the path of a file or block device, which is opened for writing only if
-    /// changes are allowed.
+    /// Opens the target `spec`: an NBD URI, or the path of a file or block device. A file is opened
+    /// for writing only if changes are allowed.
     ///
     /// # Errors
-    /// It does not exist, or cannot be used.
+    /// Returns an error if the target does not exist or cannot be used.
     pub fn open(spec: &str, access: FileAccess, changes: Changes) -> Result<Target> {
         match spec.split_once("://") {
             Some(_) => {
@@ -108,12 +108,12 @@ impl Target {
         Ok(Target { info, way: Way::File(file) })
     }
 
-    /// Returns its properties.
+    /// Returns the properties of the target.
     pub fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    /// Returns the maximum queue depth.
+    /// Returns the maximum queue depth of the target.
     pub fn depth_max(&self) -> usize {
         match self.way {
             Way::Nbd(_) => DEPTH_MAX,
@@ -121,7 +121,7 @@ impl Target {
         }
     }
 
-    /// Sends everything; see [`Connection::run`].
+    /// Sends all requests; see [`Connection::run`].
     pub(super) fn run(
         self,
         source: impl Iterator<Item = Result<Timed>> + Send,

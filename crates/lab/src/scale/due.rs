@@ -1,13 +1,13 @@
-//! Entitlement of each disk of a model: one rate per share for all disks, at which the store's total rate
-//! is distributed. No disk gets more than it demands or its limit allows, and none less than its
-//! reservation, if it demands that much.
+//! Computes the entitlement of each disk of a model: one rate per share for all disks, so that the
+//! datastore's total rate is used. A disk gets at most its demand and its limit, and at least its
+//! reservation if it demands that much.
 
 use super::{Demand, Disk};
 
-/// Number of bisections of the interval of the rate per share.
+/// Number of bisection steps to find the rate per share.
 const STEPS: usize = 100;
 
-/// Returns a disk's demand in units a second.
+/// Returns the demand of a disk, units per second.
 pub(super) fn wants(disk: &Disk) -> f64 {
     let limit = disk.due.limit.map_or(f64::INFINITY, f64::from);
     match disk.demand {
@@ -16,7 +16,7 @@ pub(super) fn wants(disk: &Disk) -> f64 {
     }
 }
 
-/// Returns the entitlements of disks at a total rate of `rate` units a second, by disk.
+/// Returns the entitlement of each disk at a total rate of `rate` units per second.
 pub(super) fn due(disks: &[Disk], rate: f64) -> Vec<f64> {
     let at = |level: f64| -> Vec<f64> {
         let of = |disk: &Disk| {

@@ -1,4 +1,4 @@
-//! A host of the model: the engine's scheduler and window, and disks with a demand.
+//! A modelled host: the engine's scheduler and throttle, and disks with a demand.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use super::store::{Event, Store};
 use super::{Demand, Disk, Knowledge, SECOND_NS, Scale};
 use crate::prng::Prng;
 
-/// A host; see the module documentation.
+/// A modelled host; see the module documentation.
 pub(super) struct Host {
     number: usize,
     scheduler: Scheduler<usize>,
     window: Window,
-    /// By the disk's number: its flow, and its demand.
+    /// Flow and demand of each disk, by disk number.
     disks: BTreeMap<usize, (FlowId, Demand)>,
     level: Option<f64>,
-    /// Time of the next check, for a limit that has passed by then.
+    /// Time of the next check, when a rate limit allows more I/O.
     looks_at: u64,
 }
 
@@ -41,7 +41,7 @@ impl Host {
         Host { number, scheduler, window, disks, level: None, looks_at: u64::MAX }
     }
 
-    /// Creates a disk's first I/Os.
+    /// Creates the first I/Os of a disk.
     pub(super) fn begin(&mut self, disk: usize, store: &mut Store, dice: &mut Prng) {
         let first = match self.disks[&disk].1 {
             Demand::Depth(depth) => depth,
@@ -61,7 +61,7 @@ impl Host {
         self.pump(now, store);
     }
 
-    /// Handles the end of a disk's I/O.
+    /// Handles the completion of a disk's I/O.
     pub(super) fn ended(
         &mut self,
         now: u64,
@@ -77,7 +77,7 @@ impl Host {
         }
     }
 
-    /// Sends all I/O that may be sent.
+    /// Sends all I/O that scheduler and throttle allow.
     pub(super) fn pump(&mut self, now: u64, store: &mut Store) {
         if self.looks_at <= now {
             self.looks_at = u64::MAX;
@@ -96,14 +96,14 @@ impl Host {
         }
     }
 
-    /// Returns its report to the other hosts.
+    /// Returns the host's report to its peer hosts.
     pub(super) fn report(&mut self, now: u64) -> Option<Report> {
         let Host { scheduler, window, level, .. } = self;
         window
             .take_report(Instant(now), |seconds| scheduler.take_wanted_shares(Instant(now), *level, seconds))
     }
 
-    /// Applies an agreement.
+    /// Applies an agreement of the hosts about the datastore.
     pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &SharedDatastore) {
         self.level = Some(agreement.level);
         self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);

@@ -1,10 +1,12 @@
-//! Many hosts and one shared store, in virtual time: does a disk get its entitlement on any host?
+//! Models many hosts and a shared datastore in virtual time, to test whether each disk gets its
+//! entitlement.
 //!
-//! The hosts use only the engine's scheduler and window. The store is a number of servers behind one queue,
-//! without knowledge of hosts or disks. Disks are spread unevenly, and differ in entitlement and demand.
-//! The entitlement of each is computed from the rules (`due.rs`), and compared with its actual rate.
+//! The hosts use only the engine's scheduler and throttle. The datastore is a number of servers
+//! behind one queue, without knowledge of hosts and disks. The disks are distributed unevenly over
+//! the hosts, and differ in entitlement and demand. The model computes the entitlement of each disk
+//! (`due.rs`) and compares it with the disk's actual rate.
 //!
-//! Rates are units a second, times nanoseconds of virtual time.
+//! Rates are in units per second, and times in nanoseconds of virtual time.
 
 mod due;
 mod host;
@@ -23,14 +25,14 @@ use store::Store;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Information that hosts have of each other.
+/// Information that the hosts have about each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// No throttling: hosts with more requests get more.
+    /// No throttling: hosts with more requests in flight get more.
     Unthrottled,
-    /// None: each host follows the latency it measures.
+    /// No information: each host throttles by the latency that it measures.
     Latency,
-    /// They report to each other.
+    /// The hosts send reports to each other.
     Reports {
         /// Interval of a host's reports, nanoseconds.
         every_ns: u64,
@@ -39,35 +41,35 @@ pub enum Knowledge {
     },
 }
 
-/// A model.
+/// Parameters of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Number of hosts.
     pub hosts: usize,
-    /// Number of disks of all hosts.
+    /// Total number of disks on all hosts.
     pub disks: usize,
-    /// Number of I/Os that the store serves in parallel.
+    /// Number of I/Os that the datastore serves in parallel.
     pub servers: usize,
-    /// Mean service time, nanoseconds; exponentially distributed.
+    /// Mean of the exponentially distributed service time, nanoseconds.
     pub service_ns: u64,
-    /// Latency above which hosts throttle, nanoseconds.
+    /// Latency above which the hosts throttle, nanoseconds.
     pub threshold_ns: u64,
-    /// Information that hosts have of each other.
+    /// Information that the hosts have about each other.
     pub knowledge: Knowledge,
-    /// Seconds of warm-up.
+    /// Duration of the warm-up, seconds.
     pub warm_s: u64,
-    /// Seconds that are measured.
+    /// Duration of the measurement, seconds.
     pub seconds: u64,
     /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// Demand of a disk.
+/// Demand of a modelled disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
     /// A constant queue depth.
     Depth(u32),
-    /// A constant rate of I/Os a second, independent of completions.
+    /// A constant rate of I/Os per second, independent of completions.
     Rate(u32),
 }
 
@@ -82,24 +84,24 @@ pub(crate) struct Disk {
 /// Result of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Rate of all disks, units a second.
+    /// Total rate of all disks, units per second.
     pub rate: f64,
-    /// Mean latency in the store, milliseconds.
+    /// Mean latency of the datastore, milliseconds.
     pub latency_ms: f64,
-    /// Relative deviation of each disk from its entitlement, sorted.
+    /// Relative deviation of each disk's rate from its entitlement, sorted.
     pub errors: Vec<f64>,
-    /// Number of used reservations that are missed by more than a tenth.
+    /// Number of used reservations that were missed by more than a tenth.
     pub missed: usize,
     /// Number of used reservations.
     pub reserved: usize,
-    /// Number of reports a second, by all hosts.
+    /// Number of reports per second of all hosts.
     pub reports: f64,
     /// Number of deliveries per report.
     pub deliveries: f64,
 }
 
 impl Outcome {
-    /// Returns the error that `percent` percent of the disks do not exceed.
+    /// Returns the deviation that `percent` % of the disks do not exceed.
     pub fn error_at(&self, percent: usize) -> f64 {
         let last = self.errors.len().saturating_sub(1);
         self.errors.get(self.errors.len() * percent / 100).or(self.errors.get(last)).copied().unwrap_or(0.0)
@@ -109,7 +111,7 @@ impl Outcome {
 /// Runs a model. `check` is called at intervals and can end the run.
 ///
 /// # Errors
-/// Those of `check`.
+/// Returns the errors of `check`.
 pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
     let disks = disks(scale);
     let mut dice = Prng::new(scale.seed ^ 1);
@@ -143,8 +145,9 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
     Ok(counted.outcome(scale, &disks, &reports))
 }
 
-/// Creates the disks of a model: usual shares, one in ten with a reservation, one in ten with a limit, one
-/// in four with a small demand. The last host has seven times as many as the first.
+/// Creates the disks of a model with common numbers of shares. One disk in ten has a reservation,
+/// one in ten has a limit, and one in four has a small demand. The last host has seven times more
+/// disks than the first.
 fn disks(scale: &Scale) -> Vec<Disk> {
     let mut dice = Prng::new(scale.seed);
     let fair = (scale.servers as f64 * 1e9 / scale.service_ns as f64 / scale.disks as f64).max(1.0);
@@ -175,14 +178,15 @@ fn disks(scale: &Scale) -> Vec<Disk> {
     (0..scale.disks).map(disk).collect()
 }
 
-/// The reports of the hosts.
+/// Reports of the hosts.
 struct Reports {
     every_ns: u64,
     delay_ns: u64,
     /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// By host: the report known to the others, and the next one with its arrival time.
+    /// For each host, the last report that the others know. The next field has the report in
+    /// transit with its arrival time.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,
@@ -194,7 +198,7 @@ impl Reports {
             Knowledge::Reports { every_ns, delay_ns } => (every_ns, delay_ns),
             Knowledge::Unthrottled | Knowledge::Latency => (u64::MAX, 0),
         };
-        // Hosts report at independent times.
+        // The hosts report at different times.
         let hosts = scale.hosts as u64;
         let at = |host| if every_ns == u64::MAX { u64::MAX } else { every_ns + every_ns / hosts * host };
         let known = vec![Report::default(); scale.hosts];
@@ -209,7 +213,8 @@ impl Reports {
         }
     }
 
-    /// Lets hosts report when due, and apply the agreement on the reports that have arrived.
+    /// Sends the hosts' reports that are due, and applies the agreement on the reports that have
+    /// arrived.
     fn exchange(&mut self, now: u64, scale: &Scale, hosts: &mut [Host], store: &mut Store) {
         if now < self.first_at {
             return;
@@ -239,7 +244,7 @@ impl Reports {
 
 /// Counts during the measurement.
 struct Counted {
-    /// By disk.
+    /// Number of units by disk.
     units: Vec<u64>,
     latency_ns: u64,
 }

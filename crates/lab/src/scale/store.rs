@@ -1,29 +1,30 @@
-//! The store that all hosts share, and the clock: servers behind one queue.
+//! The modelled datastore that all hosts share, and the clock. The datastore has several servers
+//! behind one queue.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::prng::Prng;
 
-/// A future event.
+/// A future event of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     /// A disk has a new I/O.
     Arrival(usize),
-    /// An I/O of a disk has ended that was sent at `began`.
+    /// An I/O of a disk, sent at `began`, completes.
     Done { disk: usize, began: u64 },
     /// A host must be checked.
     Look(usize),
 }
 
-/// The store; see the module documentation.
+/// The modelled datastore; see the module documentation.
 pub(super) struct Store {
     idle: usize,
     service_ns: u64,
     queue: VecDeque<(usize, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     serial: u64,
-    /// Random service times: a free server takes the next I/O immediately.
+    /// Random service times. A free server starts the next I/O immediately.
     dice: Prng,
 }
 
@@ -39,13 +40,13 @@ impl Store {
         }
     }
 
-    /// Schedules an event.
+    /// Schedules an event at this time.
     pub(super) fn at(&mut self, at: u64, event: Event) {
         self.serial += 1;
         self.events.push(Reverse((at, self.serial, event)));
     }
 
-    /// Sends an I/O to the store.
+    /// Sends an I/O to the datastore.
     pub(super) fn send(&mut self, now: u64, disk: usize) {
         if self.idle == 0 {
             return self.queue.push_back((disk, now));

@@ -1,12 +1,12 @@
-//! The blocks that a miniature simulates.
+//! Selects the blocks that a miniature simulation includes.
 
 use crate::prng::splitmix64;
 use crate::trace::Record;
 
-/// A sample of the blocks, the same for each run.
+/// A sample of the blocks, the same in each run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// A block is sampled if its hash is below this.
+    /// A block is in the sample if its hash is below this threshold.
     threshold: u64,
     block_bytes: u64,
 }
@@ -27,8 +27,8 @@ impl Sample {
         })
     }
 
-    /// A different hash from the engine's index: otherwise the sample would occupy only one end of its
-    /// table.
+    /// Returns true if the block is in the sample. The hash differs from the engine's index hash,
+    /// because otherwise the sample would fill only one end of the index.
     fn follows(self, block: u64) -> bool {
         let mut counter = block ^ 0x6d69_6e69_6174_7572;
         splitmix64(&mut counter) < self.threshold

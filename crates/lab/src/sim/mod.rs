@@ -1,12 +1,14 @@
-//! Hit ratios of many caches on one trace: by size, block size, policy and admission.
+//! Simulates many caches on one trace, to compare hit ratios by size, block size, policy and
+//! admission.
 //!
-//! The trace is read once. Blocks of its records go to worker threads, each of which simulates some of the
-//! caches. So memory is bounded by the caches and a few blocks of records, not by the trace. The engine's
-//! code makes the caches' decisions ([`CacheSim`]). Sizes are bytes.
+//! The trace is read once. Blocks of records go to worker threads, and each thread simulates some
+//! of the caches. Memory is limited to the caches and a few blocks of records. The engine's own
+//! code decides about admission and eviction ([`CacheSim`]). Sizes are in bytes.
 //!
-//! A *miniature* simulates only a sample of the blocks in a cache that is smaller by the same factor
-//! (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature simulations",
-//! USENIX ATC 2017). It treats each block's part of a request as a separate request.
+//! A *miniature* simulates only a sample of the blocks in a cache that is smaller by the same
+//! factor (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
+//! simulations", USENIX ATC 2017). A miniature treats each block of a request as a separate
+//! request.
 
 mod mini;
 #[cfg(test)]
@@ -24,37 +26,37 @@ use crate::trace::blocks::Blocks;
 use crate::trace::{Op, Record};
 use mini::Sample;
 
-/// Maximum number of record blocks that wait for a slow worker.
+/// Maximum number of record blocks that wait for a slow worker thread.
 const BLOCKS_WAITING_MAX: usize = 4;
-/// How many requests ahead the index is prefetched.
+/// Number of requests by which the index is prefetched ahead.
 const LOOK_AHEAD: usize = 8;
 
 /// Maximum number of blocks of a simulated cache.
 const BLOCKS_MAX: f64 = (1u64 << 30) as f64;
 
-/// A cache to simulate.
+/// Settings of a cache to simulate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Replacement policy.
+    /// Replacement policy of the cache.
     pub policy: PolicyKind,
-    /// Admission.
+    /// Admission of the cache.
     pub admission: Admission,
-    /// Block size in bytes.
+    /// Block size, bytes.
     pub block_bytes: u32,
     /// Size of the cache in bytes, rounded down to whole blocks.
     pub cache_bytes: u64,
-    /// Sampling rate of the blocks: 1 is an exact simulation, less a miniature.
+    /// Sampling rate of the blocks. 1 is an exact simulation, and less than 1 is a miniature.
     pub sample_rate: f64,
 }
 
 /// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
-    /// The cache.
+    /// Settings of the simulated cache.
     pub point: Point,
-    /// Counts; for a miniature, of the sample, not scaled up.
+    /// Counts of the simulation. The counts of a miniature are those of the sample, not scaled up.
     pub stats: SimStats,
-    /// Memory of the cache's metadata, bytes.
+    /// Memory for the cache's metadata, bytes.
     pub memory_bytes: u64,
     /// Number of requests beyond the addresses that a cache with this block size supports.
     pub out_of_reach: u64,
@@ -65,10 +67,10 @@ pub struct Simulation {
     point: Point,
     cache: CacheSim,
     sample: Option<Sample>,
-    /// First byte beyond the range of block numbers.
+    /// First byte beyond the addresses that the cache supports.
     end: u64,
     out_of_reach: u64,
-    /// Keeps the prefetches from being optimized away.
+    /// Result of the prefetches. Using it prevents the compiler from removing them.
     looked_at: u32,
 }
 
@@ -76,7 +78,8 @@ impl Simulation {
     /// Creates an empty cache.
     ///
     /// # Errors
-    /// The point is invalid: an unsupported block size, or no block at all.
+    /// Returns an error if the settings are invalid: an unsupported block size, or a size below one
+    /// block.
     pub fn new(point: Point) -> Result<Simulation> {
         let Point { policy, admission, block_bytes, cache_bytes, sample_rate } = point;
         ensure!(
@@ -103,7 +106,7 @@ impl Simulation {
         Ok(Simulation { point, cache, sample, end, out_of_reach: 0, looked_at: 0 })
     }
 
-    /// Simulates requests, in order.
+    /// Simulates requests in order.
     pub fn feed(&mut self, records: &[Record]) {
         for (index, record) in records.iter().enumerate() {
             if record.offset.saturating_add(u64::from(record.len)) > self.end {
@@ -146,12 +149,13 @@ impl Simulation {
     }
 }
 
-/// Simulates every point on the same records, in `threads` threads besides the caller's, which reads; in
-/// the caller's alone if `threads` is 1. `progress` gets the number of records read so far; returning false
-/// ends the run early.
+/// Simulates every cache on the same records. The caller's thread reads the records, and `threads`
+/// worker threads simulate. If `threads` is 1, the caller's thread does all the work. `progress`
+/// gets the number of records read so far, and returns false to end the run early.
 ///
 /// # Errors
-/// A point is invalid, the records are of several disks, or reading them fails.
+/// Returns an error if settings are invalid, if the records are of several disks, or if reading
+/// them fails.
 pub fn grid(
     records: &mut dyn Blocks,
     points: &[Point],
@@ -167,7 +171,7 @@ pub fn grid(
         return Ok(simulations.iter().map(Simulation::result).collect());
     }
     let mut shares: Vec<Share> = (0..threads.min(points.len())).map(|_| vec![]).collect();
-    // Adjacent points tend to have equal cost: distributing them in turn balances the shares.
+    // Adjacent settings usually have similar costs, so distributing them in turn balances the load.
     let count = shares.len();
     for (index, simulation) in simulations.into_iter().enumerate() {
         shares[index % count].push((index, simulation));
@@ -182,7 +186,7 @@ pub fn grid(
             .unzip();
         let read = read_all(records, |block, count| {
             let block: Arc<[Record]> = block.into();
-            // A worker that has ended has panicked; joining it reports that.
+            // A worker that has ended has panicked; joining the worker reports the panic.
             senders.iter().all(|sender| sender.send(Arc::clone(&block)).is_ok()) && progress(count)
         });
         drop(senders);
@@ -196,7 +200,7 @@ pub fn grid(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Some of the grid's simulations, with their indexes.
+/// Some of the simulations, with their indexes.
 type Share = Vec<(usize, Simulation)>;
 
 fn simulate(
@@ -209,7 +213,7 @@ fn simulate(
     share.into_iter().map(|(index, simulation)| (index, simulation.result())).collect()
 }
 
-/// Passes records on in blocks, with the number read, until `take` returns false.
+/// Passes blocks of records to `take`, with the number of records read, until `take` returns false.
 fn read_all(records: &mut dyn Blocks, mut take: impl FnMut(&[Record], u64) -> bool) -> Result<()> {
     let (mut count, mut disk) = (0, None);
     loop {

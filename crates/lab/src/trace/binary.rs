@@ -1,9 +1,10 @@
 //! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, as specified in
 //! `docs/TRACE.md`.
 //!
-//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator. A
-//! truncated file is valid up to the last whole record; the reader reports the truncation instead of
-//! failing. Refused: other versions, unknown required flags, and records that [`Record::check`] refuses.
+//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator.
+//! A truncated file is valid up to the last whole record; the reader reports the truncation instead
+//! of failing. The reader refuses other versions, unknown required flags, and records that
+//! [`Record::check`] refuses.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -11,9 +12,9 @@ use anyhow::{Context, bail, ensure};
 
 use super::{Op, Record};
 
-/// The first bytes of a trace in this format.
+/// Magic bytes at the start of a trace in hob's binary format.
 pub const MAGIC: [u8; 8] = *b"hobtrace";
-/// Version of written traces.
+/// Format version of written traces.
 pub const VERSION: u32 = 1;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 64;
@@ -21,24 +22,24 @@ pub const HEADER_BYTES: usize = 64;
 pub const RECORD_BYTES: usize = 24;
 
 const RECORDS_A_BLOCK: usize = (256 << 10) / RECORD_BYTES;
-/// Flags in the upper half are required: a reader must know them.
+/// Mask of the required flags. A reader must know all required flags that are set.
 const FLAGS_REQUIRED: u32 = 0xffff_0000;
 
-/// The header of a trace.
+/// Header of a binary trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Number of records; 0 if the writer could not seek back, then the file's end decides.
+    /// Number of records. 0 if the writer could not seek back; the file size then gives the number.
     pub records: u64,
-    /// Number of disks: one more than the highest number; 0 if unknown.
+    /// Highest disk number plus one, or 0 if unknown.
     pub disks: u32,
-    /// Requests that a recorder left out because it could not keep up.
+    /// Number of requests that the recorder dropped because it was too slow.
     pub dropped: u64,
     /// Start of the trace, nanoseconds of Unix time; 0 if unknown.
     pub started_unix_ns: u64,
 }
 
 impl Header {
-    /// Returns the header's bytes.
+    /// Returns the encoded header.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0x00..0x08].copy_from_slice(&MAGIC);
@@ -53,7 +54,7 @@ impl Header {
     /// Decodes a header.
     ///
     /// # Errors
-    /// Another magic, another version, or an unknown required flag.
+    /// Returns an error for other magic bytes, another version, or an unknown required flag.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> anyhow::Result<Header> {
         ensure!(bytes[..8] == MAGIC, "this is no hob trace: it does not begin with 'hobtrace'");
         let version = u32_at(bytes, 0x08);
@@ -82,7 +83,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Returns a record's bytes.
+/// Returns the encoded record.
 pub fn encode(record: &Record) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     bytes[0..8].copy_from_slice(&record.at_ns.to_le_bytes());
@@ -98,7 +99,7 @@ pub fn encode(record: &Record) -> [u8; RECORD_BYTES] {
     bytes
 }
 
-/// Decodes a record, or returns what is wrong with it.
+/// Decodes a record. Returns the reason if the record is invalid.
 #[inline]
 pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
     let op = match bytes[20] {
@@ -118,7 +119,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
     record.check().map(|()| record)
 }
 
-/// Writes a trace. The trace is complete only after [`finish`](Writer::finish) or
+/// Writes a binary trace. The trace is complete only after [`finish`](Writer::finish) or
 /// [`finish_counted`](Writer::finish_counted).
 #[derive(Debug)]
 pub struct Writer<W> {
@@ -128,12 +129,13 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the header with an unknown number of records. `out` needs no buffering.
+    /// Starts a trace and writes a header with an unknown number of records. `out` needs no
+    /// buffering.
     pub fn new(out: W) -> io::Result<Writer<W>> {
         Self::with_header(out, Header::default())
     }
 
-    /// As [`new`](Self::new), with a given header; `records` is ignored.
+    /// Starts a trace with the given header, like [`new`](Self::new). `header.records` is ignored.
     pub fn with_header(mut out: W, header: Header) -> io::Result<Writer<W>> {
         let header = Header { records: 0, ..header };
         out.write_all(&header.encode())?;
@@ -143,7 +145,7 @@ impl<W: Write> Writer<W> {
     /// Appends a record.
     ///
     /// # Errors
-    /// A record that [`Record::check`] refuses, as `InvalidInput`; or an error of the file.
+    /// Returns `InvalidInput` for a record that [`Record::check`] refuses, or an error of the file.
     pub fn push(&mut self, record: &Record) -> io::Result<()> {
         record.check().map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
         self.block.extend_from_slice(&encode(record));
@@ -155,12 +157,13 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Returns the number of records so far.
+    /// Returns the number of records written so far.
     pub fn records(&self) -> u64 {
         self.header.records
     }
 
-    /// Writes the rest and flushes. The header still says "unknown", which suits pipes.
+    /// Writes the remaining records and flushes. The header keeps the number of records as unknown,
+    /// which suits pipes.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush_block()?;
         self.out.flush()?;
@@ -175,8 +178,8 @@ impl<W: Write> Writer<W> {
 }
 
 impl<W: Write + Seek> Writer<W> {
-    /// As [`finish`](Self::finish), and writes the numbers of records, disks and `dropped` requests into
-    /// the header, which must be at the start of `W`.
+    /// Finishes the trace, and writes the numbers of records, disks and `dropped` requests into the
+    /// header. The header must be at the start of `W`.
     pub fn finish_counted(mut self, dropped: u64) -> io::Result<W> {
         self.flush_block()?;
         self.header.dropped = dropped;
@@ -188,8 +191,9 @@ impl<W: Write + Seek> Writer<W> {
     }
 }
 
-/// Reads a trace, block by block ([`read_block`](Reader::read_block)) or record by record (as an iterator).
-/// The first bad record ends it with an error that has its number; [`super::open`] tolerates bad records.
+/// Reads a binary trace, in blocks ([`read_block`](Reader::read_block)) or record by record (as an
+/// iterator). The first invalid record ends the trace with an error that has its number.
+/// [`super::open`] skips invalid records instead.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,
@@ -203,10 +207,11 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the header. `input` needs no buffering.
+    /// Opens a trace and reads its header. `input` needs no buffering.
     ///
     /// # Errors
-    /// Those of [`Header::decode`], a file shorter than a header, or an error of the file.
+    /// Returns the errors of [`Header::decode`], an error for a file that is shorter than a header,
+    /// or an error of the file.
     pub fn new(mut input: R) -> anyhow::Result<Reader<R>> {
         let mut bytes = [0; HEADER_BYTES];
         let got = read_whole(&mut input, &mut bytes).context("cannot read the trace")?;
@@ -223,24 +228,25 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Returns the header.
+    /// Returns the header of the trace.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Returns the bytes after the last whole record: more than 0 if the file is truncated. Known at the
-    /// end.
+    /// Returns the number of bytes after the last whole record. More than 0 means that the file is
+    /// truncated. The number is known only at the end of the trace.
     pub fn torn_bytes(&self) -> usize {
         self.torn_bytes
     }
 
-    /// Returns the number of records in the header that the file does not have. Known at the end.
+    /// Returns how many records of the header's number are missing in the file. The number is known
+    /// only at the end of the trace.
     pub fn missing(&self) -> u64 {
         if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
     }
 
-    /// Returns the next records, some ten thousand of them; none at the end. Do not mix it with the
-    /// iterator.
+    /// Returns the next block of about ten thousand records, or an empty slice at the end. A caller
+    /// must not mix this with the iterator.
     pub fn read_block(&mut self) -> anyhow::Result<&[Record]> {
         self.block.clear();
         self.next = 0;
@@ -280,7 +286,7 @@ impl<R: Read> Iterator for Reader<R> {
     }
 }
 
-/// Fills `bytes` as far as the input goes, and returns the number of bytes.
+/// Reads until `bytes` is full or the input ends. Returns the number of bytes read.
 pub(super) fn read_whole(input: &mut (impl Read + ?Sized), bytes: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {

@@ -1,4 +1,4 @@
-//! Records in blocks of some thousand, so that consumers work on slices.
+//! Passes trace records on in blocks of a few thousand, so that consumers work on slices.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -8,15 +8,15 @@ use anyhow::{Context, Result};
 
 use super::{OpenOptions, Record, TraceReader, binary, open};
 
-/// Records per block of a generated or decoded trace.
+/// Number of records per block of a generated or decoded trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
-/// A trace, read block by block.
+/// A trace that is read block by block.
 pub trait Blocks {
-    /// Returns the next records, in order; none at the end.
+    /// Returns the next records in order, or an empty slice at the end.
     ///
     /// # Errors
-    /// The trace cannot be read any further.
+    /// Returns an error if the trace cannot be read any further.
     fn next_block(&mut self) -> Result<&[Record]>;
 }
 
@@ -26,7 +26,7 @@ impl<R: Read> Blocks for binary::Reader<R> {
     }
 }
 
-/// Any iterator's records as blocks.
+/// Groups the records of an iterator into blocks.
 #[derive(Debug)]
 pub struct Gathered<I> {
     records: I,
@@ -34,14 +34,14 @@ pub struct Gathered<I> {
 }
 
 impl<I> Gathered<I> {
-    /// Returns the source of the records.
+    /// Returns the iterator that provides the records.
     pub fn source(&self) -> &I {
         &self.records
     }
 }
 
 impl<I: Iterator<Item = Result<Record>>> Gathered<I> {
-    /// Creates blocks of these records.
+    /// Creates blocks from the records of an iterator.
     pub fn new(records: I) -> Self {
         Gathered { records, block: Vec::with_capacity(RECORDS_A_BLOCK) }
     }
@@ -57,20 +57,21 @@ impl<I: Iterator<Item = Result<Record>>> Blocks for Gathered<I> {
     }
 }
 
-/// A trace file as blocks: hob's own format by a fast path, every other through a [`TraceReader`].
+/// A trace file as blocks. hob's binary format has a fast path, and all other formats use a
+/// [`TraceReader`].
 #[derive(Debug)]
 pub enum TraceBlocks {
-    /// hob's own format, uncompressed, with all its disks.
+    /// An uncompressed trace in hob's binary format, with all its disks.
     Binary(binary::Reader<File>),
-    /// Anything else.
+    /// A trace in any other format.
     Other(Box<Gathered<TraceReader>>),
 }
 
 impl TraceBlocks {
-    /// Opens a trace; see [`open`](super::open).
+    /// Opens a trace file, like [`open`](super::open).
     ///
     /// # Errors
-    /// As there.
+    /// Returns the same errors as [`open`](super::open).
     pub fn open(path: &Path, options: &OpenOptions) -> Result<TraceBlocks> {
         let is_plain = options.disk.is_none() && options.format.is_none() && path != Path::new("-");
         if is_plain && path.is_file() {
@@ -84,8 +85,8 @@ impl TraceBlocks {
         Ok(TraceBlocks::Other(Box::new(Gathered::new(open(path, options)?))))
     }
 
-    /// Returns the reader, for its counts of skipped records; `None` for hob's own format, of which nothing
-    /// is skipped.
+    /// Returns the reader with its counts of skipped records. Returns `None` for hob's binary
+    /// format, which skips no records.
     pub fn reader(&self) -> Option<&TraceReader> {
         match self {
             TraceBlocks::Binary(_) => None,

@@ -1,16 +1,16 @@
-//! hob's trace as text: the header `ts_us,op,offset,size` and a line for each request, for spreadsheets and
-//! other programs. [`super::open`] reads it.
+//! hob's text trace format, for spreadsheets and other programs. The format has the header
+//! `ts_us,op,offset,size` and one line per request. [`super::open`] reads this format.
 //!
-//! `ts_us` are microseconds from the start, truncated to whole ones when written; `op` is R, W, D (discard)
-//! or F (flush); offset and size are bytes. A trace of several disks has a fifth column, `disk`.
+//! `ts_us` is the time in microseconds since the start, rounded down. `op` is R, W, D (discard) or
+//! F (flush). Offset and size are in bytes. A trace of several disks has a fifth column, `disk`.
 
 use std::io::{self, BufWriter, Write};
 
 use super::{Op, Record};
 
-/// The first line of a trace of one disk.
+/// Header line of a trace of one disk.
 pub const HEADER: &str = "ts_us,op,offset,size";
-/// The first line of a trace of several disks.
+/// Header line of a trace of several disks.
 pub const HEADER_DISKS: &str = "ts_us,op,offset,size,disk";
 
 /// Returns the letter of an operation.
@@ -23,7 +23,7 @@ pub fn letter(op: Op) -> char {
     }
 }
 
-/// Writes a trace.
+/// Writes a CSV trace.
 #[derive(Debug)]
 pub struct Writer<W: Write> {
     out: BufWriter<W>,
@@ -31,12 +31,12 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the first line of a trace of one disk, number 0. `out` needs no buffering.
+    /// Starts a trace of one disk, number 0. `out` needs no buffering.
     pub fn new(out: W) -> io::Result<Writer<W>> {
         Self::start(out, false)
     }
 
-    /// Writes the first line of a trace of several disks.
+    /// Starts a trace of several disks. `out` needs no buffering.
     pub fn with_disks(out: W) -> io::Result<Writer<W>> {
         Self::start(out, true)
     }
@@ -50,8 +50,8 @@ impl<W: Write> Writer<W> {
     /// Appends a record.
     ///
     /// # Errors
-    /// A disk other than 0 in a trace of one disk, and records that [`Record::check`] refuses, as
-    /// `InvalidInput`; or an error of the file.
+    /// Returns `InvalidInput` for a disk other than 0 in a trace of one disk and for records that
+    /// [`Record::check`] refuses, or an error of the file.
     pub fn push(&mut self, record: &Record) -> io::Result<()> {
         let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         if let Err(reason) = record.check() {
@@ -66,7 +66,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Writes the rest and flushes.
+    /// Writes the remaining lines and flushes.
     pub fn finish(self) -> io::Result<W> {
         let mut out = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
         out.flush()?;

@@ -1,14 +1,15 @@
-//! Detects compressed files by their first bytes and decodes them as a stream. All decoders are in Rust and
-//! limit their windows, so that a header cannot cause large allocations.
+//! Detects compressed files by their first bytes and decompresses them as a stream. All decoders
+//! are written in Rust. The decoders limit their windows, so that a file header cannot cause large
+//! allocations.
 
 use std::io::{self, BufRead, Read};
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Maximum memory of an xz decoder, KiB; `xz -9` needs 64 MiB.
+/// Maximum memory of an xz decoder, KiB. Files of `xz -9` need 64 MiB.
 const XZ_MEMORY_KIB_MAX: u32 = 256 << 10;
-/// Blocks of zstd are decoded until there are about this many bytes.
+/// Zstandard blocks are decoded until about this many bytes are available.
 const ZSTD_CHUNK_BYTES: usize = 256 << 10;
 
 /// Compression of a file.
@@ -27,7 +28,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Returns the compression of a file with these first bytes; six are sufficient.
+    /// Returns the compression of a file with these first bytes. Six bytes are sufficient.
     pub(super) fn of(start: &[u8]) -> Compression {
         match start {
             [0x1f, 0x8b, 0x08, ..] => Compression::Gzip,
@@ -58,7 +59,7 @@ struct Zstd<R> {
 }
 
 impl<R: BufRead> Zstd<R> {
-    /// Begins the next frame; returns `false` at the end of the file.
+    /// Starts the next Zstandard frame. Returns `false` at the end of the file.
     fn begin(&mut self) -> io::Result<bool> {
         loop {
             if self.input.fill_buf()?.is_empty() {
@@ -126,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// 300 KB that compress well and do not repeat.
+    /// Returns 300 KB of text that compresses well and has no repetitions.
     fn text() -> Vec<u8> {
         (0..40_000_u32).flat_map(|n| format!("{}\n", n.wrapping_mul(2_654_435_761)).into_bytes()).collect()
     }
@@ -187,7 +188,7 @@ mod tests {
             let mut changed = bytes.clone();
             changed[bytes.len() / 2] ^= 0x55;
             let out = decoded(&changed);
-            // This zstd encoder writes a checksum as well.
+            // This Zstandard encoder also writes a checksum.
             assert!(out.is_err(), "{how:?} changed");
         }
     }

@@ -1,28 +1,28 @@
-//! The disks of a trace: names and numbers of volumes, hosts or files are mapped to disk numbers in the
-//! order in which they first appear. If a format numbers its disks from 0 without gaps, they keep their
-//! numbers.
+//! Maps the disks of a trace to disk numbers, in the order in which they first appear. A trace
+//! names disks by volume, host or file. If a format numbers its disks from 0 without gaps, the
+//! disks keep their numbers.
 
 use std::collections::HashMap;
 
 use super::fields::Reason;
 
-/// Disk numbers are 16 bits wide.
+/// Maximum number of disks, because disk numbers have 16 bits.
 pub(super) const DISKS_MAX: usize = 1 << 16;
-/// Maximum number of bytes kept of a name.
+/// Maximum number of bytes of a disk name that are kept.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Names and numbers.
+/// Names and numbers of a trace's disks.
 #[derive(Debug, Default)]
 pub(super) struct Disks {
     names: Vec<String>,
     by_name: HashMap<String, u16>,
     by_id: HashMap<u64, u16>,
-    /// Cache of the last look-up: successive requests mostly go to one disk.
+    /// Result of the last look-up, because successive requests mostly go to the same disk.
     last_id: Option<(u64, u16)>,
 }
 
 impl Disks {
-    /// Returns the number of the disk with that name.
+    /// Returns the number of the disk with this name.
     pub(super) fn named(&mut self, name: &str) -> Result<u16, Reason> {
         if let Some(disk) = self.by_name.get(name) {
             return Ok(*disk);
@@ -37,7 +37,7 @@ impl Disks {
         Ok(disk)
     }
 
-    /// Returns the number of the disk that the trace calls `id`.
+    /// Returns the number of the disk with the trace's own number `id`.
     pub(super) fn numbered(&mut self, id: u64) -> Result<u16, Reason> {
         if let Some((last, disk)) = self.last_id
             && last == id
@@ -56,15 +56,15 @@ impl Disks {
         Ok(disk)
     }
 
-    /// For hob's own formats, which have disk numbers: `disk` and those below it are named by their number.
+    /// Adds disk numbers up to `disk`, with the numbers as names. hob's own formats use this.
     pub(super) fn own(&mut self, disk: u16) {
         while self.names.len() <= usize::from(disk) {
             self.names.push(self.names.len().to_string());
         }
     }
 
-    /// As [`own`](Self::own), for a format that numbers its disks from 0 without gaps: they keep their
-    /// numbers.
+    /// Returns the number of a disk of a format that numbers its disks from 0 without gaps. The
+    /// disks keep their numbers.
     pub(super) fn dense(&mut self, number: u64) -> Result<u16, Reason> {
         let disk =
             u16::try_from(number).map_err(|_| format!("the disk's number is above 65535: {number}"))?;
@@ -72,7 +72,7 @@ impl Disks {
         Ok(disk)
     }
 
-    /// Returns the names by disk number; none for a trace of one disk without a name.
+    /// Returns the disk names by disk number, or an empty slice for a trace of one unnamed disk.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }

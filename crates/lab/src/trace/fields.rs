@@ -1,13 +1,14 @@
-//! Numbers and columns of text formats. Text that does not parse is returned as a reason, never guessed.
+//! Parses numbers and columns of text formats. Text that does not parse gives a reason; values are
+//! never guessed.
 
 use std::borrow::Cow;
 
 use super::Op;
 
-/// Why an entry of a trace is invalid.
+/// Reason why an entry of a trace is invalid.
 pub(super) type Reason = Cow<'static, str>;
 
-/// Maximum number of characters of an invalid field in a message.
+/// Maximum number of characters of an invalid field that a message quotes.
 const QUOTED_CHARS_MAX: usize = 40;
 
 fn quoted(text: &str) -> String {
@@ -16,24 +17,24 @@ fn quoted(text: &str) -> String {
     format!("'{}{more}'", shown.escape_debug())
 }
 
-/// Parses a whole number; `what` is its name in messages.
+/// Parses a whole number. `what` is the name of the number in messages.
 pub(super) fn number(text: &str, what: &str) -> Result<u64, Reason> {
     digits(text).map_err(|problem| problem.reason(text, what))
 }
 
-/// Parses a whole number of units of `unit` bytes, and returns bytes.
+/// Parses a number of units of `unit` bytes and returns bytes.
 pub(super) fn bytes(text: &str, unit: u64, what: &str) -> Result<u64, Reason> {
     let count = number(text, what)?;
     count.checked_mul(unit).ok_or_else(|| Problem::TooLarge.reason(text, what))
 }
 
-/// As [`bytes`], for a parsed number.
+/// Converts a number of units of `unit` bytes to bytes.
 pub(super) fn scaled(count: u64, unit: u64, what: &str) -> Result<u64, Reason> {
     count.checked_mul(unit).ok_or_else(|| format!("{what} is too large: {count} times {unit} bytes").into())
 }
 
-/// Parses a time in units of `unit_ns`, possibly with a fraction, and returns nanoseconds. `unit_ns` is at
-/// most a second.
+/// Parses a time in units of `unit_ns` with an optional fraction, and returns nanoseconds.
+/// `unit_ns` is at most one second.
 pub(super) fn time_ns(text: &str, unit_ns: u64) -> Result<u64, Reason> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let parse = || {
@@ -45,7 +46,7 @@ pub(super) fn time_ns(text: &str, unit_ns: u64) -> Result<u64, Reason> {
         if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(Problem::NoNumber);
         }
-        // Nine digits of a second are nanoseconds; further digits are dropped.
+        // Nine decimals of a second are nanoseconds; more decimals are dropped.
         let kept = &fraction[..fraction.len().min(9)];
         let part = digits(kept)? * unit_ns / 10_u64.pow(kept.len() as u32);
         nanos.checked_add(part).ok_or(Problem::TooLarge)
@@ -88,7 +89,8 @@ fn digits(text: &str) -> Result<u64, Problem> {
     Ok(value)
 }
 
-/// Parses R, W, D (discard) or F (flush), or a word that starts with it, in any case.
+/// Parses an operation: R, W, D (discard) or F (flush), or a whole word such as "read". Case does
+/// not matter.
 pub(super) fn operation(text: &str) -> Result<Op, Reason> {
     let words = [("read", Op::Read), ("write", Op::Write), ("discard", Op::Discard), ("flush", Op::Flush)];
     let known =
@@ -100,23 +102,23 @@ pub(super) fn operation(text: &str) -> Result<Op, Reason> {
     }
 }
 
-/// Parses a number or a word that stands for one of `choices`.
+/// Parses a text that stands for one of `choices`.
 pub(super) fn choice<T: Copy>(text: &str, what: &str, choices: &[(&str, T)]) -> Result<T, Reason> {
     let found = choices.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
     found.ok_or_else(|| format!("{what} is unknown: {}", quoted(text)).into())
 }
 
-/// Splits the line into trimmed columns: exactly `N`, or more if `more` allows it.
+/// Splits a line into trimmed columns: exactly `N`, or more if `more` allows this.
 pub(super) fn columns<const N: usize>(line: &str, separator: char, more: More) -> Result<[&str; N], Reason> {
     collect(line.split(separator).map(str::trim), more)
 }
 
-/// As [`columns`], separated by any white space.
+/// Splits a line at white space into exactly `N` columns, or more if `more` allows this.
 pub(super) fn words<const N: usize>(line: &str, more: More) -> Result<[&str; N], Reason> {
     collect(line.split_whitespace(), more)
 }
 
-/// Whether a line may have more columns than are used.
+/// Whether a line may have more columns than the parser uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
     Allowed,

@@ -1,4 +1,4 @@
-//! The input of a parser: lines of bounded length, or bytes, and the position in the file.
+//! Input of a parser: lines of limited length, or bytes, with the position in the file.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -26,13 +26,13 @@ impl fmt::Display for Place {
     }
 }
 
-/// A trace's bytes after decompression.
+/// The decompressed bytes of a trace.
 pub(super) struct Input {
     reader: BufReader<Box<dyn Read + Send>>,
     line: Vec<u8>,
     line_bytes_max: usize,
     place: Place,
-    /// The last line ended in CR; an LF that follows belongs to it.
+    /// True if the last line ended with CR. A following LF belongs to the same line end.
     after_cr: bool,
 }
 
@@ -47,7 +47,8 @@ impl Input {
         self.place
     }
 
-    /// Returns the next line without its end, which is LF, CR LF or CR. `None` at the end of the file.
+    /// Returns the next line without its line end: LF, CR LF or CR. Returns `None` at the end of
+    /// the file.
     pub(super) fn line(&mut self) -> io::Result<Option<Result<&str, Reason>>> {
         let length = match self.read_line()? {
             None => return Ok(None),
@@ -65,7 +66,8 @@ impl Input {
         Ok(Some(text))
     }
 
-    /// Reads the start of the next line into `self.line`, up to the limit, and returns the line's length.
+    /// Reads the start of the next line into `self.line`, up to the limit. Returns the length of
+    /// the whole line.
     fn read_line(&mut self) -> io::Result<Option<u64>> {
         self.line.clear();
         let mut length = 0_u64;
@@ -100,18 +102,17 @@ impl Input {
         Ok(Some(length))
     }
 
-    /// Fills `bytes` as far as the file goes, and returns the number of bytes. Does not change the
-    /// position.
+    /// Reads until `bytes` is full or the file ends. Returns the number of bytes read. The position
+    /// does not change.
     pub(super) fn bytes(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         read_whole(&mut self.reader, bytes)
     }
 
-    /// Skips up to `count` bytes and returns how many there were.
+    /// Skips up to `count` bytes and returns the number of skipped bytes.
     pub(super) fn skip(&mut self, count: u64) -> io::Result<u64> {
         io::copy(&mut (&mut self.reader).take(count), &mut io::sink())
     }
 
-    /// Moves the position to the next record.
     pub(super) fn next_record(&mut self) {
         self.place = match self.place {
             Place::Line(_) => Place::Record(1),
@@ -124,7 +125,7 @@ impl Input {
 mod tests {
     use super::*;
 
-    /// Returns one byte at a time, to test every boundary.
+    /// A reader that returns one byte at a time, to test every boundary.
     struct Drops(io::Cursor<Vec<u8>>);
 
     impl Read for Drops {

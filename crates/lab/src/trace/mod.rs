@@ -1,10 +1,11 @@
-//! Traces: the requests to a disk, with their times.
+//! Reads and writes traces: requests to a disk with their times.
 //!
-//! [`open`] reads any format of the table [`FORMATS`], compressed or not, as a stream of [`Record`]s.
-//! Memory is bounded for any file: a line, a window of records for sorting, the names of the disks. Data is
-//! checked before it becomes a record; invalid data is counted, and skipped or fatal, as the options say.
-//! [`binary`] and [`csv`] also write, and [`profile`] summarizes a trace. Times are nanoseconds from the
-//! first record, offsets and lengths bytes.
+//! [`open`] reads any format of the table [`FORMATS`], compressed or not, as a stream of
+//! [`Record`]s. Memory is limited for any file to one line, a window of records for sorting, and
+//! the names of the disks. All data is checked before it becomes a record. Invalid data is counted,
+//! and the options determine whether it is skipped or fatal. [`binary`] and [`csv`] also write
+//! traces, and [`profile`] summarizes a trace. Times are in nanoseconds since the first record;
+//! offsets and lengths are in bytes.
 
 pub mod binary;
 pub mod blocks;
@@ -25,39 +26,39 @@ pub use formats::{FORMATS, FormatInfo};
 pub use input::Place;
 pub use open::{Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, open, open_stream};
 
-/// Maximum of offsets and ends of requests: the largest disk, 2⁶³ bytes.
+/// Maximum offset and maximum end of a request, bytes. The largest possible disk has 2⁶³ bytes.
 pub const DISK_BYTES_MAX: u64 = 1 << 63;
 
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
-    /// Data is read.
+    /// Reads data.
     Read,
-    /// Data is written.
+    /// Writes data.
     Write,
-    /// The range's content is discarded or zeroed.
+    /// Discards or zeroes the content of a range.
     Discard,
-    /// Earlier writes are made durable. Offset and length are 0.
+    /// Makes earlier writes durable. Offset and length are 0.
     Flush,
 }
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Nanoseconds since the trace's start.
+    /// Time since the start of the trace, nanoseconds.
     pub at_ns: u64,
-    /// First byte on the disk; below 2⁶³.
+    /// Offset on the disk in bytes, below 2⁶³.
     pub offset: u64,
     /// Length in bytes; at least 1, except for a flush.
     pub len: u32,
-    /// The operation.
+    /// Operation of the request.
     pub op: Op,
-    /// Its disk in the trace; 0 if there is only one.
+    /// Number of the request's disk in the trace. A trace of one disk has only disk 0.
     pub disk: u16,
 }
 
 impl Record {
-    /// Whether offset and length are what they are said to be above; says what is not.
+    /// Checks that offset and length are valid. Returns the reason if they are not.
     pub fn check(&self) -> Result<(), &'static str> {
         if self.op == Op::Flush {
             return if self.offset == 0 && self.len == 0 { Ok(()) } else { Err("a flush with a range") };
@@ -66,7 +67,7 @@ impl Record {
     }
 }
 
-/// Whether a request that is no flush may cover this range; says why not.
+/// Checks that a request other than a flush may have this range. Returns the reason if not.
 fn check_range(offset: u64, len: u64) -> Result<(), &'static str> {
     if len == 0 {
         Err("the length is 0")

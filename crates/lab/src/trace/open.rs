@@ -1,4 +1,4 @@
-//! Opens a trace and reads it record by record, in any format and compression.
+//! Opens a trace and reads its records, in any format and compression.
 
 use std::fmt;
 use std::fs::File;
@@ -21,27 +21,28 @@ use super::{Op, Record, check_range};
 /// Number of bytes from which the format is detected.
 const HEAD_BYTES: usize = 64 << 10;
 const FILE_BUFFER_BYTES: usize = 256 << 10;
-/// Times that differ from the trace's own by more than this, some 36 years, are invalid.
+/// Maximum difference of a valid time from the other times of the trace, nanoseconds: about 36
+/// years.
 const SPAN_NS_MAX: u64 = 1 << 60;
 
-/// Handling of an invalid entry.
+/// Treatment of invalid entries of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBad {
-    /// Skip and count it.
+    /// Invalid entries are skipped and counted.
     #[default]
     Skip,
-    /// End with an error that has its position and the reason.
+    /// The first invalid entry ends the trace with an error that has the position and the reason.
     Fail,
 }
 
-/// Limits of a reader's memory.
+/// Limits of a trace reader's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum length of a line in bytes; a longer one is invalid.
+    /// Maximum length of a line in bytes. A longer line is invalid.
     pub line_bytes_max: usize,
-    /// Number of requests that are buffered for sorting by time; at least 1.
+    /// Number of requests that are buffered to sort them by time; at least 1.
     pub window_records: usize,
-    /// Maximum number of invalid entries that are kept for display.
+    /// Maximum number of invalid entries that are stored to be shown.
     pub skipped_shown_max: usize,
 }
 
@@ -54,25 +55,26 @@ impl Default for Limits {
 /// Options of reading a trace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// The format; by default it is detected from the content, and from the name if that is ambiguous.
+    /// Format of the trace. By default, the format is detected from the content, and from the file
+    /// name if the content fits several formats.
     pub format: Option<&'static FormatInfo>,
-    /// Handling of invalid entries.
+    /// Treatment of invalid entries.
     pub on_bad: OnBad,
-    /// Only the requests of this disk. They keep its number.
+    /// Number of the only disk whose requests are returned. The requests keep the disk number.
     pub disk: Option<u16>,
-    /// Page size for formats that count in pages and do not define their size: arc, spc, oracle-general.
-    /// 512 by default.
+    /// Page size in bytes for formats with pages of undefined size: arc, spc and oracle-general.
+    /// The default is 512.
     pub page_bytes: Option<u32>,
-    /// Limits of the reader's memory.
+    /// Limits of the trace reader's memory.
     pub limits: Limits,
 }
 
-/// An invalid entry.
+/// An invalid entry of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Its position.
+    /// Position of the invalid entry.
     pub place: Place,
-    /// The reason.
+    /// Reason why the entry is invalid.
     pub reason: String,
 }
 
@@ -82,19 +84,20 @@ impl fmt::Display for SkippedEntry {
     }
 }
 
-/// Invalid entries so far.
+/// Invalid entries of a trace so far.
 #[derive(Clone, Debug, Default)]
 pub struct Skipped {
-    /// Their number.
+    /// Number of invalid entries.
     pub count: u64,
-    /// The first few.
+    /// First invalid entries, up to the limit.
     pub first: Vec<SkippedEntry>,
 }
 
-/// Opens the trace in a file; "-" is standard input.
+/// Opens a trace file. The path "-" is standard input.
 ///
 /// # Errors
-/// The file cannot be read or is empty, its format is unknown, or its header is invalid.
+/// Returns an error if the file cannot be read or is empty, if its format is unknown, or if its
+/// header is invalid.
 pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     if path.as_os_str() == "-" {
         return open_stream(io::stdin(), "standard input", None, options);
@@ -108,11 +111,11 @@ pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     open_stream(file, &name, Some(metadata.len()).filter(|_| metadata.is_file()), options)
 }
 
-/// Opens the trace in a stream. `name` is for messages and helps to detect the format; `bytes` is its
-/// length if known.
+/// Opens a trace from a stream. `name` appears in messages and helps to detect the format. `bytes`
+/// is the length of the stream if known.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the same errors as [`open`].
 pub fn open_stream(
     stream: impl Read + Send + 'static,
     name: &str,
@@ -170,7 +173,7 @@ fn read_head(decoded: &mut (dyn Read + Send)) -> (Vec<u8>, Option<io::Error>) {
     (head, failed)
 }
 
-/// Counts the bytes that were read, for progress.
+/// Counts the bytes that were read, for progress reports.
 struct Counted<R> {
     stream: R,
     consumed: Arc<AtomicU64>,
@@ -184,7 +187,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The part after the head: an error that ended it, or more data.
+/// The stream after its head: more data, or an error that ended the head.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,
@@ -211,19 +214,21 @@ fn explain(error: &io::Error, compression: Compression) -> String {
     format!("the {what} data is cut off or damaged here ({error})")
 }
 
-/// Reads a trace: an iterator of records.
+/// Iterator that reads the records of a trace.
 ///
-/// **Time** counts from the first record handed over, which is at 0. Records come in order of time: those that a file
-/// has in disorder are sorted within a window ([`Limits::window_records`]), records of equal time staying in the
-/// file's order. One that comes later than the window can mend gets the time of the record before it and is counted
-/// by [`late`](TraceReader::late). A time more than some 36 years away from the middle of the first window, and later
-/// from the start, is absurd, and its record bad.
+/// **Time** counts from the first returned record, which has the time 0. Records are returned in
+/// order of time. The reader sorts records within a window ([`Limits::window_records`]), and
+/// records with equal times keep the order of the file. A record that is too late for the window
+/// gets the previous record's time, and [`late`](TraceReader::late) counts it. A record is invalid
+/// if its time is more than 36 years away from the middle of the first window, or later from the
+/// start.
 ///
-/// **Disks** that a trace names are numbered in the order of their appearance; those that it numbers from 0 without
-/// gaps keep their numbers.
+/// **Disks** with names get numbers in the order in which they first appear. If the trace numbers
+/// its disks from 0 without gaps, the disks keep their numbers.
 ///
-/// **Bad entries** are skipped and counted, or end the trace with an error, as [`OnBad`] says. Data that is
-/// compressed and turns out to be damaged counts as one bad entry, after which there is nothing. After an error there is nothing either.
+/// **Invalid entries** are skipped and counted, or end the trace with an error, according to
+/// [`OnBad`]. Damaged compressed data counts as one invalid entry and ends the trace. After an
+/// error the iterator returns no more records.
 pub struct TraceReader {
     name: String,
     format: &'static FormatInfo,
@@ -255,7 +260,7 @@ impl fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// Returns the format.
+    /// Returns the format of the trace.
     pub fn format(&self) -> &'static FormatInfo {
         self.format
     }
@@ -270,7 +275,7 @@ impl TraceReader {
         self.bytes
     }
 
-    /// Returns the number of bytes read so far, as they are on disk.
+    /// Returns the number of file bytes read so far, before decompression.
     pub fn bytes_read(&self) -> u64 {
         self.consumed.load(Ordering::Relaxed)
     }
@@ -280,23 +285,24 @@ impl TraceReader {
         &self.skipped
     }
 
-    /// Returns the number of valid entries so far that are not requests: completions, messages, operations
-    /// on files.
+    /// Returns the number of valid entries so far that are not requests, for example completions
+    /// and messages.
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    /// Returns the number of requests so far whose time was raised to that of the one before.
+    /// Returns the number of requests so far whose time was raised to the previous request's time.
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// Returns the names of the disks so far, by number. Empty for a format with one disk without a name.
+    /// Returns the names of the disks so far, by disk number. The slice is empty for a format with
+    /// one unnamed disk.
     pub fn disks(&self) -> &[String] {
         self.disks.names()
     }
 
-    /// Reads one entry of the file.
+    /// Reads one entry of the trace.
     fn take(&mut self) {
         match self.parser.next(&mut self.input, &mut self.disks) {
             Ok(Step::Request(raw)) => self.admit(raw),
@@ -304,7 +310,7 @@ impl TraceReader {
             Ok(Step::Text) => {}
             Ok(Step::Bad(reason)) => self.bad(self.input.place(), reason),
             Ok(Step::End) => self.ended = true,
-            // An error of a decoder is a defect of the data; the rest of it is lost.
+            // A decoder error is a defect of the data, and the remaining data is lost.
             Err(error) if error.raw_os_error().is_none() && self.compression != Compression::None => {
                 self.bad(self.input.place(), explain(&error, self.compression).into());
                 self.ended = true;
@@ -352,8 +358,8 @@ impl TraceReader {
         }
     }
 
-    /// Decides where the trace's time begins. The first record's time may be invalid, so the middle of the
-    /// first window decides which times are invalid.
+    /// Determines the start time of the trace. The first record's time may be invalid, so the
+    /// median time of the first window decides which times are invalid.
     fn begin(&mut self) {
         let Some(middle) = self.window.median_ns() else { return };
         let mut absurd_ones = Vec::new();
@@ -394,7 +400,7 @@ impl Iterator for TraceReader {
                 return self.failure.take().map(Err);
             };
             let start = *self.start_ns.get_or_insert(record.at_ns);
-            // The rest of a first window that is not full yet stays within the span: see `begin`.
+            // All times of an incomplete first window are valid; see `begin`.
             let at_ns = record.at_ns.saturating_sub(start);
             if at_ns < self.last_ns || record.at_ns < start {
                 self.late += 1;

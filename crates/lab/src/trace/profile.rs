@@ -1,9 +1,11 @@
-//! What a trace is like: how much of what, how large, how scattered, how often again, and when.
+//! Summarizes a trace: numbers and sizes of requests, footprint, reuse, sequential requests, and
+//! arrival times.
 //!
-//! One pass, bounded memory: [`footprint`](Footprint) is exact up to some 1.8 million pieces of 2 MiB that were touched
-//! (150 MB of memory; 3.5 TiB where requests lie densely, 7 GiB where each sector lies alone) and an estimate from a
-//! sample beyond. Reads and writes count; discards and flushes are only numbered. A *sector* is 4 KiB, a *touch* one
-//! request's use of one sector.
+//! The profile needs one pass and limited memory. [`footprint`](Footprint) is exact up to about 1.8
+//! million touched chunks of 2 MiB, and above that an estimate from a sample. The exact part needs
+//! 150 MB of memory. The exact footprint can cover 3.5 TiB of dense requests, or 7 GiB of isolated
+//! sectors. The profile includes reads and writes; discards and flushes are only counted. A
+//! *sector* has 4 KiB. A *touch* is the use of one sector by one request.
 
 mod arrivals;
 mod footprint;
@@ -20,41 +22,41 @@ use quantiles::Quantiles;
 
 pub use arrivals::{ARRIVAL_BUCKETS_MAX, ArrivalBucket, Arrivals};
 
-/// Bytes of a sector.
+/// Size of a sector, bytes.
 pub const SECTOR_BYTES: u64 = 4096;
-/// A request that begins where one of this many before it ended is sequential.
+/// A request is sequential if it begins at the end of one of this many previous requests.
 const STREAMS: usize = 16;
-/// Request sizes that are counted one by one.
+/// Maximum number of distinct request sizes that are counted individually.
 const SIZES_MAX: usize = 1 << 16;
 
-/// A trace summed up.
+/// Summary of a trace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Profile {
-    /// All requests.
+    /// Number of all requests.
     pub requests: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Discards.
+    /// Number of discards.
     pub discards: u64,
-    /// Flushes.
+    /// Number of flushes.
     pub flushes: u64,
-    /// Reads among reads and writes, %.
+    /// Share of reads among reads and writes, per cent.
     pub read_percent: f64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub bytes_read: u64,
-    /// Bytes written.
+    /// Number of bytes written.
     pub bytes_written: u64,
-    /// Disks with at least one request.
+    /// Number of disks with at least one request.
     pub disks: u32,
-    /// From the first request to the last, nanoseconds.
+    /// Time from the first request to the last, nanoseconds.
     pub duration_ns: u64,
-    /// What was read or written at all.
+    /// Sectors that were read or written.
     pub footprint: Footprint,
-    /// Request sizes.
+    /// Sizes of reads and writes.
     pub sizes: Sizes,
-    /// How much follows something.
+    /// Sequential reads and writes.
     pub sequential: Sequential,
     /// Requests over time.
     pub arrivals: Arrivals,
@@ -62,75 +64,77 @@ pub struct Profile {
     pub gaps: Gaps,
 }
 
-/// The sectors that were read or written.
+/// Sectors that were read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Footprint {
-    /// Different sectors.
+    /// Number of distinct sectors.
     pub sectors: u64,
-    /// The same in bytes.
+    /// Size of the distinct sectors, bytes.
     pub bytes: u64,
-    /// Sectors times requests.
+    /// Number of touches: one per request and sector.
     pub touches: u64,
-    /// Touches of a sector that was touched before, %.
+    /// Share of touches whose sector was touched before, per cent.
     pub reuse_percent: f64,
-    /// Whether `sectors` is estimated from a sample of the disks' ranges.
+    /// True if `sectors` is an estimate from a sample.
     pub estimated: bool,
-    /// The share of ranges in that sample; 1 when exact.
+    /// Sampling rate of the estimate; 1 if `sectors` is exact.
     pub sample_rate: f64,
 }
 
 /// Sizes of reads and writes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sizes {
-    /// Mean, bytes.
+    /// Mean size, bytes.
     pub mean_bytes: f64,
-    /// The commonest size; 0 without requests. Of the first 65,536 sizes where there are more.
+    /// Most common size, bytes; 0 without requests. Only the first 65,536 distinct sizes are
+    /// considered.
     pub dominant_bytes: u32,
-    /// Requests of that size, %.
+    /// Share of requests with the most common size, per cent.
     pub dominant_percent: f64,
-    /// Counts by power of two, without the empty ones at either end.
+    /// Counts by powers of two, without empty buckets at both ends.
     pub buckets: Vec<SizeBucket>,
 }
 
-/// Requests of `from_bytes` to just below its double.
+/// Counts of requests with sizes from `from_bytes` to just below twice as much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SizeBucket {
-    /// A power of two.
+    /// Lower end of the sizes, a power of two, bytes.
     pub from_bytes: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
 }
 
-/// Reads and writes that begin where one of the last 16 ended, on the same disk.
+/// Reads and writes that begin at the end of one of the last 16 requests of the same disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sequential {
-    /// Of requests, %.
+    /// Share of sequential requests, per cent.
     pub requests_percent: f64,
-    /// Of bytes, %.
+    /// Share of bytes in sequential requests, per cent.
     pub bytes_percent: f64,
 }
 
-/// Times between one request and the next, nanoseconds. Quantiles are at most 6 % too high.
+/// Times between successive requests, nanoseconds. Quantiles are at most 6 % too high.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gaps {
-    /// Mean.
+    /// Mean time between requests.
     pub mean_ns: f64,
-    /// Standard deviation over mean: about 1 for independent requests, more for bursts. 0 where the mean is 0.
+    /// Standard deviation divided by the mean. The value is about 1 for independent requests and
+    /// higher for bursts. The value is 0 if the mean is 0.
     pub variation: f64,
-    /// Half are shorter.
+    /// Median time between requests.
     pub p50_ns: u64,
-    /// 90 % are shorter.
+    /// 90th percentile of the times between requests.
     pub p90_ns: u64,
-    /// 99 % are shorter.
+    /// 99th percentile of the times between requests.
     pub p99_ns: u64,
-    /// The longest.
+    /// Longest time between requests.
     pub max_ns: u64,
 }
 
 impl Profile {
-    /// The profile of all records, or the first error among them.
+    /// Returns the profile of all records, or the first error.
     pub fn of(records: impl IntoIterator<Item = anyhow::Result<Record>>) -> anyhow::Result<Profile> {
         let mut profiler = Profiler::default();
         for record in records {
@@ -140,7 +144,8 @@ impl Profile {
     }
 }
 
-/// Makes a profile, record by record. Records should come in order of time; what goes back counts as a gap of 0.
+/// Computes a profile, record by record. Records should be in order of time. A record with an
+/// earlier time than the previous one counts as a gap of 0.
 #[derive(Debug)]
 pub struct Profiler {
     counts: [u64; 4],
@@ -221,12 +226,12 @@ impl Profiler {
         }
     }
 
-    /// The profile of what was counted.
+    /// Returns the profile of all counted records.
     pub fn finish(self) -> Profile {
         let [reads, writes, discards, flushes] = self.counts;
         let [bytes_read, bytes_written, ..] = self.bytes;
         let (moves, moved) = (reads + writes, bytes_read + bytes_written);
-        // Of equally common sizes the smaller one.
+        // The smaller one of equally common sizes wins.
         let dominant = self.sizes.iter().max_by_key(|(size, count)| (**count, std::cmp::Reverse(**size)));
         let (dominant_bytes, dominant_count) = dominant.map_or((0, 0), |(size, count)| (*size, *count));
         let used = |bucket: &SizeBucket| bucket.reads + bucket.writes > 0;
@@ -267,7 +272,7 @@ impl Profiler {
     }
 }
 
-/// `part` of `whole` in percent; 0 of nothing.
+/// Returns `part` of `whole` in per cent, or 0 if `whole` is 0.
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }

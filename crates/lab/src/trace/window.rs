@@ -1,23 +1,23 @@
-//! Sorts the requests of a trace by time, within a window of some thousand.
+//! Sorts the requests of a trace by time, within a window of a few thousand requests.
 //!
-//! Traces are written when requests complete, or by several processors, so times may decrease slightly. The
-//! window holds requests in order, equal times in the order of the file; insertion starts at the end, so
-//! sorted traces cost nothing.
+//! Trace records are written when requests complete, or by several processors, so times may
+//! decrease slightly. The window keeps requests sorted, and requests with equal times in the order
+//! of the file. Insertion starts at the end, so sorted traces need no extra work.
 
 use std::collections::VecDeque;
 
 use super::Record;
 use super::input::Place;
 
-/// A request whose time is still the file's own.
+/// A waiting request with a time of the trace file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
-    /// `at_ns` counts from the format's own beginning.
+    /// The record's `at_ns` counts from the format's own start.
     pub(super) record: Record,
     pub(super) place: Place,
 }
 
-/// The window.
+/// Window of requests that are sorted by time.
 #[derive(Debug)]
 pub(super) struct Window {
     waiting: VecDeque<Waiting>,
@@ -43,17 +43,16 @@ impl Window {
         }
     }
 
-    /// Removes and returns the earliest.
+    /// Removes and returns the earliest request.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
     }
 
-    /// Returns the median time.
+    /// Returns the median time of the waiting requests.
     pub(super) fn median_ns(&self) -> Option<u64> {
         self.waiting.get(self.waiting.len() / 2).map(|waiting| waiting.record.at_ns)
     }
 
-    /// Removes requests for which `keep` returns false.
     pub(super) fn retain(&mut self, keep: impl FnMut(&Waiting) -> bool) {
         self.waiting.retain(keep);
     }

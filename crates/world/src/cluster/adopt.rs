@@ -1,4 +1,4 @@
-//! Failover of a disk from the replica at this host, as in docs/decisions/0023.
+//! Simulates failover of a disk from the replica at this host (docs/decisions/0023).
 
 use hob_engine::cluster::{Found, LeaseId, OwnershipRecord};
 
@@ -8,19 +8,19 @@ use super::store::Request;
 use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 
-/// Phase of the failover.
+/// Phase of a failover from a replica.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The record must become this host's.
+    /// The host must become the owner in the ownership record.
     Begins,
-    /// Dirty data goes to the backing: the part that was not sent yet.
+    /// Dirty data is written to the backing. The list has the blocks that were not sent yet.
     Brings(Vec<(u32, u64)>),
-    /// The backing has everything.
+    /// The backing has all dirty data, and the ownership record must be updated.
     Ends,
 }
 
 impl Simulation<'_> {
-    /// Starts after this host got the lock for the sake of its replica.
+    /// Starts a failover after the host has locked the disk because of its replica.
     pub(super) fn begin_to_adopt(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         trace!(self, "host {host} adopts disk {disk}: {title:?}");
         let Some(copy) = title.value.copy.clone() else { return };
@@ -35,14 +35,14 @@ impl Simulation<'_> {
         local.epoch = Backing::open(&mut self.backings[disk]);
     }
 
-    /// Returns true if the replica that a record names is here. Owners learn later than others that a
-    /// lending host was destroyed.
+    /// Returns true if the host has the replica that the ownership record names. Owners learn later
+    /// than others that a lending host was destroyed.
     fn has_loan(&self, host: usize, title: &Found<OwnershipRecord>) -> bool {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.as_str());
         self.hosts[host].lent.values().any(|lent| Some(lent.loan.to_string().as_str()) == loan)
     }
 
-    /// Continues with the next phase.
+    /// Continues with the next phase of the failover.
     pub(super) fn go_on_adopting(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let Some(term) = self.hosts[host].local[disk].term.filter(|it| it.is_valid(self.clock(host))) else {
             return Ok(());
@@ -54,8 +54,8 @@ impl Simulation<'_> {
         match local.stage.clone() {
             // Writes of an earlier attempt must arrive first.
             Stage::Begins if !local.landing.is_empty() => {}
-            // The replica is not here because this host has the name of a destroyed one, or it cannot be
-            // read: the owner may have the disk back.
+            // The failover stops: the host replaced a destroyed one, or the replica cannot be read.
+            // The owner may acquire the disk again.
             Stage::Begins
                 if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.rng.chance(50)) =>
             {
@@ -83,7 +83,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// From here on the replica is valid, and nothing else.
+    /// Records that the failover has begun: from now on only the replica is valid.
     pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
         let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
@@ -110,7 +110,8 @@ impl Simulation<'_> {
         self.hosts[host].local[disk].stage = Stage::Brings(Vec::new());
     }
 
-    /// Handles the end of one of the writes.
+    /// Handles the completion of a failover write. Returns false if the write is not part of the
+    /// failover.
     pub(super) fn brought(&mut self, host: usize, disk: usize, op: u64, result: Option<u64>) -> bool {
         let local = &mut self.hosts[host].local[disk];
         let is_one = local.landing.remove(&op);
@@ -121,14 +122,14 @@ impl Simulation<'_> {
         is_one
     }
 
-    /// Stops; the next read of the record shows the progress.
+    /// Stops the failover. The next read of the ownership record shows the progress.
     pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
         (local.phase, local.title, local.term) = (Phase::Closed, None, None);
     }
 
-    /// Handles the store's answer about a disk in failover: the record was put, at that revision, or the
-    /// result is unknown.
+    /// Handles etcd's reply about a disk in failover: the revision of the new ownership record, or
+    /// `None` if the result is unknown.
     pub(super) fn adopting_answered(
         &mut self,
         host: usize,

@@ -1,4 +1,4 @@
-//! Checks what guests may see of a disk on any host, and which host may serve it.
+//! Checks the data that guests see of a disk on any host, and which host may serve the disk.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use crate::{Violation, ensure};
 /// Expected state of one disk. Values of blocks are unique numbers.
 #[derive(Default)]
 pub(super) struct Checker {
-    /// The latest generation with an acknowledgement, and its host.
+    /// Latest generation with an acknowledgement, and the acknowledging host.
     acknowledged: Option<(u64, usize)>,
     blocks: BTreeMap<u32, Block>,
 }
 
 #[derive(Default)]
 struct Block {
-    /// The value acknowledged or read last.
+    /// Last value of the block that was acknowledged or read.
     settled: u64,
-    /// Values written since and not acknowledged (yet): each may be read, now or later.
+    /// Later values that were written and not acknowledged. A read may return any of them.
     in_doubt: Vec<u64>,
 }
 
@@ -26,7 +26,7 @@ impl Checker {
         self.blocks.entry(block).or_default().in_doubt.push(value);
     }
 
-    /// Records that a host acknowledges it.
+    /// Records that a host acknowledges a write.
     pub(super) fn end_write(
         &mut self,
         host: usize,
@@ -36,14 +36,14 @@ impl Checker {
     ) -> Result<(), Violation> {
         self.acknowledge(host, generation)?;
         let block = self.blocks.entry(block).or_default();
-        // Earlier unacknowledged writes must not come back; later ones may.
+        // Earlier unacknowledged writes must not reappear; later ones may.
         let at = block.in_doubt.iter().position(|other| *other == value);
         block.in_doubt.drain(..at.map_or(0, |at| at + 1));
         block.settled = value;
         Ok(())
     }
 
-    /// Checks a host's answer to a read.
+    /// Checks a host's reply to a read.
     pub(super) fn end_read(
         &mut self,
         host: usize,
@@ -67,7 +67,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Checks a change that reaches the backing.
+    /// Checks the generation of a write that reaches the backing.
     pub(super) fn change(&self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
@@ -78,7 +78,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Returns true if a block may have this value while no newer one exists.
+    /// Returns true if a block may have this value while no newer value exists.
     pub(super) fn may_have(&self, number: u32, value: u64) -> bool {
         let block = self.blocks.get(&number);
         block.map_or(value == 0, |block| value == block.settled || block.in_doubt.contains(&value))
@@ -93,7 +93,7 @@ impl Checker {
         }
     }
 
-    /// Checks a host's reply to the guest.
+    /// Checks that a host may reply to the guest in this generation.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(

@@ -1,8 +1,8 @@
-//! Replicas of dirty data at another host: dirty data is also in the other host's flash, and the ownership
-//! record names the replica while it is complete.
+//! Simulates replicas of dirty data in the flash of another host. The ownership record names the
+//! replica while the replica is complete.
 //!
-//! The replica of a disk is the set of its dirty blocks. Journals and frames are not modelled: acknowledged
-//! requests are in the replica.
+//! The simulated replica of a disk is the set of the disk's dirty blocks. Journals and cache frames
+//! are not modelled: all acknowledged writes are in the replica.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,51 +14,52 @@ use super::store::Request;
 use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 
-/// Number of blocks that are replicated at a time.
+/// Maximum number of blocks that are replicated at the same time.
 const DOUBLED_AT_ONCE: usize = 3;
 
-/// A replica that a host keeps for another one: it survives its process.
+/// A replica that a lending host stores for another host. The replica survives the lending host's
+/// process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
-    /// A unique number.
+    /// Unique number of the flash lease.
     pub(super) loan: u64,
-    /// The owner does not write to it any more.
+    /// The owner does not write to the replica any more.
     pub(super) is_ended: bool,
-    /// The dirty blocks.
+    /// Dirty blocks in the replica.
     pub(super) dirty: BTreeMap<u32, u64>,
 }
 
-/// State of a disk's replica.
+/// State of a disk's replica, as the owner's process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Copying {
-    /// There is none.
+    /// The disk has no replica.
     #[default]
     Alone,
-    /// Remote flash was requested.
+    /// The owner has requested remote flash.
     Asking,
-    /// Changes go to both hosts, and earlier dirty data is copied.
+    /// The owner sends new writes to both hosts and copies earlier dirty data.
     Doubling,
-    /// Both have everything, or will before anything is acknowledged.
+    /// The replica has all dirty data, or gets it before the owner acknowledges a write.
     Current,
-    /// The other host does not answer: requests that wait for it wait until the record does not name it any
-    /// more.
+    /// The lending host does not answer. Requests wait until the ownership record does not name the
+    /// replica any more.
     Broken,
 }
 
-/// The replica of a disk, as its owner's process knows it.
+/// The replica of a disk, as the owner's process knows it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Copy {
     pub(super) state: Copying,
     pub(super) loan: u64,
-    /// Content of the replica, as far as confirmed.
+    /// Confirmed content of the replica.
     pub(super) doubled: BTreeMap<u32, u64>,
-    /// Requests that the other host has not answered.
+    /// Replica requests that the lending host has not answered.
     pub(super) pending: BTreeSet<u64>,
-    /// Those of them that are otherwise complete, with their values.
+    /// Requests that wait only for the lending host, with their values.
     pub(super) half_done: BTreeMap<u64, u64>,
-    /// Writes in progress that went to this host's flash only.
+    /// Writes in progress that went only to the owner's flash.
     pub(super) alone: BTreeSet<u64>,
-    /// A change of the record may still happen.
+    /// A change of the ownership record may still happen.
     pub(super) in_doubt: bool,
 }
 
@@ -71,12 +72,12 @@ pub(super) enum PeerOp {
 }
 
 impl Simulation<'_> {
-    /// Returns the host that lends to this one.
+    /// Returns the host that lends flash to this host.
     pub(super) fn lender_of(&self, host: usize) -> usize {
         (host + 1) % self.plan.hosts
     }
 
-    /// Replicates a change of dirty data. Returns false if there is no replica.
+    /// Sends a change of dirty data to the replica. Returns false if the disk has no replica.
     pub(super) fn double(&mut self, host: usize, disk: usize, op: u64, what: PeerOp) -> bool {
         let copy = &mut self.hosts[host].local[disk].copy;
         if matches!(copy.state, Copying::Alone | Copying::Asking) {
@@ -101,7 +102,7 @@ impl Simulation<'_> {
         self.queue.push(at, Event::LenderSilent { host, life, disk, loan, op });
     }
 
-    /// Handles a request at the lending host.
+    /// Handles a replica request at the lending host.
     pub(super) fn reach_lender(
         &mut self,
         lender: usize,
@@ -133,7 +134,7 @@ impl Simulation<'_> {
         true
     }
 
-    /// Handles the answer of the lending host.
+    /// Handles the lending host's reply.
     pub(super) fn lender_answered(
         &mut self,
         host: usize,
@@ -158,7 +159,7 @@ impl Simulation<'_> {
         self.other_half(host, disk, op)
     }
 
-    /// Ends the wait for the lending host.
+    /// Completes a request that waited for the lending host.
     fn other_half(&mut self, host: usize, disk: usize, op: u64) -> Result<(), Violation> {
         let local = &mut self.hosts[host].local[disk];
         if let Some(Op { kind: Kind::Double(_), .. }) = local.ops.get(&op) {
@@ -171,7 +172,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the lending host's timeout.
+    /// Handles the timeout of a replica request.
     pub(super) fn lender_silent(
         &mut self,
         host: usize,
@@ -198,7 +199,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The replica is invalid now: waiting requests continue without it.
+    /// Drops the invalid replica: waiting requests continue without it.
     pub(super) fn go_on_alone(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let copy = std::mem::take(&mut self.hosts[host].local[disk].copy);
         trace!(self, "host {host} goes on alone with disk {disk}");
@@ -214,8 +215,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Advances the replica of a disk that is served or given back. Returns true if the store was asked for
-    /// something.
+    /// Advances the replica of a disk that is served or given back. Returns true if a request to
+    /// etcd was sent.
     pub(super) fn tend_copy(&mut self, host: usize, disk: usize) -> Result<bool, Violation> {
         let Some(term) = self.hosts[host].term else { return Ok(false) };
         let writes_back = self.hosts[host].kept[disk].writes_back;
@@ -267,7 +268,7 @@ impl Simulation<'_> {
         Ok(false)
     }
 
-    /// Returns true if the replica has all dirty data, and gets later changes.
+    /// Returns true if the replica has all dirty data and gets later changes.
     fn is_doubled(&self, host: usize, disk: usize) -> bool {
         let copy = &self.hosts[host].local[disk].copy;
         let mut cache = self.hosts[host].kept[disk].cache.iter();
@@ -291,7 +292,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the change of the record: it names the replica, or not any more.
+    /// Handles the end of a change of the ownership record that names or removes the replica.
     pub(super) fn copy_said(
         &mut self,
         host: usize,
@@ -314,7 +315,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Destroys a host with all its data, unless that loses data that must be kept.
+    /// Destroys a host with all its data, unless other hosts need the data.
     pub(super) fn destroy(&mut self, host: usize, down_ns: u64) -> Result<(), Violation> {
         let is_spare = (0..self.plan.disks).all(|disk| {
             let title = self.store.look(&disk.to_string()).title.map(|title| title.value);
@@ -336,7 +337,7 @@ impl Simulation<'_> {
         }
         trace!(self, "host {host} is destroyed");
         self.report.destroyed += 1;
-        // Its requests to the store are lost.
+        // The destroyed host's requests to etcd are lost.
         self.queue.retain(|event| !matches!(event, Event::ToStore { host: of, .. } if *of == host));
         self.hosts[host].be_new();
         Ok(())

@@ -1,5 +1,5 @@
-//! The daemon's part around the state machines: makes their calls, and takes, opens, retakes and gives back
-//! disks.
+//! Simulates the daemon around the cluster state machines. The daemon makes their calls, and
+//! acquires, opens and gives back disks.
 
 use hob_engine::cluster::{
     Answer, Ask, ClusterEvent, Event as Told, Found, Is, Key, LeaseId, LeaseTerm, OwnershipRecord,
@@ -14,7 +14,7 @@ use super::store::{Request, Response};
 use super::{Event, Forced, Sabotage, Simulation, trace};
 use crate::{Violation, ensure};
 
-/// Timeout of a request about a disk, nanoseconds.
+/// Timeout of an etcd request about a disk, nanoseconds.
 const QUESTION_NS_MAX: u64 = 1_500 * MS;
 
 impl Simulation<'_> {
@@ -22,7 +22,7 @@ impl Simulation<'_> {
         self.options.sabotage == Some(sabotage)
     }
 
-    /// Starts the process of a host.
+    /// Starts the daemon process of a host.
     pub(super) fn start(&mut self, host: usize) {
         let life = self.hosts[host].life;
         self.hosts[host].keep_at = self.now;
@@ -43,15 +43,15 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if a host may acknowledge requests of a disk, as far as it knows.
+    /// Returns true if a host may acknowledge requests of a disk according to its own clock.
     pub(super) fn may_acknowledge(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
         self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// As `may_acknowledge`, with tolerance: on a slow network renewals may be a little late, and replies
-    /// wait for them.
+    /// Returns true if a host serves a disk, with a tolerance of one lease. On a slow network,
+    /// renewals may be a little late, and replies wait for them.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -59,7 +59,7 @@ impl Simulation<'_> {
         self.hosts[host].up && !self.hosts[host].is_hung && is_served && lately
     }
 
-    // The lease.
+    // Lease handling.
 
     /// Handles the lease manager's events, makes its next call, and schedules the next check.
     pub(super) fn keep(&mut self, host: usize) -> Result<(), Violation> {
@@ -75,7 +75,7 @@ impl Simulation<'_> {
                 Told::Renewed(term) => self.renewed(host, term)?,
                 Told::Ended(lease) => self.ended(host, lease),
                 Told::NameTaken(member) => {
-                    // Unless the host was destroyed, and its former lease has not ended.
+                    // A destroyed host's replacement may find a lease under the old name.
                     ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
                 }
             }
@@ -145,7 +145,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Releases everything that was taken under that lease.
+    /// Releases all disks that were acquired under an ended lease.
     fn ended(&mut self, host: usize, lease: LeaseId) {
         if self.is(Sabotage::IgnoresEnd) {
             return;
@@ -155,7 +155,7 @@ impl Simulation<'_> {
                 local.term = None;
                 local.phase = match local.phase {
                     Phase::Serving | Phase::Leaving => Phase::Doubted,
-                    // It is opened again after it was taken again.
+                    // The disk is opened again after it was acquired again.
                     Phase::Opening | Phase::Adopting => Phase::Closed,
                     other => other,
                 };
@@ -164,7 +164,7 @@ impl Simulation<'_> {
         self.hosts[host].term = None;
     }
 
-    /// Sabotage: treats a new lease like the one before.
+    /// Performs a sabotage: treats a new lease like the lease before.
     fn revive(&mut self, host: usize) -> Result<(), Violation> {
         let term = self.hosts[host].term;
         for disk in 0..self.plan.disks {
@@ -178,7 +178,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    // Questions.
+    // Requests to etcd.
 
     fn ask(&mut self, host: usize, disk: Option<usize>, number: u64, request: Request, patience_ns: u64) {
         let life = self.hosts[host].life;
@@ -226,8 +226,8 @@ impl Simulation<'_> {
         self.tell(&before)
     }
 
-    /// Delivers watch events to the hosts, each with its own delay, in order, or not at all. `before` are
-    /// the earlier records.
+    /// Delivers watch events to the hosts. Each host gets its events in order with its own delay,
+    /// or misses them. `before` has the earlier ownership records.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
             let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
@@ -250,8 +250,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// A host that takes a disk by force may crash before it knows the result. Dirty data is lost all the
-    /// same, and the next owner finds that.
+    /// Records a forced takeover in the model. The host may crash before it knows the result, but
+    /// dirty data is lost all the same.
     fn note_forced(&mut self, disk: usize, before: Option<&Found<OwnershipRecord>>) {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(forced)) = (before, after, &mut self.forced[disk]) else {
@@ -286,7 +286,7 @@ impl Simulation<'_> {
 
     // Disks.
 
-    /// Checks a disk for necessary actions.
+    /// Checks a disk and starts the actions that it needs.
     pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let life = self.hosts[host].life;
         let at = self.now + self.rng.latency(self.plan.poll_ns);
@@ -329,7 +329,7 @@ impl Simulation<'_> {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
                 let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
                 let txn = local.seat.give_back(term.lease, &title, dirty);
-                // From here on it may be another host's, whatever events say.
+                // From here on another host may own the disk, whatever watch events say.
                 self.hosts[host].local[disk].term = None;
                 self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
             }
@@ -379,7 +379,7 @@ impl Simulation<'_> {
             _ => return,
         };
         if !dirty {
-            // Saved before the record says that nothing is dirty.
+            // The mode is saved before the ownership record says that nothing is dirty.
             local.draining = false;
             self.hosts[host].kept[disk].writes_back = false;
         }
@@ -429,7 +429,7 @@ impl Simulation<'_> {
             {
                 self.copy_said(host, disk, copy, revision)?;
             }
-            // It is unknown whether it happened, or happens later.
+            // The result of the request is unknown, and the request may still take effect.
             (Purpose::Mark { .. } | Purpose::SayCopy(_), response) => {
                 let local = &mut self.hosts[host].local[disk];
                 local.look_again = true;
@@ -457,8 +457,8 @@ impl Simulation<'_> {
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
-                // It happened before, and the answer was lost; or the lease has ended, as the next answer
-                // will say.
+                // The acquisition succeeded and its reply was lost, or the lease has ended. The
+                // next reply shows which.
                 let local = &mut self.hosts[host].local[disk];
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
@@ -514,7 +514,7 @@ impl Simulation<'_> {
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
         match verdict {
-            // Requests in doubt cannot succeed any more once the record has been put again.
+            // Earlier requests in doubt cannot succeed once the ownership record is put again.
             Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
                 let continued = wish.known == Some(title.value.generation);
                 let txn = self.hosts[host].local[disk].seat.mark(term.lease, &title, title.value.dirty);
@@ -523,11 +523,11 @@ impl Simulation<'_> {
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
             Verdict::Mine(title) => {
-                // An earlier attempt whose answer or backing was lost.
+                // An earlier attempt lost its reply or its backing.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
-            // Its lease has ended; the lease manager will report it.
+            // The lease has ended; the lease manager will report this.
             _ if !matches!(phase, Phase::Closed | Phase::Doubted) => {}
             Verdict::Take(taking) if is_doubted && !taking.continued => self.lose(host, disk),
             Verdict::Adopt(_) if is_doubted => self.lose(host, disk),
@@ -567,7 +567,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The lock is held in the store, under the present lease of the host, if it still has one.
+    /// Opens a disk whose ownership lock the host has in etcd. The host's lease may have ended
+    /// since.
     fn took(
         &mut self,
         host: usize,
@@ -613,7 +614,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the end of recovery: the cache is valid or not.
+    /// Handles the end of a cache recovery: decides whether the cache is valid.
     pub(super) fn opened(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let believes = self.is(Sabotage::BelievesFlash);
         let early = self.is(Sabotage::EarlyWriteBack);
@@ -627,12 +628,12 @@ impl Simulation<'_> {
         let adopted = self.hosts[host].local[disk].title.iter().flat_map(|title| &title.value.adopted);
         let was_adopted = adopted.into_iter().find(|it| it.by.id == me.id).map(|it| it.generation);
         let kept = &mut self.hosts[host].kept[disk];
-        // The first host that ever has the disk has no flash content of it.
+        // The first host that ever opens the disk has no flash content of it.
         let continued = kept.known.is_none_or(|known| known == generation);
         let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
         self.report.outdated += u64::from(is_outdated && kept.is_dirty());
         if !(continued || believes || is_outdated && believes_adopted) {
-            // Dirty data in it was given up when another host took the disk by force.
+            // The dirty data was given up when another host took the disk by force.
             self.report.not_believed += u64::from(!kept.cache.is_empty());
             kept.cache.clear();
         }
@@ -644,14 +645,14 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The backings of a host's disks fail: the disks are closed, stay locked, and are opened again.
+    /// Closes and reopens the disks of a host whose backings fail. The disks stay locked.
     pub(super) fn reopen(&mut self, host: usize) {
         for disk in 0..self.plan.disks {
             let local = &mut self.hosts[host].local[disk];
             if local.phase != Phase::Serving {
                 continue;
             }
-            // Earlier requests may still happen.
+            // Earlier requests may still take effect.
             let in_doubt = local.copy.in_doubt || local.asked.take().is_some();
             trace!(self, "host {host} lost the backing of disk {disk}");
             self.close(host, disk);
@@ -660,7 +661,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Another host has the disk.
+    /// Closes a disk that another host owns now.
     fn lose(&mut self, host: usize, disk: usize) {
         trace!(self, "host {host} lost disk {disk}");
         self.report.lost += 1;

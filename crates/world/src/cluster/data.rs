@@ -1,24 +1,25 @@
-//! Guest requests, destaging, and the shard's boundary while the lease is in doubt.
+//! Simulates guest requests, destaging, and the delay of replies and writes while the lease is in
+//! doubt.
 
 use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
 use super::{Blocks, Event, Sabotage, Simulation, trace};
 use crate::{Violation, ensure};
 
-/// A backing.
+/// A simulated backing.
 #[derive(Debug, Default)]
 pub(super) struct Backing {
     blocks: Blocks,
-    /// Number of opens. If the backing fences, it refuses changes of earlier opens.
+    /// Number of opens. A fencing backing refuses writes of earlier opens.
     epoch: u64,
 }
 
-/// A change in flight to a backing.
+/// A write in flight to a backing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// The sender's generation of the disk.
+    /// Generation of the disk when the host sent the write.
     pub(super) generation: u64,
-    /// Number of the sender's open.
+    /// Open number of the backing under which the write was sent.
     pub(super) epoch: u64,
     pub(super) block: u32,
     pub(super) value: u64,
@@ -29,7 +30,7 @@ impl Backing {
         &self.blocks
     }
 
-    /// Opens the backing.
+    /// Opens the backing and returns the number of the open.
     pub(super) fn open(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch
@@ -99,7 +100,7 @@ impl Simulation<'_> {
         self.queue.push(at, Event::Done { host, life, disk, op, result: Some(value) });
     }
 
-    /// Sends a change to the backing, if the lease is valid.
+    /// Sends a write to the backing if the lease is valid.
     fn change(&mut self, host: usize, disk: usize, number: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedChanges) {
             self.report.changes_held += 1;
@@ -118,7 +119,7 @@ impl Simulation<'_> {
         }
         let change = Change { generation, epoch, block, value };
         if self.plan.queued > 0 && self.rng.chance(self.plan.queued) {
-            // The call would block: a thread makes it some time later.
+            // A system call that would block is made later by a thread.
             let at = self.now + self.rng.below(self.plan.lease_ns);
             let life = self.hosts[host].life;
             self.queue.push(at, Event::Begin { host, life, disk, change, op: number });
@@ -128,7 +129,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Makes the system call of a change that has waited, if the lease is valid.
+    /// Makes the system call of a write that has waited, if the lease is valid.
     pub(super) fn begin_change(
         &mut self,
         host: usize,
@@ -143,7 +144,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         self.report.changes_stopped += 1;
-        // Unless the disk was lost, and its requests with it.
+        // The disk may have been lost with its requests.
         let local = &mut self.hosts[host].local[disk];
         if local.ops.contains_key(&op) {
             local.held_changes.push(op);
@@ -157,12 +158,12 @@ impl Simulation<'_> {
         self.queue.push(self.now + after + way, Event::Land { host, life, disk, change, op });
     }
 
-    /// Returns how long a change takes to the backing.
+    /// Returns the time that a write needs to reach the backing, nanoseconds.
     pub(super) fn way_to_backing(&mut self) -> u64 {
         let mut way = self.rng.latency(self.plan.backing_ns);
         if self.rng.chance(self.plan.very_late) {
-            // A backing that fences may get changes as late as the network likes; another one only within
-            // the settling time.
+            // A fencing backing may get writes arbitrarily late. Writes to other backings arrive
+            // within the settling time.
             way += match self.plan.fences {
                 true => self.rng.below(4 * self.plan.lease_ns),
                 false => self.plan.settle_ns,
@@ -174,7 +175,7 @@ impl Simulation<'_> {
         way
     }
 
-    /// Returns the delay between the check of the clock and the checked action.
+    /// Returns the delay between the check of the clock and the checked action, nanoseconds.
     pub(super) fn hesitate(&mut self) -> u64 {
         let is_slow = self.rng.chance(self.plan.hesitates);
         if is_slow { self.rng.below(self.plan.hesitation_ns_max) } else { 0 }
@@ -203,7 +204,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// After a process died, its changes have arrived or were never sent.
+    /// Delivers or drops the writes in flight of a dead process.
     pub(super) fn end_io(&mut self, host: usize) -> Result<(), Violation> {
         let mut kept = Vec::new();
         while let Some((at, event)) = self.queue.pop() {
@@ -220,7 +221,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles the end of a request's I/O.
+    /// Handles the completion of a request's I/O.
     pub(super) fn done(
         &mut self,
         host: usize,
@@ -275,7 +276,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Replies, if the lease is valid.
+    /// Sends a reply if the lease is valid.
     fn reply(&mut self, host: usize, disk: usize, number: u64, value: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedAnswers) {
             self.report.answers_held += 1;
@@ -295,7 +296,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a reply's arrival at the guest.
+    /// Handles the arrival of a reply at the guest.
     pub(super) fn answer(
         &mut self,
         host: usize,
@@ -307,7 +308,7 @@ impl Simulation<'_> {
     ) -> Result<(), Violation> {
         trace!(self, "host {host} disk {disk} generation {generation} answers {op:?}: {value}");
         if !self.hosts[host].local[disk].ops.contains_key(&number) {
-            // The disk was closed meanwhile, and the guest has gone on with an error.
+            // The disk was closed meanwhile, and the guest got an error.
             return self.checkers[disk].acknowledge(host, generation);
         }
         self.report.acknowledged += 1;
@@ -335,7 +336,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Releases replies and changes that were held while the lease was in doubt.
+    /// Sends the replies and writes that waited while the lease was in doubt.
     pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) {
             return Ok(());

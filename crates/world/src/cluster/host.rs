@@ -1,4 +1,4 @@
-//! A host: its durable state, its process, and its clock.
+//! A simulated cluster host: its durable state, its process and its clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +13,14 @@ use super::copies::{Copy, Lent};
 /// Unit of clock rates: parts per million.
 const PPM: u64 = 1_000_000;
 
-/// State that survives the process.
+/// State of a disk at a host that survives the process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
-    /// The generation in which the disk was served last.
+    /// Generation in which the host last served the disk.
     pub(super) known: Option<u64>,
-    /// Flash content: values, and whether they are dirty.
+    /// Cached blocks in the host's flash: value, and true if the block is dirty.
     pub(super) cache: BTreeMap<u32, (u64, bool)>,
-    /// The cache writes back.
+    /// The disk's cache is in write-back mode.
     pub(super) writes_back: bool,
 }
 
@@ -33,21 +33,22 @@ impl Kept {
 /// Phase of a disk at a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Not this host's.
+    /// The host does not serve the disk.
     Closed,
-    /// Taken, and being opened.
+    /// The host has acquired the disk and is opening it.
     Opening,
-    /// Served, as far as the lease goes.
+    /// The host serves the disk while its lease is valid.
     Serving,
-    /// The lease under which it was taken has ended: it is taken again, or lost.
+    /// The lease under which the disk was acquired has ended. The host acquires the disk again or
+    /// loses it.
     Doubted,
-    /// Given back when nothing is in flight.
+    /// The host gives the disk back when no request is in flight.
     Leaving,
-    /// Held for a failover: its replica goes to the backing.
+    /// The host has locked the disk for a failover: the replica's dirty data goes to the backing.
     Adopting,
 }
 
-/// Purpose of a request to the store.
+/// Purpose of a request to etcd.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
     OwnershipSnapshot,
@@ -61,7 +62,7 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// From which host a disk is taken.
+/// The host from which a disk is acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -74,12 +75,12 @@ pub(super) enum From {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
-    /// Write to the backing.
+    /// Writes this value to the backing.
     Write(u64),
-    /// Write to flash as dirty data.
+    /// Writes this value to flash as dirty data.
     WriteBack(u64),
     Destage(u64),
-    /// Write to the replica, where it is missing.
+    /// Writes this value to the replica, which lacks it.
     Double(u64),
 }
 
@@ -90,34 +91,34 @@ pub(super) struct Op {
     pub(super) block: u32,
 }
 
-/// State of a disk in a process.
+/// State of a disk in a host's process.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) seat: OwnershipState,
     pub(super) phase: Phase,
     pub(super) title: Option<Found<OwnershipRecord>>,
-    /// The lease under which it was taken.
+    /// Lease term under which the disk was acquired.
     pub(super) term: Option<LeaseTerm>,
     pub(super) asked: Option<(u64, Purpose)>,
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) busy: BTreeSet<u32>,
-    /// Changes, and replies with their values, that wait for the lease.
+    /// Writes that wait for the lease. The next field has the waiting replies with their values.
     pub(super) held_changes: Vec<u64>,
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// The mode changes once the record says so.
+    /// The cache mode changes once the ownership record says so.
     pub(super) mode_due: bool,
-    /// No data becomes dirty any more.
+    /// The cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,
-    /// The present record is unknown.
+    /// The current ownership record must be read again.
     pub(super) look_again: bool,
-    /// Number of the backing's open.
+    /// Open number of the disk's backing.
     pub(super) epoch: u64,
     pub(super) copy: Copy,
-    /// Phase of a failover.
+    /// Phase of the failover, if one is in progress.
     pub(super) stage: Stage,
-    /// Writes of the failover that were sent and have not arrived.
+    /// Failover writes that were sent and have not arrived.
     pub(super) landing: BTreeSet<u64>,
 }
 
@@ -150,38 +151,38 @@ impl Local {
     }
 }
 
-/// One host.
+/// A simulated cluster host.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) me: Member,
-    /// Number of its processes.
+    /// Number of processes that the host has started.
     pub(super) life: u32,
     pub(super) up: bool,
-    /// Stopped until then.
+    /// Time until which the host's process is paused.
     pub(super) paused_until: Instant,
-    /// Its shard hangs.
+    /// A shard of the host's process hangs.
     pub(super) is_hung: bool,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
-    /// It does not reach the lending host.
+    /// Time until which the host does not reach the lending host.
     pub(super) no_peer_until: Instant,
-    /// Wall clock minus the lease clock, nanoseconds.
+    /// Difference between wall clock and lease clock, nanoseconds.
     pub(super) wall_ahead: i64,
     slow_ppm: u64,
     pub(super) kept: Vec<Kept>,
-    /// Replicas that it keeps, by owner and disk.
+    /// Replicas that the host stores for other hosts, by owner and disk.
     pub(super) lent: BTreeMap<(usize, usize), Lent>,
     pub(super) keeper: LeaseManager,
-    /// The newest lease term, if there is one.
+    /// Newest lease term of the host, if any.
     pub(super) term: Option<LeaseTerm>,
-    /// When the lease manager must be called next.
+    /// Time at which the lease manager must be called next.
     pub(super) keep_at: Instant,
     pub(super) local: Vec<Local>,
-    /// Scheduled attempts to take disks.
+    /// Scheduled attempts to acquire disks.
     pub(super) waiting: Waiting,
 }
 
-/// Creates the schedule of a new process, for all disks.
+/// Creates the acquisition schedule of a new process, for all disks.
 fn waiting(me: &Member, disks: usize, settle_ns: u64) -> Waiting {
     let mut waiting = Waiting::new(me, settle_ns);
     let names: Vec<String> = (0..disks).map(|disk| disk.to_string()).collect();
@@ -215,7 +216,7 @@ impl Host {
         }
     }
 
-    /// A new process.
+    /// Starts a new process of the host.
     pub(super) fn restart(&mut self, lease_ns: u64, settle_ns: u64) {
         self.life += 1;
         (self.up, self.is_hung) = (true, false);
@@ -227,7 +228,7 @@ impl Host {
         }
     }
 
-    /// Replaces the host by another one with the same name and settings, without its data.
+    /// Replaces a destroyed host by a new host with the same name and settings and no data.
     pub(super) fn be_new(&mut self) {
         self.me.id.push('+');
         self.lent.clear();
@@ -236,12 +237,12 @@ impl Host {
         }
     }
 
-    /// Returns the host's clock, which is slow and has its own origin.
+    /// Returns the host's clock. The clock is slow and has its own origin.
     pub(super) fn clock(&self, now: Instant) -> Instant {
         Instant((u128::from(now.0) * u128::from(PPM - self.slow_ppm) / u128::from(PPM)) as u64)
     }
 
-    /// Returns the true time at which the host's clock shows `clock`.
+    /// Returns the simulated time at which the host's clock shows `clock`.
     pub(super) fn true_time(&self, clock: Instant) -> Instant {
         Instant((u128::from(clock.0) * u128::from(PPM) / u128::from(PPM - self.slow_ppm)) as u64 + 2)
     }

@@ -1,4 +1,4 @@
-//! Decisions that a seed makes in advance, and counts of a history's events.
+//! The scenario of a cluster history, generated from the seed, and event counts.
 
 use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
 use hob_engine::units::Instant;
@@ -6,10 +6,10 @@ use hob_engine::units::Instant;
 use super::{Options, Sabotage};
 use crate::rng::SimRng;
 
-/// Nanoseconds of a millisecond.
+/// Nanoseconds per millisecond.
 pub(super) const MS: u64 = 1_000_000;
 
-/// The plan of one history.
+/// Parameters of a cluster history.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,
@@ -17,9 +17,9 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) lease_ns: u64,
     pub(super) settle_ns: u64,
-    /// The backing refuses changes that an owner of an earlier generation sends.
+    /// The backing refuses writes that an owner of an earlier generation sends.
     pub(super) fences: bool,
-    /// Parts per million by which the hosts' clocks are slow, and etcd's is fast.
+    /// Rates by which the hosts' clocks are slow and etcd's clock is fast, parts per million.
     pub(super) slow_ppm: Vec<u64>,
     pub(super) fast_ppm: u64,
     pub(super) lease_late_ns: u64,
@@ -30,18 +30,18 @@ pub(super) struct Plan {
     pub(super) flash_ns: u64,
     pub(super) think_ns: u64,
     pub(super) poll_ns: u64,
-    /// Per mille of the clock checks that are followed by a pause.
+    /// Share of clock checks that are followed by a pause, per mille.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
-    /// Per mille of the changes that wait in their process before they start.
+    /// Share of writes that wait in their process before they start, per mille.
     pub(super) queued: u32,
-    /// Watchdog time: a process whose shard hangs ends after it.
+    /// Watchdog timeout, after which a process whose shard hangs ends, nanoseconds.
     pub(super) silence_ns: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
-    /// Each host has replicas of its dirty data at the next one.
+    /// Each host has replicas of its dirty data at the next host.
     pub(super) copies: bool,
-    /// Timeout of the lending host.
+    /// Timeout of replica requests, nanoseconds.
     pub(super) peer_wait_ns: u64,
     pub(super) faults: Vec<(Instant, Fault)>,
 }
@@ -49,33 +49,33 @@ pub(super) struct Plan {
 /// Faults of hosts, etcd and networks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// A host's process is stopped for a while.
+    /// A host's process is paused for this time.
     Pause(usize, u64),
-    /// A host's process dies; it restarts after that time.
+    /// A host's process dies and restarts after this time.
     Kill(usize, u64),
-    /// A host loses power.
+    /// A host loses power for this time.
     PowerCut(usize, u64),
-    /// A host does not reach etcd for a while.
+    /// A host does not reach etcd for this time.
     Partition(usize, u64),
-    /// A host does not reach the backing.
+    /// A host does not reach the backing for this time.
     NoBacking(usize, u64),
-    /// No host reaches etcd.
+    /// No host reaches etcd for this time.
     StoreAway(u64),
-    /// A new leader; the old one continues to answer for a while.
+    /// etcd elects a new leader, and the old leader continues to answer for this time.
     Depose(u64),
     /// A host's wall clock jumps by this many seconds.
     WallJump(usize, i64),
-    /// An operator takes a disk by force.
+    /// An operator forces a host to take a disk.
     Force(usize, usize),
-    /// A disk is given back, and not taken for a while.
+    /// A host gives a disk back and does not acquire it for this time.
     GiveBack(usize, usize, u64),
-    /// A cache starts or stops writing back.
+    /// A cache changes to or from write-back mode.
     Mode(usize, usize),
-    /// A host does not reach the lending host.
+    /// A host does not reach the lending host for this time.
     NoPeer(usize, u64),
     /// A host's shard hangs.
     Hang(usize),
-    /// A host is destroyed with its flash; another one replaces it.
+    /// A host is destroyed with its flash, and a new host replaces it after this time.
     Destroy(usize, u64),
 }
 
@@ -86,7 +86,7 @@ impl Plan {
         let lease_ns = rng.pick(&[3_000, 5_000, 10_000]) * MS;
         let think_ns = rng.pick(&[20, 100, 300]) * MS;
         let span_ns = (u64::from(options.requests) * think_ns).max(6 * lease_ns) + rng.below(30_000 * MS);
-        // Both clocks together stay within the lease's margin.
+        // The drift of both clocks together stays within the lease's safety margin.
         let drift_ppm = 1_000_000 / DRIFT_ONE_IN / 2 - 200;
         let drift = |rng: &mut SimRng| rng.pick(&[0, 0, drift_ppm / 2, drift_ppm]);
         let mut plan = Plan {
@@ -107,7 +107,7 @@ impl Plan {
             think_ns,
             poll_ns: rng.pick(&[300, 1_000]) * MS,
             hesitates: if options.faults { rng.pick(&[0, 5, 50]) } else { 0 },
-            // The rest is for later delays.
+            // The remaining time is for later delays.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
             queued: if options.faults { rng.pick(&[0, 0, 100]) } else { 0 },
             silence_ns: if options.faults { rng.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
@@ -127,7 +127,7 @@ impl Plan {
     /// Adapts the plan so that a sabotage has an effect in many histories.
     fn suit(&mut self, sabotage: Option<Sabotage>) {
         if sabotage == Some(Sabotage::NoMargin) {
-            // The settling time of other hosts would hide that an owner has no margin.
+            // The settling time of other hosts would hide the missing margin.
             self.settle_ns = 0;
         }
     }
@@ -137,7 +137,7 @@ impl Plan {
         for _ in 0..rng.between(1, 10) {
             let host = rng.below(self.hosts as u64) as usize;
             let disk = rng.below(self.disks as u64) as usize;
-            // The time around the length of a lease is decisive.
+            // Pauses about as long as a lease are the most revealing.
             let time = match rng.below(4) {
                 0 => rng.below(lease / 2),
                 1 | 2 => lease / 2 + rng.below(lease),
@@ -164,67 +164,69 @@ impl Plan {
     }
 }
 
-/// Counts of events.
+/// Event counts of cluster histories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Guest requests that were acknowledged.
+    /// Number of guest requests that were acknowledged.
     pub acknowledged: u64,
-    /// Requests that were refused, or lost with their host.
+    /// Number of guest requests that were refused or lost with their host.
     pub refused: u64,
-    /// Disks taken for the first time, or from another host that gave them back.
+    /// Number of times that a disk was acquired for the first time, or after another host gave it
+    /// back.
     pub taken: u64,
-    /// Disks taken that this host had last.
+    /// Number of times that a host acquired a disk that it had owned last.
     pub taken_again: u64,
-    /// Disks taken from a failed host.
+    /// Number of times that a disk was taken over from a failed host.
     pub failed_over: u64,
-    /// Disks taken by force, with dirty data.
+    /// Number of forced takeovers of disks with dirty data.
     pub forced: u64,
-    /// Disks not taken because dirty data is elsewhere.
+    /// Number of times that a disk was not taken over because another host had dirty data.
     pub kept_dirty: u64,
-    /// Disks given back.
+    /// Number of times that a disk was given back.
     pub given_back: u64,
-    /// Disks that another host had when their owner checked again.
+    /// Number of disks that had another owner when their host checked again.
     pub lost: u64,
-    /// Disks closed without their backing, to be opened again while they are held.
+    /// Number of times that a locked disk was closed without its backing, to be opened again.
     pub reopened: u64,
-    /// Leases that ended in the store.
+    /// Number of leases that expired in etcd.
     pub leases_ended: u64,
-    /// Renewals that a deposed leader answered.
+    /// Number of lease renewals that a deposed leader answered.
     pub false_renewals: u64,
-    /// Replies held because the lease had expired.
+    /// Number of replies that were delayed because the lease had expired.
     pub answers_held: u64,
-    /// Changes held because the lease had expired.
+    /// Number of writes that were delayed because the lease had expired.
     pub changes_held: u64,
-    /// Held replies and changes that were released later.
+    /// Number of delayed replies and writes that were sent later.
     pub released: u64,
-    /// Caches that were invalid because another host had the disk.
+    /// Number of caches that were invalid because another host had the disk.
     pub not_believed: u64,
-    /// Late changes that the backing refused.
+    /// Number of late writes that the backing refused.
     pub fenced: u64,
-    /// Processes that died, and hosts that lost power.
+    /// Number of processes that died and hosts that lost power.
     pub crashes: u64,
-    /// Processes that were stopped for a while.
+    /// Number of paused processes.
     pub pauses: u64,
-    /// Shards that hung.
+    /// Number of shards that hung.
     pub hangs: u64,
-    /// Changes that had waited in their process, and were stopped because the lease had expired.
+    /// Number of writes that had waited in their process and were stopped because the lease had
+    /// expired.
     pub changes_stopped: u64,
-    /// Hosts that were destroyed with their data.
+    /// Number of hosts that were destroyed with their data.
     pub destroyed: u64,
-    /// Times that a record named a new replica.
+    /// Number of times that an ownership record named a new replica.
     pub copies_said: u64,
-    /// Replicas that were lost, as far as their owner knew.
+    /// Number of replicas that were lost, as far as their owner knew.
     pub copies_broken: u64,
-    /// Disks failed over from their replicas.
+    /// Number of failovers from replicas.
     pub adopted: u64,
-    /// Caches with dirty data from which a failover had been made meanwhile.
+    /// Number of caches with dirty data that were outdated by a failover from the replica.
     pub outdated: u64,
-    /// Duration in nanoseconds of virtual time.
+    /// Duration of the histories, nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// Returns all counts with names.
+    /// Returns all counts with their names.
     pub fn counts(&self) -> [(&'static str, u64); 26] {
         [
             ("requests acknowledged", self.acknowledged),
@@ -256,7 +258,7 @@ impl Report {
         ]
     }
 
-    /// Adds another history's counts.
+    /// Adds the counts of another history.
     pub fn add(&mut self, other: &Report) {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };

@@ -1,7 +1,8 @@
-//! A model of etcd: linearizable, with transactions, leases by a clock of its own, and terms.
+//! A model of etcd. The model is linearizable and has transactions, leader terms, and leases that
+//! use etcd's own clock.
 //!
-//! A deposed leader that does not know it answers keep-alives by itself for a while. The read that follows
-//! each is answered by the new one, in another term.
+//! A deposed leader that does not know of its successor answers lease renewals for a while. The new
+//! leader answers the read after each renewal, in another term.
 
 use std::collections::BTreeMap;
 
@@ -11,34 +12,34 @@ use hob_engine::cluster::{
 };
 use hob_engine::units::Instant;
 
-/// A host's request to the store.
+/// A host's request to etcd.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Grant a lease of this many nanoseconds.
+    /// Grants a lease of this many nanoseconds.
     Grant(u64),
-    /// Read the key with this host name.
+    /// Reads the key with this host name.
     LookUp(String),
-    /// Put the host's key.
+    /// Puts the host's key.
     Register(Txn),
-    /// Renew a lease, and read the key of this name afterwards.
+    /// Renews a lease, and then reads the key with this host name.
     Renew(LeaseId, String),
-    /// End a lease.
+    /// Ends a lease.
     Revoke(LeaseId),
-    /// Read the keys of a disk.
+    /// Reads the keys of a disk.
     OwnershipSnapshot(String),
-    /// Run a transaction.
+    /// Runs a transaction.
     Txn(Txn),
 }
 
-/// The store's answer.
+/// etcd's response to a request.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 pub enum Response {
-    /// For the lease manager.
+    /// Answer for the lease manager.
     Lease(Answer),
-    /// The keys of a disk.
+    /// Keys of a disk.
     OwnershipSnapshot(OwnershipSnapshot),
-    /// The revision of the transaction, or `None` if its conditions did not hold.
+    /// Revision of the transaction, or `None` if a condition of the transaction was false.
     Txn(Option<u64>),
 }
 
@@ -55,26 +56,27 @@ struct Lease {
     due: Instant,
 }
 
-/// The model of the store.
+/// The model of etcd.
 #[derive(Debug)]
 pub struct Store {
     entries: BTreeMap<Key, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     revision: u64,
     last_lease: u64,
-    /// Parts per million by which its clock is fast.
+    /// Rate by which etcd's clock is fast, parts per million.
     fast_ppm: u64,
-    /// Leases end this long after their time.
+    /// Delay after which an expired lease ends, nanoseconds.
     late_ns: u64,
-    /// Until when the deposed leader answers.
+    /// Time until which the deposed leader answers.
     deposed_until: Instant,
     pub(super) leases_ended: u64,
-    /// Changes to disks' keys since the last `take_news`, with their revisions.
+    /// Changes of disks' keys since the last `take_news`, with their revisions.
     news: Vec<(String, u64, ClusterEvent)>,
 }
 
 impl Store {
-    /// Creates an empty store whose clock is fast, and whose leases end late.
+    /// Creates an empty store. `fast_ppm` is the rate by which etcd's clock is fast, and `late_ns`
+    /// is the delay after which an expired lease ends.
     pub fn new(fast_ppm: u64, late_ns: u64) -> Self {
         Store {
             entries: BTreeMap::new(),
@@ -89,7 +91,8 @@ impl Store {
         }
     }
 
-    /// Returns the changes to records and locks since the last call: the events of a watch, in order.
+    /// Returns the watch events since the last call: changes of ownership records and locks, in
+    /// order.
     pub fn take_news(&mut self) -> Vec<(String, u64, ClusterEvent)> {
         std::mem::take(&mut self.news)
     }
@@ -98,7 +101,8 @@ impl Store {
         now + lease_ns * 1_000_000 / (1_000_000 + self.fast_ppm)
     }
 
-    /// Elects another leader; the former one answers until `until`. All leases get their full length.
+    /// Elects another leader. The former leader answers until `until`. All leases get their full
+    /// length again.
     pub(super) fn depose(&mut self, now: Instant, until: Instant) {
         self.deposed_until = until;
         let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
@@ -110,8 +114,8 @@ impl Store {
         }
     }
 
-    /// Handles a request. `by_deposed`: a keep-alive reaches the deposed leader, if there is one.
-    /// `believed`: the term is not checked.
+    /// Handles a request. With `by_deposed`, a lease renewal reaches the deposed leader, if there
+    /// is one. With `believed`, the leader's term is not checked.
     pub fn handle(&mut self, now: Instant, request: Request, by_deposed: bool, believed: bool) -> Response {
         self.end_leases(now);
         match request {

@@ -1,4 +1,4 @@
-//! One disk of the array: where its head is, when it is free, and how many requests wait for it.
+//! One disk of a modelled array: head position, busy time and queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,17 +12,19 @@ pub(super) struct Disk {
     drive: DriveConfig,
     bytes: u64,
     rotation_ns: u64,
-    /// Spindles are not synchronised: each disk's angle at time zero is its own.
+    /// Rotation angle of the disk at time zero, nanoseconds. The spindles of an array are not
+    /// synchronised.
     phase_ns: u64,
-    /// When the work taken so far is done.
+    /// Time at which the disk has completed all accesses so far.
     busy_until: u64,
-    /// First byte after the last access: the place the head stands at.
+    /// Head position: the first byte after the last access.
     head: u64,
-    /// Completion times of accesses that may still be under way.
+    /// Completion times of accesses that may still be in progress.
     waiting: BinaryHeap<Reverse<u64>>,
-    /// Requests at the disk, the arriving one included, when the current request arrived.
+    /// Number of requests at the disk when the current request arrived, including the current
+    /// request.
     depth: usize,
-    /// Positioning the last read needed.
+    /// Positioning time of the last read, nanoseconds.
     last_positioning_ns: u64,
     arrived_at: u64,
 }
@@ -47,8 +49,8 @@ impl Disk {
         self.busy_until
     }
 
-    /// A request reaches the array: forget what is done, count what is not. Parts of one request do not count each
-    /// other, so that a large request earns no elevator gain by itself.
+    /// Handles the arrival of a request at the array: updates the disk's queue depth. Parts of one
+    /// request do not count each other, so a large request gains nothing from the elevator.
     pub(super) fn arrive(&mut self, now: u64) {
         while self.waiting.peek().is_some_and(|&Reverse(done)| done <= now) {
             self.waiting.pop();
@@ -70,8 +72,8 @@ impl Disk {
     pub(super) fn write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
         let start = now.max(self.busy_until);
         let positioning = self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000;
-        // One that waited its turn, a little further on, comes round without a seek: the head is where it was, and what lies
-        // between passes under it.
+        // A request that waited and starts a little further on needs no seek: the head passes over
+        // the gap.
         let follows_without_pause = start == self.busy_until && start > 0;
         let gap = position.checked_sub(self.head).filter(|_| follows_without_pause);
         let gap_ns = gap.map(|gap| self.transfer_ns(self.head, gap)).filter(|ns| *ns < self.rotation_ns);
@@ -79,7 +81,8 @@ impl Disk {
         self.occupy(start, positioning, position, len)
     }
 
-    /// The first half of a read-modify-write; never part of a stream, since the head comes back.
+    /// Performs the read of a read-modify-write. The read is not part of a stream, because the head
+    /// returns to write.
     pub(super) fn read_before_write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
         let start = now.max(self.busy_until);
         let positioning = self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000;
@@ -87,9 +90,10 @@ impl Disk {
         self.occupy(start, positioning, position, len)
     }
 
-    /// The second half, which may begin at `ready`, when the old data and parity of the whole row are known. A disk
-    /// with nothing else to do waits for the sectors to come round again. One with a queue has turned to other
-    /// requests meanwhile: it positions anew, for as long as the read did, and the time until `ready` is not lost.
+    /// Performs the write of a read-modify-write, at `ready` at the earliest. At `ready`, the old
+    /// data and parity of the whole row are known. A disk with no other request waits until the
+    /// sectors return under the head. A disk with a queue serves other requests in the meantime, so
+    /// it positions again for as long as for the read.
     pub(super) fn write_after_read(&mut self, ready: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
         let start = ready.max(self.busy_until);
         if self.depth == 1 {
@@ -112,7 +116,7 @@ impl Disk {
         done
     }
 
-    /// Seek from the head's place, then wait until the first sector passes under it.
+    /// Returns the time to seek to a position and to wait for the first sector, nanoseconds.
     fn geometric_ns(&self, start: u64, position: u64) -> u64 {
         let distance = self.head.abs_diff(position) as f64 / self.bytes as f64;
         let seek = self.drive.seek.seek_ns(distance);
@@ -121,8 +125,8 @@ impl Disk {
         seek + (angle_wanted + self.rotation_ns - angle_there) % self.rotation_ns
     }
 
-    /// Where on its track a byte lies, as the time a rotation takes to bring it round. Tracks are skewed so that a
-    /// stream loses nothing at their borders.
+    /// Returns the rotation angle of a byte on its track, as nanoseconds of rotation. Tracks are
+    /// skewed, so a sequential stream loses no time between tracks.
     fn angle_ns(&self, position: u64) -> u64 {
         let (zone_start, rate) = self.zone(position);
         let since_zone = u128::from(position - zone_start) * NS_PER_S / u128::from(rate);
@@ -134,7 +138,8 @@ impl Disk {
         (u128::from(len) * NS_PER_S / u128::from(rate)) as u64
     }
 
-    /// First byte and bytes per second of the zone a byte lies in. Zones hold equally many bytes.
+    /// Returns the first byte and the media rate, in bytes per second, of the zone of a byte. All
+    /// zones have the same number of bytes.
     fn zone(&self, position: u64) -> (u64, u64) {
         let zones = self.drive.zones;
         let zone_bytes = self.bytes.div_ceil(zones);
@@ -145,7 +150,7 @@ impl Disk {
     }
 }
 
-/// A fixed scattering of small numbers (the finaliser of splitmix64).
+/// Returns the SplitMix64 finalizer of a disk index, which scatters small numbers.
 fn mix(index: u64) -> u64 {
     let mut word = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

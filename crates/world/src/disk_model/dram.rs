@@ -1,28 +1,29 @@
-//! The controller's read cache: pages of memory, least recently used first out, and reading ahead of streams.
+//! The controller's read cache of a modelled array: LRU pages of memory, and read-ahead of streams.
 //!
-//! It remembers which pages it holds, never what is in them.
+//! The read cache stores page numbers but no page contents.
 
 use std::collections::BTreeMap;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// A read cache in the controller. Reads found in it whole cost no disk; what is read or written passes through it.
+/// Configuration of a read cache in the array controller. Reads that it has completely need no
+/// disk. All read and written data enters the read cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadCache {
-    /// Its size.
+    /// Size of the read cache, bytes.
     pub bytes: u64,
-    /// Time for a read that finds everything there.
+    /// Latency of a read that hits the read cache, nanoseconds.
     pub latency_ns: u64,
-    /// A read that follows data in the cache and misses is part of a stream: so much more is read with it. 0: nothing
-    /// is read ahead.
+    /// Number of bytes to read ahead. A read that misses directly after cached data continues a
+    /// stream and is extended by this number. 0 means no read-ahead.
     pub prefetch_bytes: u64,
 }
 
-/// Which pages are in memory.
+/// Page numbers in the controller's read cache.
 #[derive(Clone, Debug)]
 pub(super) struct Dram {
     config: ReadCache,
-    /// Page to the moment of its last use, and back.
+    /// Time of the last use of each page.
     used_at: BTreeMap<u64, u64>,
     by_age: BTreeMap<u64, u64>,
     clock: u64,
@@ -33,7 +34,7 @@ impl Dram {
         Dram { config, used_at: BTreeMap::new(), by_age: BTreeMap::new(), clock: 0 }
     }
 
-    /// Is all of it there? If so, it is used now.
+    /// Returns true if the whole range is in the read cache, and marks its pages as used.
     pub(super) fn hit(&mut self, offset: u64, len: u64) -> bool {
         let all = pages(offset, len).all(|page| self.used_at.contains_key(&page));
         if all {
@@ -42,7 +43,8 @@ impl Dram {
         all
     }
 
-    /// How long a read that missed is to be: to its end, or beyond if it continues a stream.
+    /// Returns the length of a disk read after a miss. The read is longer than requested if it
+    /// continues a stream.
     pub(super) fn read_len(&self, offset: u64, len: u64, capacity_bytes: u64) -> u64 {
         let before = (offset / PAGE_BYTES).checked_sub(1);
         let follows = before.is_some_and(|page| self.used_at.contains_key(&page));
@@ -50,7 +52,7 @@ impl Dram {
         len.saturating_add(ahead).min(capacity_bytes - offset)
     }
 
-    /// These bytes passed through the controller.
+    /// Records that this range is in the read cache now.
     pub(super) fn take(&mut self, offset: u64, len: u64) {
         for page in pages(offset, len) {
             self.clock += 1;
@@ -67,7 +69,8 @@ impl Dram {
     }
 }
 
-/// The pages that a range touches. One that it covers in part counts as read whole: disks read no less.
+/// Returns the pages that a range touches. A page that the range covers in part counts as read
+/// completely.
 fn pages(offset: u64, len: u64) -> impl Iterator<Item = u64> {
     offset / PAGE_BYTES..(offset + len).div_ceil(PAGE_BYTES)
 }

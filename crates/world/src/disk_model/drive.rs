@@ -1,29 +1,32 @@
-//! The constants of one drive model and where they come from.
+//! Constants of the modelled drives, and their sources.
 //!
-//! The figures of the 7.2K drive are typical of the data sheets of 3.5-inch 7200 rpm enterprise SATA drives of
-//! the years around 2010 (Seagate Constellation ES, WD RE4): average latency 4.16 ms, average read seek 8.5 ms,
-//! track to track below 1 ms, sustained media rate 120–150 MB/s at the outer edge and half that at the inner.
-//! The SAS drives are of the same years. 10K: average latency 3 ms, average read seek 3.8 ms (Seagate Savvio 10K.2
-//! to 10K.4: 3.8–4.1 ms). 15K: average latency 2 ms, average read seek 3.4 ms, 122–204 MB/s (Seagate Cheetah 15K.7;
-//! the Hitachi Ultrastar 15K450 gives 3.1–3.3 ms). Their usual ratings, 110–150 and 175–210 random reads a second, are
-//! what these figures add up to.
+//! The values of the 7.2K drive are typical of data sheets of 3.5-inch 7200 rpm enterprise SATA
+//! drives from about 2010 (Seagate Constellation ES, WD RE4). The average rotational latency of the
+//! 7.2K drive is 4.16 ms, the average read seek 8.5 ms, and a track-to-track seek takes less than 1
+//! ms. The sustained media rate is 120–150 MB/s at the outer edge and half as much at the inner
+//! edge. The SAS drives are from the same years. 10K: average latency 3 ms, average read seek 3.8
+//! ms (Seagate Savvio 10K.2 to 10K.4: 3.8–4.1 ms). 15K: average latency 2 ms, average read seek 3.4
+//! ms, 122–204 MB/s (Seagate Cheetah 15K.7; the Hitachi Ultrastar 15K450 gives 3.1–3.3 ms). The
+//! values of the SAS drives match the usual ratings of 10K and 15K drives: 110–150 and 175–210
+//! random reads per second.
 //!
-//! The form of the seek curve, a square root for short distances and a line for long ones, is that of Ruemmler
-//! and Wilkes, "An introduction to disk drive modeling" (IEEE Computer, 1994).
+//! The seek curve is a square root for short distances and a line for long distances, as in
+//! Ruemmler and Wilkes, "An introduction to disk drive modeling" (IEEE Computer, 1994).
 
-/// Time to move the arm, by distance as a fraction `d` of the full stroke.
+/// Seek time of a drive, by distance as a fraction `d` of the full stroke.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeekCurve {
-    /// Start and settle time of the shortest seek.
+    /// Start and settle time of the shortest seek, nanoseconds.
     pub base_ns: f64,
-    /// Factor of `sqrt(d)` up to the knee.
+    /// Coefficient of `sqrt(d)` in the seek time up to the knee, nanoseconds.
     pub root_ns: f64,
-    /// Distance at which the curve turns into its own tangent.
+    /// Seek distance from which the seek curve continues as its own tangent.
     pub knee: f64,
 }
 
 impl SeekCurve {
-    /// Nanoseconds to move by `distance`, 0 to 1; no distance, no time.
+    /// Returns the seek time in nanoseconds for a `distance` from 0 to 1. A distance of 0 takes no
+    /// time.
     pub fn seek_ns(&self, distance: f64) -> u64 {
         if distance <= 0.0 {
             return 0;
@@ -38,25 +41,26 @@ impl SeekCurve {
     }
 }
 
-/// One drive, apart from its speed of rotation.
+/// Configuration of a drive model, without its rotational speed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DriveConfig {
-    /// Arm movement.
+    /// Seek times of the drive.
     pub seek: SeekCurve,
-    /// Bytes per second in the outermost zone, where addresses begin.
+    /// Media rate of the outermost zone, bytes per second. Addresses start in this zone.
     pub outer_bytes_per_s: u64,
-    /// Bytes per second in the innermost zone; equal to the outer rate on a drive without zones.
+    /// Media rate of the innermost zone, bytes per second. A drive without zones has the rate of
+    /// the outermost zone.
     pub inner_bytes_per_s: u64,
-    /// Number of zones between them.
+    /// Number of zones of the drive.
     pub zones: u64,
-    /// A read that begins at most this far behind the end of the last access is part of a stream: the drive reads
-    /// on over the gap instead of positioning again.
+    /// Maximum gap in bytes between an access and a following read of the same stream. The drive
+    /// reads over such a gap instead of seeking.
     pub read_ahead_bytes: u64,
 }
 
 impl DriveConfig {
-    /// A 7200 rpm enterprise SATA drive. With these constants the average seek between uniform addresses is
-    /// 8.5 ms and the full stroke 17.3 ms.
+    /// Returns a 7200 rpm enterprise SATA drive. The drive's average seek between uniform addresses
+    /// is 8.5 ms, and the full-stroke seek is 17.3 ms.
     pub const fn enterprise_sata_7200() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 800_000.0, root_ns: 13_940_000.0, knee: 0.3 },
@@ -67,7 +71,8 @@ impl DriveConfig {
         }
     }
 
-    /// A 10 000 rpm SAS drive: the average seek is 3.8 ms, the full stroke 7.7 ms.
+    /// Returns a 10 000 rpm SAS drive. The drive's average seek is 3.8 ms, and the full-stroke seek
+    /// is 7.7 ms.
     pub const fn sas_10k() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 400_000.0, root_ns: 6_155_000.0, knee: 0.3 },
@@ -78,7 +83,8 @@ impl DriveConfig {
         }
     }
 
-    /// A 15 000 rpm SAS drive: the average seek is 3.4 ms, the full stroke 7.0 ms.
+    /// Returns a 15 000 rpm SAS drive. The drive's average seek is 3.4 ms, and the full-stroke seek
+    /// is 7.0 ms.
     pub const fn sas_15k() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 300_000.0, root_ns: 5_612_000.0, knee: 0.3 },
@@ -98,24 +104,26 @@ impl DriveConfig {
     }
 }
 
-/// How much of the positioning time is left when a disk may choose among the requests in its queue.
+/// Share of the positioning time that remains if a disk may choose the next request from its queue.
 ///
-/// A disk that serves the request it can reach soonest needs less time per request the more it can choose from.
-/// Seltzer, Chen and Ousterhout ("Disk scheduling revisited", USENIX 1990) and Jacobson and Wilkes ("Disk
-/// scheduling algorithms based on rotational position", HPL 1991) measured the effect. The model does not reorder,
-/// since it answers at submission; it charges the expected gain.
+/// A disk that serves the nearest request first needs less positioning time with a longer queue.
+/// Seltzer, Chen and Ousterhout ("Disk scheduling revisited", USENIX 1990) and Jacobson and Wilkes
+/// ("Disk scheduling algorithms based on rotational position", HPL 1991) measured the effect. The
+/// model returns the completion time at submission, so it cannot reorder requests and uses the
+/// measured average gain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueGain {
-    /// Thousandths of the positioning time that remain with 1, 2, … 8 requests at the disk; deeper queues gain
-    /// no more than eight do.
+    /// Remaining share of the positioning time with 1, 2, … 8 requests at the disk, per mille.
+    /// Longer queues have the value of 8 requests.
     pub remaining_permille: [u16; 8],
 }
 
 impl QueueGain {
-    /// First come, first served: nothing is gained.
+    /// First come, first served: the queue does not shorten the positioning time.
     pub const FCFS: QueueGain = QueueGain { remaining_permille: [1000; 8] };
 
-    /// Shortest positioning first: depth to the power of −0.33, which puts four 7.2K disks at 576–608 IOPS.
+    /// Shortest positioning time first: the remaining share is depth to the power of −0.33. With
+    /// this exponent, four 7.2K disks reach 576–608 IOPS.
     pub const SHORTEST_POSITIONING: QueueGain =
         QueueGain { remaining_permille: [1000, 796, 696, 633, 588, 554, 526, 503] };
 

@@ -1,19 +1,19 @@
-//! Which disk holds which bytes: array addresses to positions on disks, for each RAID level.
+//! Maps array addresses to positions on disks, for each RAID level.
 
 use super::{ArrayConfig, Level};
 
-/// A run of bytes on one disk.
+/// A contiguous range of bytes on one disk of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
-    /// Index of the disk; with mirrors, of the pair's first disk.
+    /// Index of the disk. In a mirrored array, index of the first disk of the pair.
     pub(super) disk: usize,
-    /// First byte on that disk.
+    /// First byte of the chunk on the disk.
     pub(super) position: u64,
-    /// Bytes, never more than a stripe.
+    /// Length in bytes, at most the stripe chunk size.
     pub(super) len: u64,
 }
 
-/// Cuts a range of the array at stripe borders.
+/// Splits a range of array addresses at stripe chunk boundaries.
 pub(super) fn chunks(config: &ArrayConfig, offset: u64, len: u64) -> impl Iterator<Item = Chunk> + use<> {
     let (stripe, columns, level) = (config.stripe_bytes, config.data_chunks_per_row() as u64, config.level);
     let disks = config.disks as u64;
@@ -34,7 +34,7 @@ pub(super) fn chunks(config: &ArrayConfig, offset: u64, len: u64) -> impl Iterat
     })
 }
 
-/// The parity bytes that change with these chunks of one row: from the first byte touched in any chunk to the last.
+/// Returns the parity bytes that change if these chunks of one row are written.
 pub(super) fn parity_of(config: &ArrayConfig, row_parts: &[Chunk]) -> Chunk {
     let first = row_parts.iter().map(|part| part.position).min().expect("a write has at least one chunk");
     let end = row_parts.iter().map(|part| part.position + part.len).max().unwrap_or(first);
@@ -42,7 +42,7 @@ pub(super) fn parity_of(config: &ArrayConfig, row_parts: &[Chunk]) -> Chunk {
     Chunk { disk: parity_disk(row, config.disks as u64) as usize, position: first, len: end - first }
 }
 
-/// Parity walks from the last disk to the first, a disk a row.
+/// Returns the disk with the parity of a row. Parity rotates from the last disk to the first.
 fn parity_disk(row: u64, disks: u64) -> u64 {
     disks - 1 - row % disks
 }

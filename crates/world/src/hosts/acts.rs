@@ -1,4 +1,5 @@
-//! Acts that the state machines request of their host. They begin in the order of the requests.
+//! Performs the actions that the migration state machines request of their host, in the order of
+//! the requests.
 
 use hob_engine::command::{Command, CommandError, Role};
 use hob_engine::io::{Io, IoOp, Op, Target};
@@ -10,14 +11,14 @@ use super::{Event, Sabotage, Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Which state machine of a host.
+/// The state machine of a host that requested an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Actor {
     Source,
     Destination,
 }
 
-/// One act.
+/// An action that a migration state machine requested.
 #[derive(Debug)]
 pub(super) enum Act {
     Source(Ticket, SourceAct),
@@ -25,7 +26,7 @@ pub(super) enum Act {
 }
 
 impl Simulation<'_> {
-    /// Counts a step of a host at which it may crash. Returns true if it is still up.
+    /// Counts a step of a host at which the host may crash. Returns true if the host is still up.
     pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
         if self.hosts[host].ram.is_none() {
             return Ok(false);
@@ -44,7 +45,7 @@ impl Simulation<'_> {
         Ok(true)
     }
 
-    /// Queues an act.
+    /// Queues an action of a host.
     pub(super) fn queue_act(&mut self, host: usize, act: Act) {
         let takes = self.rng.latency(self.plan.act_ns);
         let life = self.hosts[host].life;
@@ -159,7 +160,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Adds the disk in standby, with an empty cache.
+    /// Adds the disk to the destination in standby, with an empty cache.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
         if !self.flush_for_standby(host)? {
             return self.acted(host, Actor::Destination, ticket, false);
@@ -187,7 +188,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Flushes what an earlier process acknowledged, before this one can be asked for a flush.
+    /// Flushes writes that an earlier process of the host acknowledged, before the guest can send a
+    /// flush to this process.
     fn flush_for_standby(&mut self, host: usize) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if !ram.must_flush || self.strikes(Sabotage::UnflushedStandby) {
@@ -212,10 +214,10 @@ impl Simulation<'_> {
         ram.add_cache(now, plan, it.rings, After::Act(Actor::Destination, ticket));
     }
 
-    /// Invalidates these ranges in the cache; then they are pulled again.
+    /// Invalidates these ranges in the destination's cache. The ranges are then pulled again.
     fn forget(&mut self, host: usize, ticket: Ticket, ranges: &[(u64, u64)]) -> Result<(), Violation> {
         let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
-        // A list may extend past the disk's end.
+        // The list of ranges may extend past the disk's end.
         let ranges: Vec<(u64, u64)> = ranges.iter().map(|(first, end)| (*first, sectors.min(*end))).collect();
         self.report.forgotten += ranges.len() as u64;
         if self.strikes(Sabotage::NothingForgotten) {
@@ -232,13 +234,13 @@ impl Simulation<'_> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else {
-            // Nothing will be pulled: the former owner may know.
+            // Nothing is pulled, so the former owner may be told that the cache is complete.
             return ram.destination.handle_progress(0, 0, true);
         };
         pulling.after = true;
         if !ram.destination.knows_changes() {
-            // An earlier process may have served and changed the disk, and crashed before that was
-            // recorded.
+            // An earlier process of this host may have served and changed the disk, and crashed
+            // before recording that.
             return;
         }
         let session = pulling.session;
@@ -246,7 +248,7 @@ impl Simulation<'_> {
         ram.former = Some(Former { host, session });
     }
 
-    /// Sends the engine a request for each of these ranges of sectors.
+    /// Sends a request to the engine for each of these sector ranges.
     fn ask_for(
         &mut self,
         host: usize,
@@ -273,7 +275,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles the end of one request of an act.
+    /// Handles the end of one request of an action.
     pub(super) fn part_done(
         &mut self,
         host: usize,
@@ -298,7 +300,7 @@ impl Simulation<'_> {
         self.acted(host, doer, ticket, !several.failed)
     }
 
-    /// Reports the end of an act to its state machine.
+    /// Reports the end of an action to the state machine.
     pub(super) fn acted(
         &mut self,
         host: usize,
@@ -330,7 +332,7 @@ impl Simulation<'_> {
         self.drain(host)
     }
 
-    /// Handles the end of a command.
+    /// Handles the end of an engine command.
     pub(super) fn commanded(
         &mut self,
         host: usize,
@@ -352,7 +354,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Starts to write a record.
+    /// Starts to write a durable record.
     fn write_record(&mut self, host: usize, writing: Writing) -> Result<(), Violation> {
         let takes = self.rng.latency(self.plan.record_ns);
         let life = self.hosts[host].life;
@@ -368,7 +370,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The oldest record being written is durable, or failed.
+    /// Completes the oldest record write, with success or failure.
     pub(super) fn recorded(&mut self, host: usize) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());

@@ -1,8 +1,10 @@
-//! Reads between hosts: in standby all reads, and after the hand-over reads of the former owner's flash.
+//! Simulates reads between hosts. A host in standby reads all data from the owner. After the
+//! hand-over, the new owner reads from the former owner's flash.
 //!
-//! Only the owner answers a standby, never a host that has handed the disk over: the standby may have
-//! served before, written, and crashed before its record said so. A former owner answers only the process
-//! that took over, which asks only for ranges that were not changed since.
+//! Only the owner answers standby reads, and never a host that has handed the disk over. Otherwise
+//! the standby host could get stale data: it may have served the disk, written, and crashed before
+//! recording this. A former owner answers only the process that took over. The new owner's process
+//! requests only ranges that were not changed since the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
@@ -17,23 +19,23 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES};
 use crate::media::Done;
 
-/// Maximum number of pulls in flight.
+/// Maximum number of pulls in flight per host.
 const PULLS_MAX: u32 = 4;
 
-/// Maximum size of a pull in bytes.
 const PULL_BYTES_MAX: u64 = 32 << 10;
 
-/// Ranges per page of a list.
+/// Number of ranges per page of the list of cached data.
 const PAGE_RANGES: usize = 2;
 
-/// Maximum number of requests for a page of the list after the hand-over.
+/// Maximum number of requests for one page of the list after the hand-over.
 const PAGE_TRIES_MAX: u32 = 5;
 
-/// Interval of retries of a read that another host does not answer.
+/// Retry interval of a read that the other host does not answer, nanoseconds.
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {
-    /// Reads from another host if that has the data. Returns false if not.
+    /// Starts a read from another host if that host may have the data. Returns false if the read
+    /// belongs to the backing.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
@@ -46,7 +48,7 @@ impl Simulation<'_> {
         Ok(true)
     }
 
-    /// Returns the former owner, if it may have this data.
+    /// Returns the former owner if it may have the data of this read.
     fn former_of(&self, host: usize, io: &Io) -> Option<(usize, Session)> {
         let ram = self.hosts[host].ram.as_ref()?;
         let former = ram.former.as_ref()?;
@@ -56,7 +58,7 @@ impl Simulation<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// Records a change that is about to be sent to the backing.
+    /// Records a write that is about to be sent to the backing.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if let Some(pulling) = &mut ram.pulling {
@@ -65,7 +67,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Asks the host that has it; the backing once that is valid.
+    /// Sends a read to the host that may have the data, or to the backing if the backing is valid.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -94,7 +96,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sabotage: the answer to a standby's read.
+    /// Returns a standby read's data according to a sabotage.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
@@ -104,14 +106,14 @@ impl Simulation<'_> {
         units.map(|unit| self.hosts[host].shadow.get(&unit).copied()).collect()
     }
 
-    /// Ends the connection to the other host: requests in flight fail.
+    /// Ends the connection to the other host: reads in flight fail.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = true;
         ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
             if self.hosts[host].ram.is_none() {
-                // One of the results was the step at which the host crashes.
+                // A result was the step at which the host crashes.
                 break;
             }
             self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
@@ -119,7 +121,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Ends pulls in flight.
+    /// Cancels pulls in flight.
     pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
@@ -180,7 +182,7 @@ impl Simulation<'_> {
                 self.unanswered_read(host, read)
             }
             None => {
-                // Not available now: try again later.
+                // The other host is not available; retry later.
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
                 ram.peer_reads.insert(number, read);
                 Ok(())
@@ -188,7 +190,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if this host hands the disk over, or has it, and that is not finished.
+    /// Returns true if this host is handing the disk over, or has handed it over and the attempt is
+    /// not finished.
     pub(super) fn has_departed(&self, host: usize) -> bool {
         let phase = self.hosts[host].source().map(|source| source.phase());
         matches!(phase, Some(Phase::HandingOver | Phase::Serving | Phase::Over))
@@ -222,12 +225,12 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sends the data that another host asked for.
+    /// Sends the requested data to another host.
     pub(super) fn give(&mut self, host: usize, to: usize, life: u32, number: u64, data: Option<Vec<Tag>>) {
         self.send(host, to, Packet::Data { life, number, data });
     }
 
-    /// The disk is in standby: starts to pull cached data.
+    /// Starts to pull cached data when the disk is in standby.
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
         let from = self.attempts[&session];
         let carry = self.hosts[from].order.map_or(Carry::Drop, |order| order.carry);
@@ -247,7 +250,7 @@ impl Simulation<'_> {
         self.ask_list(host, 0)
     }
 
-    /// Requests this page of the list, if it is still the next.
+    /// Requests this page of the list if it is still the next one.
     pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
@@ -255,7 +258,7 @@ impl Simulation<'_> {
         };
         pulling.page_tries += 1;
         if pulling.after && (!pulling.reads_former() || pulling.page_tries > PAGE_TRIES_MAX) {
-            // No host has it any more, or it is not worthwhile.
+            // No host has the list any more, or retrying is not worthwhile.
             pulling.has_list = true;
             return self.pull(host);
         }
@@ -286,8 +289,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a page of the list. An unexpected one is ignored, except the first, which starts the list
-    /// again.
+    /// Handles a page of the list. An unexpected page is ignored, except that the first page
+    /// restarts the list.
     pub(super) fn listed(
         &mut self,
         host: usize,
@@ -339,7 +342,7 @@ impl Simulation<'_> {
         self.pull(host)
     }
 
-    /// Starts the pulls that are possible now.
+    /// Starts all pulls that are possible now.
     pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
         loop {
             let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -348,7 +351,7 @@ impl Simulation<'_> {
             let done = pulling.has_list && pulling.puller.is_done();
             ram.destination.handle_progress(pulled, left, done);
             if done && pulling.after && pulling.carry != Carry::Remote {
-                // All data is here: nothing more is read from other hosts.
+                // All data has arrived, so the former owner is not needed any more.
                 ram.former = None;
             }
             let may = pulling.after && pulling.carry != Carry::Drop || pulling.carry == Carry::Copy;
@@ -383,13 +386,11 @@ impl Simulation<'_> {
         self.pull_soon(host, if how == Pulled::Done { 0 } else { AGAIN_NS });
     }
 
-    /// Reads from the backing instead.
     fn read_from_backing(&mut self, host: usize, io: Io) -> Result<(), Violation> {
         self.submit_to_backing(host, io, vec![])
     }
 }
 
-/// Returns the sectors that an I/O touches, `first..end`.
 fn sectors_of(io: &Io) -> (u64, u64) {
     (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES))
 }

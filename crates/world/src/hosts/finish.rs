@@ -1,4 +1,5 @@
-//! The end of a history: faults cease, and all hosts must quiesce, with the disk on one of them.
+//! End of a history of several hosts. Faults end, and all hosts must quiesce with one owner of the
+//! disk.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -10,10 +11,10 @@ use super::{Event, Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Maximum time to quiesce, nanoseconds.
+/// Maximum time that the hosts may need to quiesce, nanoseconds.
 const REST_NS_MAX: u64 = 300_000 * MS;
 
-/// Units read at once.
+/// Number of units per read at the end of the history.
 const READ_UNITS: u64 = 40;
 
 impl Simulation<'_> {
@@ -44,7 +45,7 @@ impl Simulation<'_> {
         self.check_rest()
     }
 
-    /// Returns true if one host has the disk and serves it, and nothing is in progress.
+    /// Returns true if one host serves the disk and no work is in progress on any host.
     fn is_at_peace(&self) -> bool {
         let Some(owner) = self.owner() else { return false };
         let at_rest = (0..self.hosts.len()).all(|host| {
@@ -58,7 +59,7 @@ impl Simulation<'_> {
         at_rest && self.guest.in_flight == 0 && self.guest.doing == Doing::Runs
     }
 
-    /// Checks that everything reads correctly, twice, and is durable.
+    /// Checks that the whole disk reads correctly twice, and that its data is durable.
     fn check_rest(&mut self) -> Result<(), Violation> {
         self.guest.left = 0;
         let owner = self.owner().expect("it came to rest");

@@ -1,4 +1,4 @@
-//! The guest that uses the disk, on one host at a time; and clients that should not.
+//! The simulated guest, which uses the disk on one host at a time, and rogue clients.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Durability, Op, Zeroing};
@@ -10,36 +10,36 @@ use crate::Violation;
 use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 
-/// State of the guest.
+/// State of the simulated guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     Runs,
-    /// It waits for its requests, and then moves to this host.
+    /// The guest waits for its requests and then moves to this host.
     Stops(usize),
-    /// It has flushed, as QEMU does before it hands a disk over.
+    /// The guest has flushed, as QEMU does before it hands a disk over.
     Flushes(usize),
-    /// It is moving.
+    /// The guest is moving to another host.
     Moves,
 }
 
-/// The guest.
+/// The simulated guest.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) host: usize,
     pub(super) doing: Doing,
     pub(super) in_flight: u32,
-    /// Requests that it may still make.
+    /// Number of requests that the guest may still make.
     pub(super) left: u32,
     depth: u32,
-    /// Its next request is scheduled.
+    /// The guest's next request is scheduled.
     pub(super) is_due: bool,
-    /// It came from this host, and has not written since.
+    /// Host from which the guest moved, if the guest has not written since.
     came_from: Option<usize>,
-    /// Number of turns without a possible request.
+    /// Number of guest turns without a possible request.
     stuck: u32,
-    /// Start of most of its requests.
+    /// First units of the ranges to which most guest requests go.
     hot: Vec<u64>,
-    /// Per mille of the requests that change something.
+    /// Share of the guest's requests that change data, per mille.
     change: u32,
     align: u64,
     units_max: u64,
@@ -64,7 +64,7 @@ impl Guest {
         }
     }
 
-    /// Returns its next request: operation, first byte, bytes.
+    /// Returns the next guest request: operation, offset in bytes, length in bytes.
     fn ask(&self, units: u64, rng: &mut SimRng) -> (Op, u64, u64) {
         let op = self.op(rng);
         if op == Op::Flush {
@@ -96,7 +96,7 @@ impl Guest {
 }
 
 impl Simulation<'_> {
-    /// Returns true if a guest may use the disk on this host.
+    /// Returns true if a guest can use the disk on this host.
     pub(super) fn is_usable(&self, host: usize) -> bool {
         let ram = self.hosts[host].ram.as_ref();
         !matches!(self.hosts[host].role(), None | Some(Role::Away)) && ram.is_some_and(|ram| !ram.hangs_up)
@@ -111,7 +111,7 @@ impl Simulation<'_> {
         if !self.is_usable(host) {
             self.guest.stuck += 1;
             if self.guest.stuck > 8 && self.guest.in_flight == 0 {
-                // It is started where the disk is.
+                // The operator restarts the guest on the host that has the disk.
                 self.guest.host = self.owner().unwrap_or(host);
                 self.guest.came_from = None;
             }
@@ -143,7 +143,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A request of the guest was answered, or never will be.
+    /// Handles the reply to a guest request, or its loss.
     pub(super) fn guest_answered(&mut self, op: Op) -> Result<(), Violation> {
         self.guest.in_flight -= 1;
         match self.guest.doing {
@@ -158,7 +158,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Stops the guest here, to resume on another host.
+    /// Stops the guest on its host, to resume on another host.
     pub(super) fn move_guest(&mut self, to: usize) -> Result<(), Violation> {
         trace!(self, "the guest is to go to {to}");
         self.guest.doing = Doing::Stops(to);
@@ -176,7 +176,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Resumes the guest, on that host if possible.
+    /// Resumes the guest on the given host, or on its old host if the given host cannot serve the
+    /// disk.
     pub(super) fn resume(&mut self, to: usize) -> Result<(), Violation> {
         self.guest.doing = Doing::Runs;
         let from = self.guest.host;
@@ -196,7 +197,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The guest stays, and writes; or goes back.
+    /// Decides whether the guest stays and may write, or moves back.
     pub(super) fn decide(&mut self) -> Result<(), Violation> {
         let Some(from) = self.guest.came_from else { return Ok(()) };
         if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.rng.chance(600) {
@@ -206,7 +207,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Uses a host on which the guest does not run.
+    /// Sends a rogue client's request to a host on which the guest does not run.
     pub(super) fn rogue(&mut self) -> Result<(), Violation> {
         if self.ending {
             return Ok(());

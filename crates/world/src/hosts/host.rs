@@ -1,4 +1,4 @@
-//! One host: its durable state, and the state that a crash loses.
+//! One simulated host: its durable state, and the state that a crash loses.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,50 +16,49 @@ use crate::content::{Tag, UNIT_BYTES, Written};
 use crate::media::Flash;
 use crate::model::Reading;
 
-/// The only disk.
+/// Id of the only disk.
 pub(super) const DISK: DiskId = DiskId(0);
 
-/// First byte of the segments on flash.
+/// Offset of the first segment on flash, bytes.
 const SEGMENTS_START: u64 = 8192;
 
-/// How the cache reaches the destination.
+/// How a migration transfers the cache to the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carry {
-    /// Pulled before the hand-over, the rest after it.
+    /// The destination pulls the cache before the hand-over, and the rest after it.
     Copy,
-    /// Read from the former owner after it.
+    /// The destination reads the cache from the former owner after the hand-over.
     Remote,
-    /// Read from the backing after it.
+    /// The destination reads the hottest data from the backing after the hand-over.
     HeatMap,
-    /// Not at all.
+    /// The migration does not transfer the cache.
     Drop,
 }
 
-/// The operator's order; part of the durable state.
+/// The operator's migration order, which is part of the durable state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MoveOrder {
-    /// Destination host.
+    /// Destination host of the migration.
     pub(super) to: usize,
     pub(super) carry: Carry,
     pub(super) on_demand: bool,
 }
 
-/// One host.
+/// One simulated host.
 pub(super) struct Host {
-    /// Number of its processes.
+    /// Number of processes that the host has started.
     pub(super) life: u32,
     pub(super) record: Option<Record>,
     pub(super) order: Option<MoveOrder>,
-    /// Data pulled in standby, for a sabotage.
+    /// Data that the host pulled in standby, for a sabotage.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
-    /// Contents of journal pages.
     pub(super) written: Written,
-    /// Number of rings that its caches have had.
+    /// Number of journal rings that the host's caches have had.
     pub(super) rings: u32,
     /// Its process does nothing before this.
     pub(super) stopped_until: Instant,
-    /// State that a crash loses.
+    /// State that a crash of the host loses; `None` while the host is down.
     pub(super) ram: Option<Box<Ram>>,
 }
 
@@ -85,17 +84,17 @@ impl Host {
         self.ram.as_ref()?.due()
     }
 
-    /// Returns the disk's role in its engine.
+    /// Returns the role of the disk in the host's engine.
     pub(super) fn role(&self) -> Option<Role> {
         self.ram.as_ref()?.engine.role(DISK)
     }
 
-    /// Returns the attempt in progress, or its end.
+    /// Returns the source state machine of an attempt in progress or just ended.
     pub(super) fn source(&self) -> Option<&Source> {
         self.ram.as_ref()?.source.as_ref()
     }
 
-    /// Returns the session in which it awaits the disk.
+    /// Returns the migration session in which the host waits for the disk.
     pub(super) fn awaits(&self) -> Option<Session> {
         self.ram.as_ref()?.destination.awaits()
     }
@@ -104,21 +103,21 @@ impl Host {
 /// Sender of a request to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// The guest; it only flushes before it moves.
+    /// The guest sent the request. While the guest moves, it sends only flushes.
     Guest,
-    /// A client that should not be there.
+    /// A rogue client sent the request.
     Rogue,
-    /// The simulation, at the end.
+    /// The simulation sent the request at the end of the history.
     Last,
-    /// An act of the host's.
+    /// An action of the host sent the request.
     Act(Actor, Ticket),
-    /// The puller.
+    /// The pull of cached data sent the request.
     Puller(Pull),
-    /// Another host's process, with the number of its request.
+    /// A process of another host sent the request: host, process number, request number.
     Peer(usize, u32, u64),
 }
 
-/// The model's token of a request.
+/// The model's token of a request in flight.
 #[derive(Debug)]
 pub(super) enum Token {
     Read(Reading),
@@ -127,7 +126,7 @@ pub(super) enum Token {
     None,
 }
 
-/// A request that the engine has accepted and not answered.
+/// A request that the engine has accepted and not answered yet.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) request: Request,
@@ -135,7 +134,7 @@ pub(super) struct InFlight {
     pub(super) token: Token,
 }
 
-/// A payload buffer that the engine holds.
+/// A payload buffer that the engine uses.
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) tags: Vec<Tag>,
@@ -148,44 +147,44 @@ pub(super) struct Buffer {
 pub(super) struct PeerRead {
     pub(super) io: Io,
     pub(super) tries: u32,
-    /// Its data goes to the cache.
+    /// The read's data goes to the cache.
     pub(super) is_pull: bool,
 }
 
-/// The host that a new owner may still read from.
+/// The former owner, from which the new owner may still read.
 #[derive(Debug)]
 pub(super) struct Former {
     pub(super) host: usize,
     pub(super) session: Session,
 }
 
-/// State of pulling.
+/// State of pulling cached data from the other host.
 #[derive(Debug)]
 pub(super) struct Pulling {
     pub(super) session: Session,
     pub(super) carry: Carry,
     pub(super) puller: Puller,
     pub(super) left_behind: LeftBehind,
-    /// The next page of the list.
+    /// Number of the next page of the list of cached data.
     pub(super) page: usize,
-    /// Number of requests for it.
+    /// Number of requests for the next page of the list.
     pub(super) page_tries: u32,
-    /// The list is complete, or unavailable.
+    /// The list of cached data is complete or unavailable.
     pub(super) has_list: bool,
     pub(super) in_flight: u32,
-    /// A pull is scheduled.
+    /// The next pull is scheduled.
     pub(super) is_due: bool,
     pub(super) after: bool,
 }
 
 impl Pulling {
-    /// Returns true if the former owner's cache is used after the hand-over.
+    /// Returns true if the new owner reads from the former owner's flash after the hand-over.
     pub(super) fn reads_former(&self) -> bool {
         matches!(self.carry, Carry::Copy | Carry::Remote)
     }
 }
 
-/// An act with several requests to the engine.
+/// An action that needs several engine requests.
 #[derive(Debug, Default)]
 pub(super) struct Several {
     pub(super) left: u32,
@@ -193,17 +192,17 @@ pub(super) struct Several {
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
-/// What happens after a command's end.
+/// The continuation after the end of an engine command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum After {
     Nothing,
-    /// The act ends.
+    /// Ends this action.
     Act(Actor, Ticket),
-    /// The disk is removed: it is added again for this act.
+    /// Adds the disk again for this action after its removal.
     Again(Ticket),
 }
 
-/// A record being written.
+/// A durable record that is being written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writing {
     pub(super) record: Record,
@@ -211,7 +210,7 @@ pub(super) struct Writing {
     pub(super) ticket: Ticket,
 }
 
-/// State that a crash loses.
+/// State of a host that a crash loses.
 pub(super) struct Ram {
     pub(super) engine: Engine,
     pub(super) source: Option<Source>,
@@ -222,26 +221,27 @@ pub(super) struct Ram {
     pub(super) spare: Vec<BufferId>,
     pub(super) commands: BTreeMap<CommandId, After>,
     pub(super) commanded: u64,
-    /// Acts that wait for their turn.
+    /// Actions that wait for their turn.
     pub(super) acts: VecDeque<Act>,
     pub(super) acts_at: Instant,
     pub(super) several: BTreeMap<(Actor, Ticket), Several>,
     pub(super) writing: VecDeque<Writing>,
-    /// Calls sent and not answered.
+    /// Calls that the host has sent and that are not answered yet.
     pub(super) calls: BTreeMap<u64, Ticket>,
-    /// Calls received and not answered: their host, its process, and their number there.
+    /// Calls that the host has received and not answered yet: the sender's host, process number and
+    /// call number.
     pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
     pub(super) numbers: u64,
-    /// An earlier process may have acknowledged changes that are not durable.
+    /// An earlier process of the host may have acknowledged writes that are not durable.
     pub(super) must_flush: bool,
-    /// The act that prepares the disk.
+    /// The action that prepares the disk.
     pub(super) preparing: Option<Ticket>,
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
     pub(super) pulling: Option<Pulling>,
     pub(super) former: Option<Former>,
-    /// The disk leaves: no other host is asked any more.
+    /// The disk is leaving the host, so the host sends no more reads to other hosts.
     pub(super) hangs_up: bool,
-    /// A change waits for the disk.
+    /// A guest write waits for the disk.
     pub(super) wanted: bool,
 }
 
@@ -275,7 +275,7 @@ impl Ram {
         }
     }
 
-    /// Returns when this host must be called next.
+    /// Returns the time at which the host's engine or state machines must be called next.
     pub(super) fn due(&self) -> Option<Instant> {
         let source = self.source.as_ref().and_then(Source::poll_timeout);
         [self.engine.poll_timeout(), source, self.destination.poll_timeout()].into_iter().flatten().min()
@@ -301,7 +301,6 @@ impl Ram {
         self.engine.handle_command(now, id, DISK, command);
     }
 
-    /// Adds the disk to the engine.
     pub(super) fn add_disk(&mut self, now: Instant, plan: &Plan) {
         let config = DiskConfig {
             size_bytes: u64::from(plan.units) * UNIT_BYTES,
@@ -312,7 +311,7 @@ impl Ram {
         self.command(now, Command::AddDisk(config), After::Nothing);
     }
 
-    /// Enables an empty cache, with a journal ring of this number if it has a journal.
+    /// Enables an empty cache. A cache with a journal gets a journal ring with this number.
     pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, number: u32, after: After) {
         let segment =
             |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
@@ -328,7 +327,7 @@ impl Ram {
 }
 
 impl super::Simulation<'_> {
-    /// Starts a process, which acts on its record.
+    /// Starts a process of the host, which continues from the host's durable record.
     pub(super) fn start(&mut self, host: usize) -> Result<(), crate::Violation> {
         let (now, plan) = (self.now, &self.plan);
         let it = &mut self.hosts[host];
@@ -359,7 +358,7 @@ impl super::Simulation<'_> {
         self.drain(host)
     }
 
-    /// Starts an attempt.
+    /// Starts a migration attempt as the source.
     pub(super) fn start_source(&mut self, host: usize, session: Session) {
         let order = self.hosts[host].order.expect("where to");
         let options = hob_engine::migration::SourceOptions {
@@ -373,7 +372,7 @@ impl super::Simulation<'_> {
         ram.source = Some(Source::start(session, options));
     }
 
-    /// Kills a host. Requests in flight happen in part.
+    /// Kills a host. Any part of its requests in flight takes effect.
     pub(super) fn crash(&mut self, host: usize) -> Result<(), crate::Violation> {
         let Some(ram) = self.hosts[host].ram.take() else { return Ok(()) };
         super::trace!(self, "host {host} crashes");

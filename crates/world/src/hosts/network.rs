@@ -1,5 +1,5 @@
-//! A network between the hosts. It loses, delays, repeats and reorders packets, and is partitioned at
-//! times.
+//! Simulated network between the hosts. The network loses, delays, repeats and reorders packets,
+//! and is sometimes partitioned.
 
 use hob_engine::migration::{Answer, Message, Refusal, Session, Ticket};
 
@@ -8,24 +8,25 @@ use super::{Event, Simulation, trace};
 use crate::Violation;
 use crate::content::Tag;
 
-/// A packet between hosts.
+/// A packet between two hosts.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
-    /// A state machine's call.
+    /// A call of the source's state machine to the destination.
     Call { from: Sender, message: Message },
-    /// Its answer.
+    /// The destination's answer to a call.
     Answer { life: u32, number: u64, answer: Answer },
-    /// A read of the other host's data.
+    /// A read of the disk's data on the other host.
     Ask { from: Sender, session: Session, kind: Kind, offset: u64, len: u64 },
-    /// Its data.
+    /// The data that answers a read.
     Data { life: u32, number: u64, data: Option<Vec<Tag>> },
-    /// A request for a page of the cache's list.
+    /// A request for one page of the list of cached data.
     AskList { from: Sender, session: Session, page: usize },
-    /// The page, hottest first; the page after the last is empty. `None`: refused.
+    /// One page of the list of cached data, with the hottest data first. The page after the last
+    /// one is empty. `None` means refused.
     List { life: u32, session: Session, page: usize, ranges: Option<Vec<u8>> },
 }
 
-/// Sender of a request: the host, its process, and the request's number.
+/// Sender of a packet: host, process number of the host, and request number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sender {
     pub(super) host: usize,
@@ -33,21 +34,21 @@ pub(super) struct Sender {
     pub(super) number: u64,
 }
 
-/// Role in which a host is read from.
+/// Role in which the other host answers a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As the owner, in any attempt: the data does not go to the cache.
+    /// Reads from the owner, in any attempt. The data does not go to the cache.
     Owner,
-    /// As the owner that reports changes in this attempt.
+    /// Reads from the owner that reports changes in this attempt.
     Teller,
-    /// As the former owner, whose flash may hold unchanged data.
+    /// Reads from the former owner, whose flash may have unchanged data.
     Former,
 }
 
-/// The open connections.
+/// The state of the network's connections.
 #[derive(Debug)]
 pub(super) struct Network {
-    /// From each host to each other.
+    /// True if packets from one host to another are lost, indexed by sender and receiver.
     cut: Vec<Vec<bool>>,
 }
 
@@ -62,7 +63,7 @@ impl Network {
 }
 
 impl Simulation<'_> {
-    /// Closes some connections for a while, some of them in one direction only.
+    /// Cuts some connections for a while, some of them in one direction only.
     pub(super) fn part(&mut self, ns: u64) -> Result<(), Violation> {
         let hosts = self.hosts.len();
         let from = self.rng.below(hosts as u64) as usize;
@@ -84,7 +85,7 @@ impl Simulation<'_> {
         Sender { host, life, number }
     }
 
-    /// Sends a packet, which may arrive any number of times, at any time.
+    /// Sends a packet. The packet may arrive late, several times or not at all.
     pub(super) fn send(&mut self, from: usize, to: usize, packet: Packet) {
         let times = match () {
             () if self.ending => 1,
@@ -104,7 +105,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends a call of the source.
+    /// Sends a call of the source's state machine.
     pub(super) fn call(&mut self, host: usize, ticket: Ticket, message: Message) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
@@ -113,7 +114,7 @@ impl Simulation<'_> {
         let from = self.sender(host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.calls.insert(from.number, ticket);
-        // Sometimes the connection breaks early, while the call still arrives.
+        // Sometimes the connection breaks early and the call still arrives.
         let breaks = !self.ending && self.rng.chance(self.plan.lost / 4);
         let waits = if breaks { self.rng.below(self.plan.call_ns) } else { self.plan.call_ns };
         self.queue.push(self.now + waits, Event::Unanswered(host, from.life, from.number));
@@ -121,7 +122,7 @@ impl Simulation<'_> {
         self.step(host).map(|_| ())
     }
 
-    /// Sends the destination's answer.
+    /// Sends the destination's answer to a call.
     pub(super) fn answer(&mut self, host: usize, ticket: Ticket, answer: Answer) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
@@ -154,7 +155,7 @@ impl Simulation<'_> {
             Packet::List { life: of, session, page, ranges } if of == life => {
                 self.listed(host, session, page, ranges)
             }
-            // For a process that has ended.
+            // The packet is for a process that has ended.
             _ => Ok(()),
         }
     }
@@ -168,14 +169,14 @@ impl Simulation<'_> {
         let ticket = Ticket(ram.number());
         ram.heard.insert(ticket, (from.host, from.life, from.number));
         if departs {
-            // The state machine that hands the disk over is not finished, and there is only one record.
+            // The host has one record, which the unfinished source state machine still needs.
             return self.answer(host, ticket, Err(Refusal::Failed));
         }
         ram.destination.handle_call(now, ticket, message);
         self.drain(host)
     }
 
-    /// Handles the answer to a call, or its loss.
+    /// Handles the answer to a call, or the loss of the call.
     pub(super) fn answered(
         &mut self,
         host: usize,

@@ -1,4 +1,5 @@
-//! The operator: begins, hurries and ends attempts, moves the guest, and gives up disks that do not arrive.
+//! The simulated operator. The operator starts, speeds up and cancels migrations, moves the guest,
+//! and gives up disks that do not arrive.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Order, Phase, Record, Session};
@@ -10,12 +11,12 @@ use super::{Event, Simulation, trace};
 use crate::Violation;
 
 impl Simulation<'_> {
-    /// Returns true if nothing is in progress between hosts.
+    /// Returns true if no host has a migration attempt in progress.
     pub(super) fn is_calm(&self) -> bool {
         self.hosts.iter().all(|host| host.source().is_none())
     }
 
-    /// Makes the operator act, or not.
+    /// Performs a random action of the operator, or none.
     pub(super) fn operate(&mut self) -> Result<(), Violation> {
         if self.ending {
             return Ok(());
@@ -30,7 +31,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Orders the owner to hand the disk over, to this host or to any.
+    /// Orders the owner to migrate the disk to this host, or to a random host.
     pub(super) fn begin_attempt(&mut self, to: Option<usize>) -> Result<(), Violation> {
         let Some(host) = self.owner().filter(|host| self.is_at_rest(*host)) else { return Ok(()) };
         let others = self.hosts.len() as u64 - 1;
@@ -49,14 +50,14 @@ impl Simulation<'_> {
         self.drain(host)
     }
 
-    /// Returns true if a host owns the disk and serves it, with nothing in progress that concerns it.
+    /// Returns true if a host owns and serves the disk and has no work in progress for it.
     fn is_at_rest(&self, host: usize) -> bool {
         let Some(ram) = &self.hosts[host].ram else { return false };
         let idle = ram.source.is_none() && ram.acts.is_empty() && ram.writing.is_empty();
         idle && self.owns(host) && ram.destination.is_owner() && ram.engine.role(DISK) == Some(Role::Here)
     }
 
-    /// Interferes with an attempt in progress.
+    /// Performs a random action during a migration attempt.
     fn meddle(&mut self, host: usize) -> Result<(), Violation> {
         let to = self.hosts[host].order.expect("where to").to;
         let now = self.now;
@@ -76,20 +77,20 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives the disk up at the destination.
+    /// Makes the destination give up a disk that does not arrive.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
         if let Some(ram) = &mut self.hosts[host].ram
             && ram.destination.awaits().is_some()
         {
             ram.destination.handle_give_up();
-            // The act in progress may wait for a read that is never answered.
+            // The current action may wait for a read that no host answers.
             self.hang_up(host)?;
         }
         self.drain(host)
     }
 
-    /// Ends everything that does not end by itself.
+    /// Ends attempts and states that do not end without the operator.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {
@@ -119,7 +120,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns the time to the next such check.
+    /// Returns the time to the next such clean-up, nanoseconds.
     pub(super) fn tidy_ns(&self) -> u64 {
         500 * MS
     }

@@ -1,4 +1,5 @@
-//! Ownership of the disk by the hosts' durable records, and checks that only the owner acts as such.
+//! Ownership of the disk according to the hosts' durable records. Checks that only the owner serves
+//! the disk.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Record, Session};
@@ -9,12 +10,12 @@ use crate::model::Loss;
 use crate::{Violation, ensure};
 
 impl Simulation<'_> {
-    /// Returns true if a host's record says that it owns the disk.
+    /// Returns true if the host's own record says that it owns the disk.
     pub(super) fn owns(&self, host: usize) -> bool {
         matches!(self.hosts[host].record, Some(Record::Owner { .. } | Record::Leaving(_)))
     }
 
-    /// Returns true if a host may change the backing, by all records together.
+    /// Returns true if the host may write to the backing, according to the records of all hosts.
     pub(super) fn is_entitled(&self, host: usize) -> bool {
         let Some(Record::Awaiting(awaited)) = self.hosts[host].record else { return self.owns(host) };
         self.hosts.iter().any(|other| {
@@ -22,7 +23,6 @@ impl Simulation<'_> {
         })
     }
 
-    /// Returns the host that may change the backing.
     pub(super) fn owner(&self) -> Option<usize> {
         (0..self.hosts.len()).find(|host| self.is_entitled(*host))
     }
@@ -50,7 +50,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks that at most one host serves the disk, and that it may.
+    /// Checks that at most one host serves the disk, and that this host is entitled to.
     pub(super) fn check_roles(&self) -> Result<(), Violation> {
         let serve = |host: &usize| matches!(self.hosts[*host].role(), Some(Role::Here | Role::Frozen));
         let serving: Vec<usize> = (0..self.hosts.len()).filter(serve).collect();

@@ -1,4 +1,4 @@
-//! The plan of a history of several hosts, generated from its seed.
+//! The scenario of a history of several hosts, generated from the seed.
 
 use hob_engine::admission::Admission;
 use hob_engine::command::CacheConfig;
@@ -15,38 +15,38 @@ pub(super) const MS: u64 = 1_000_000;
 /// Separates the random numbers of stops from all others.
 const STOP_SALT: u64 = 0x7374_6f70;
 
-/// A whole history.
+/// Parameters of a history of several hosts.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,
     pub(super) units: u32,
     pub(super) segments: u64,
     pub(super) config: CacheConfig,
-    /// Segments of the ring of a cache's journal, if caches have one.
+    /// Number of segments of a cache's journal ring, if caches have a journal.
     pub(super) ring: Option<u64>,
-    /// Mean latencies, nanoseconds.
+    /// Mean latency of flash, nanoseconds.
     pub(super) flash_ns: u64,
     pub(super) backing_ns: u64,
     pub(super) network_ns: u64,
     pub(super) record_ns: u64,
     pub(super) act_ns: u64,
-    /// Mean time between pages of a list.
+    /// Mean time between pages of a list, nanoseconds.
     pub(super) page_ns: u64,
-    /// Mean time between requests of the guest.
+    /// Mean time between guest requests, nanoseconds.
     pub(super) think_ns: u64,
-    /// Mean time between actions of the operator.
+    /// Mean time between actions of the operator, nanoseconds.
     pub(super) operator_ns: u64,
-    /// Timeout of a call.
+    /// Timeout of a call, nanoseconds.
     pub(super) call_ns: u64,
-    /// Maximum time that the guest waits in a freeze.
+    /// Maximum time that the guest waits while the disk is frozen, nanoseconds.
     pub(super) freeze_ns: u64,
-    /// Faults end after this time.
+    /// Time after which all faults end, nanoseconds.
     pub(super) span_ns: u64,
-    /// Per mille of the packets that are lost, repeated, and very late.
+    /// Shares of packets that are lost, repeated and very late, per mille.
     pub(super) lost: u32,
     pub(super) repeated: u32,
     pub(super) late: u32,
-    /// Per mille of the acts, and of the records, that fail.
+    /// Shares of actions and of records that fail, per mille.
     pub(super) act_error: u32,
     pub(super) record_error: u32,
     pub(super) backing_faults: BackingFaults,
@@ -58,11 +58,12 @@ pub(super) struct Plan {
     pub(super) partitions: Vec<(Instant, u64)>,
     pub(super) power_cut: Option<Instant>,
     pub(super) migrations: u32,
-    /// A client uses a host on which the guest does not run.
+    /// A rogue client uses a host on which the guest does not run.
     pub(super) rogue: bool,
-    /// Reads that another host does not answer fail in the end, instead of being retried for ever.
+    /// Reads that another host does not answer finally fail. Otherwise they are retried for ever.
     pub(super) gives_up: bool,
-    /// A destination that already has the disk removes and adds it, instead of emptying its cache.
+    /// A destination that already has the disk removes it and adds it again, instead of emptying
+    /// its cache.
     pub(super) removes: bool,
 }
 
@@ -135,13 +136,13 @@ impl Plan {
         plan
     }
 
-    /// Gives caches journals.
+    /// Gives the caches journals.
     pub(super) fn add_journals(&mut self) {
         let CacheConfig { block_bytes, segment_bytes, .. } = self.config;
         let frames = self.segments * segment_bytes / u64::from(block_bytes);
         let pages = journal::ring_pages_min(frames, block_bytes, segment_bytes);
         self.ring = Some(pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64));
-        // Journals that flash loses are tested in histories of one host.
+        // Histories of one host test journals that flash loses.
         self.flash_faults = FlashFaults::default();
     }
 

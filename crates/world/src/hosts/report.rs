@@ -1,76 +1,76 @@
-//! Counts of histories of several hosts.
+//! Event counts of histories of several hosts.
 
-/// Counts of what happened.
+/// Event counts of histories of several hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Attempts that the operator began.
+    /// Number of migration attempts that the operator started.
     pub attempts: u64,
-    /// Attempts that a restart began.
+    /// Number of migration attempts that a restarted host started.
     pub attempts_anew: u64,
-    /// Disks that became another host's, durably.
+    /// Number of durable hand-overs of a disk to another host.
     pub handed_over: u64,
-    /// Attempts that ended with the disk kept.
+    /// Number of attempts after which the source kept the disk.
     pub kept: u64,
-    /// Freezes that ended with the disk served again.
+    /// Number of freezes after which the source served the disk again.
     pub thaws: u64,
-    /// Hosts that crashed.
+    /// Number of host crashes.
     pub crashes: u64,
     /// Processes that were stopped for a while.
     pub process_stops: u64,
-    /// Crashes of hosts with an attempt in progress.
+    /// Number of crashes of source hosts during a migration attempt.
     pub crashes_of_sources: u64,
-    /// Crashes of hosts that awaited a disk.
+    /// Number of crashes of destination hosts that waited for a disk.
     pub crashes_of_destinations: u64,
-    /// Crashes of hosts that served a disk before their record said so.
+    /// Number of crashes of hosts that served a disk before their record said so.
     pub crashes_while_taking: u64,
-    /// Restarts that continued to tell another host that it has the disk.
+    /// Number of restarted hosts that continued to report the hand-over to the new owner.
     pub resumed_away: u64,
-    /// Power cuts of all hosts.
+    /// Number of power cuts of all hosts.
     pub power_cuts: u64,
-    /// Packets that were lost.
+    /// Number of lost packets.
     pub lost: u64,
-    /// Packets that were repeated.
+    /// Number of repeated packets.
     pub repeated: u64,
-    /// Packets that took very long.
+    /// Number of packets with a very long delay.
     pub late: u64,
-    /// Calls without an answer.
+    /// Number of calls without an answer.
     pub unanswered: u64,
-    /// Records of which it was unknown whether they are durable.
+    /// Number of records that may or may not be durable.
     pub records_in_doubt: u64,
-    /// Moves of the guest.
+    /// Number of guest moves between hosts.
     pub moves: u64,
-    /// Moves back, because it had not written anything.
+    /// Number of guest moves back to the old host. A guest that has written does not move back.
     pub moves_back: u64,
-    /// Reads served in standby.
+    /// Number of guest reads served in standby.
     pub standby_reads: u64,
-    /// Changes that waited for the hand-over.
+    /// Number of guest writes that waited for the hand-over.
     pub changes_waited: u64,
-    /// Requests refused because the disk is another host's, or leaves.
+    /// Number of requests refused because the disk is leaving or another host has it.
     pub refused: u64,
-    /// Requests of clients that should not be there.
+    /// Number of requests of rogue clients.
     pub rogues: u64,
-    /// Ranges pulled, before the hand-over.
+    /// Number of ranges pulled before the hand-over.
     pub pulled_before: u64,
-    /// Ranges pulled after it.
+    /// Number of ranges pulled after the hand-over.
     pub pulled_after: u64,
-    /// Reads served from the former owner's flash.
+    /// Number of reads served from the former owner's flash.
     pub from_former: u64,
-    /// Reads for which it had nothing.
+    /// Number of reads for which the former owner had no data.
     pub former_lacks: u64,
-    /// Pages of a list that arrived after the hand-over.
+    /// Number of list pages that arrived after the hand-over.
     pub late_pages: u64,
-    /// Ranges invalidated.
+    /// Number of ranges invalidated at the destination.
     pub forgotten: u64,
-    /// Hits of guests.
+    /// Number of cache hits of guests.
     pub hits: u64,
     /// Number of steps at which a host may crash, by host.
     pub steps: [u64; 3],
-    /// Duration in nanoseconds of virtual time.
+    /// Duration of the histories, nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// Returns all counts with names.
+    /// Returns all counts with their names.
     pub fn counts(&self) -> [(&'static str, u64); 30] {
         [
             ("attempts", self.attempts),
@@ -106,7 +106,7 @@ impl Report {
         ]
     }
 
-    /// Adds another history's counts.
+    /// Adds the counts of another history.
     pub fn add(&mut self, other: &Report) {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };

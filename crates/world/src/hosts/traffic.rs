@@ -1,5 +1,4 @@
-//! Traffic of a host's engine and state machines: requests and replies, I/O and completions, acts and
-//! calls.
+//! Traffic of a host: requests and replies, I/O and completions, actions and calls.
 
 use hob_engine::command::{Event as EngineEvent, Role};
 use hob_engine::io::{
@@ -17,11 +16,12 @@ use crate::media::{Done, HOST_SHIFT};
 use crate::model::Kind;
 use crate::{Violation, ensure};
 
-/// Maximum number of guest requests in a host's engine: the rest is for acts and other hosts.
+/// Maximum number of guest requests in a host's engine. The remaining room is for actions and other
+/// hosts.
 const GUESTS_MAX: u32 = 200;
 
 impl Simulation<'_> {
-    /// Performs all outputs of a host's engine and state machines.
+    /// Performs everything that a host's engine and state machines request.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
             if let Some(io) = ram.engine.poll_io() {
@@ -51,16 +51,16 @@ impl Simulation<'_> {
     }
 
     fn check_roles_unless_sabotaged(&self) -> Result<(), Violation> {
-        // A host that thaws too late must be detected by its actions.
+        // The checkers must detect the late thaw by the host's actions.
         if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
     }
 
-    /// Ends an attempt: the next one starts from the record.
+    /// Ends a migration attempt. The next attempt starts from the record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let source = ram.source.take().expect("it is over");
-        // Each attempt has its own connection: later answers do not belong to the next attempt's calls.
+        // Late answers on the old connection must not reach calls of the next attempt.
         ram.calls.clear();
         trace!(self, "host {host}: {:?} is over: {:?}", source.session(), source.phase());
         self.report.kept += u64::from(source.phase() == Phase::Kept);
@@ -71,7 +71,7 @@ impl Simulation<'_> {
         trace!(self, "host {host}: {event:?}");
         match event {
             EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
-            // No data is lost in these histories.
+            // No data is lost in histories of several hosts.
             EngineEvent::WritesInDoubt(_) | EngineEvent::FailuresOwed { .. } => Ok(()),
             EngineEvent::ChangeWaits(_) => {
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -89,7 +89,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Passes a request to the engine. Returns false if there is no room for it.
+    /// Sends a request to the host's engine. Returns false if the engine has no room.
     pub(super) fn request(
         &mut self,
         host: usize,
@@ -185,7 +185,7 @@ impl Simulation<'_> {
         self.submit_to_backing(host, io, payload)
     }
 
-    /// Sends an I/O to the backing; only the owner sends changes.
+    /// Sends an I/O to the backing, and checks that only the owner writes.
     pub(super) fn submit_to_backing(
         &mut self,
         host: usize,
@@ -200,7 +200,7 @@ impl Simulation<'_> {
         );
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let role = ram.engine.role(DISK);
-        // A flush changes nothing: a cache with a journal sends one when it is opened.
+        // A flush changes no data; the engine sends one when it opens a cache with a journal.
         let may = io.op == IoOp::Flush || role != Some(Role::Standby);
         ensure!(may, "host {host} in standby sends {io:?}");
         let name = self.name_io(host);
@@ -212,7 +212,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns an id for an I/O of the backing.
+    /// Returns a new id for a backing I/O of the host.
     pub(super) fn name_io(&mut self, host: usize) -> IoId {
         self.submitted += 1;
         IoId((host as u32) << HOST_SHIFT | self.submitted)
@@ -229,7 +229,7 @@ impl Simulation<'_> {
         self.completed(host, id, done)
     }
 
-    /// Handles the end of a host's I/O.
+    /// Handles the completion of a host's I/O.
     pub(super) fn completed(&mut self, host: usize, id: IoId, done: Done) -> Result<(), Violation> {
         let now = self.now;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -242,7 +242,7 @@ impl Simulation<'_> {
             if done.io.op == IoOp::Read {
                 ensure!(!buffer.replied, "{:?} after the reply", done.io);
                 buffer.tags[start..end].copy_from_slice(&done.tags);
-                // Storage zeroes the part of the last sector beyond the disk's end.
+                // The storage crate zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
             }
         }
@@ -284,14 +284,15 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns false for a flush in standby, which makes nothing durable. The guest has flushed before it
-    /// moved, and changes of an earlier process of this host were flushed before it could be asked.
+    /// Returns false for a standby flush that makes no data durable. The guest flushed before it
+    /// moved. Writes of an earlier process of this host were flushed before this process accepted
+    /// flushes.
     fn promises_in_standby(&self, host: usize, token: &Token) -> bool {
         let Token::Flush(began) = token else { return true };
         self.model.unflushed(*began).all(|serial| self.changed_on[&serial] == host)
     }
 
-    /// Checks that an error has a reason.
+    /// Checks that an error reply has a valid reason.
     fn check_error(&self, host: usize, request: &Request, who: Who, reply: &Reply) -> Result<(), Violation> {
         let role = self.hosts[host].role();
         let faults = &self.plan.backing_faults;

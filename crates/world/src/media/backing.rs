@@ -1,4 +1,4 @@
-//! A disk's backing: its content, and the part of it that survives a power cut.
+//! A simulated backing: its content, and the part of the content that survives a power cut.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +11,18 @@ use crate::content::{self, Tag, ZERO};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Fault rates, per mille of the I/Os.
+/// Fault rates of a backing, per mille of its I/Os.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackingFaults {
-    /// A read fails.
+    /// Share of reads that fail, per mille.
     pub read_error: u32,
-    /// A change fails, after it took effect in part.
+    /// Share of writes that fail after they took effect in part, per mille.
     pub write_error: u32,
-    /// A flush fails.
+    /// Share of flushes that fail, per mille.
     pub flush_error: u32,
 }
 
-/// One backing and the I/O it has in flight.
+/// One simulated backing and its I/O in flight.
 #[derive(Debug)]
 pub struct Backing {
     medium: Medium,
@@ -31,22 +31,23 @@ pub struct Backing {
     faults: BackingFaults,
     defect: Option<DeviceDefect>,
     late: Vec<(usize, Tag)>,
-    /// Several hosts use it.
+    /// Several hosts use the backing.
     shared: bool,
     /// A failed flush loses any part of the data that is not durable.
     loses: bool,
 }
 
-/// Returns the host of an I/O of a shared backing: the highest bits of its id.
+/// Returns the host that submitted an I/O to a shared backing. The host is in the highest bits of
+/// the I/O's id.
 fn host(id: IoId) -> u32 {
     id.0 >> HOST_SHIFT
 }
 
-/// Ids of I/Os of different hosts differ above this bit, if a backing is [shared](Backing::share).
+/// Bit position of the host number in the I/O ids of a [shared](Backing::share) backing.
 pub const HOST_SHIFT: u32 = 28;
 
 impl Backing {
-    /// Creates a backing with these units, durably.
+    /// Creates a backing with this durable content.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, defect: Option<DeviceDefect>) -> Self {
         let medium = Medium::new(content);
         Backing {
@@ -61,49 +62,51 @@ impl Backing {
         }
     }
 
-    /// Lets several hosts use it; the ids of their I/Os distinguish them. One host may change what another
-    /// reads: only the I/Os of one host are ordered, by its engine.
+    /// Lets several hosts use the backing. The I/O ids tell the hosts apart. One host may write
+    /// while another host reads, because an engine orders only its own I/Os.
     pub fn share(&mut self) {
         self.shared = true;
     }
 
-    /// Makes a failed flush lose any part of the data that is not durable.
+    /// Makes each failed flush lose any part of the data that is not durable.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
 
-    /// Returns true if a failed flush loses data.
+    /// Returns true if a failed flush of the backing loses data.
     pub fn loses(&self) -> bool {
         self.loses
     }
 
-    /// Restarts it: any part of the data that is not durable is lost.
+    /// Restarts the backing: any part of the data that is not durable is lost.
     pub fn lose(&mut self, rng: &mut SimRng) {
         self.medium.lose(rng);
     }
 
-    /// It shuts down cleanly: what it holds is durable.
+    /// Shuts the backing down cleanly: all its data becomes durable.
     pub fn shut_down(&mut self) {
         let everything = 0..self.now().len();
         self.medium.secure(everything);
     }
 
-    /// What it holds.
+    /// Returns the content that reads of the backing return.
     pub fn now(&self) -> &[Tag] {
         self.medium.now()
     }
 
-    /// Returns the number of its changes, by any writer; a power cut counts as one.
+    /// Returns the number of changes of the backing by any writer. A power cut counts as one
+    /// change.
     pub fn version(&self) -> u64 {
         u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
     }
 
-    /// Returns the content that a power cut certainly leaves.
+    /// Returns the content that the backing certainly keeps in a power cut.
     pub fn durable(&self) -> &[Tag] {
         self.medium.durable()
     }
 
-    /// Submits an I/O. Refuses changes that overlap another I/O: the engine must order these.
+    /// Submits an I/O to the backing. Returns a [`Violation`] if a write overlaps another I/O: the
+    /// engine must order them.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, rng: &mut SimRng) -> Result<(), Violation> {
         let mut transfer = Transfer::new(io, payload, rng);
         ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
@@ -140,7 +143,7 @@ impl Backing {
         }
     }
 
-    /// Ends an I/O.
+    /// Completes an I/O of the backing.
     pub fn complete(&mut self, id: IoId, rng: &mut SimRng) -> Done {
         let (mut transfer, flushing) = self.in_flight.remove(&id).expect("in flight");
         let io = transfer.io;
@@ -188,17 +191,17 @@ impl Backing {
         }
     }
 
-    /// Writes a unit as another writer, past every cache.
+    /// Writes a unit as a foreign writer does, without any cache.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.medium.put(unit, tag, rng);
     }
 
-    /// Returns one of the contents that a power cut may leave now.
+    /// Returns a random content that the backing may have after a power cut.
     pub fn power_cut(&self, rng: &mut SimRng) -> Vec<Tag> {
         self.medium.after_power_cut(rng)
     }
 
-    /// Handles an I/O of a crashed host: some of it took effect.
+    /// Ends an I/O of a crashed host: any part of a write took effect.
     pub fn abandon(&mut self, id: IoId, rng: &mut SimRng) {
         let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
         if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -206,7 +209,7 @@ impl Backing {
         }
     }
 
-    /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
+    /// Ends all I/O in flight after a kill or a power cut: any part of each write took effect.
     pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for (transfer, _) in std::mem::take(&mut self.in_flight).into_values() {
             if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -220,28 +223,28 @@ impl Backing {
         }
     }
 
-    /// Appends these units at its end.
+    /// Appends units at the end of the backing.
     pub fn grow(&mut self, tags: &[Tag]) {
         self.medium.grow(tags);
     }
 
-    /// Writes units as another writer, durably, while no engine serves the disk.
+    /// Writes units durably as a foreign writer does, while no engine serves the disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
         assert!(self.in_flight.is_empty(), "written behind a running engine's back");
         self.medium.replace(first, tags);
     }
 
-    /// Sets the fault rates.
+    /// Sets the fault rates of the backing.
     pub fn set_faults(&mut self, faults: BackingFaults) {
         self.faults = faults;
     }
 
-    /// Returns true if a flush may fail.
+    /// Returns true if a flush of the backing may fail.
     pub fn may_refuse_flushes(&self) -> bool {
         self.faults.flush_error > 0
     }
 
-    /// Ends all faults and losses.
+    /// Ends all faults and losses of the backing.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

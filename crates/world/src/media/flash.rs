@@ -1,4 +1,4 @@
-//! A flash device.
+//! A simulated flash device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,69 +11,69 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Fault rates, per mille of the I/Os.
+/// Fault rates of a flash device, per mille of its I/Os.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlashFaults {
-    /// A read fails.
+    /// Share of reads that fail, per mille.
     pub read_error: u32,
-    /// A write fails.
+    /// Share of writes that fail, per mille.
     pub write_error: u32,
-    /// A write leaves one unit wrong.
+    /// Share of writes that corrupt one unit, per mille.
     pub corruption: u32,
-    /// A write is acknowledged without effect.
+    /// Share of writes that are acknowledged without effect, per mille.
     pub lost_write: u32,
-    /// A flush fails: part of what is volatile stays so until the next power cut, and no flush makes it
-    /// durable.
+    /// Share of flushes that fail, per mille. Part of the volatile data then stays volatile until
+    /// the next power cut, and later flushes do not make it durable.
     pub flush_error: u32,
-    /// An I/O takes longer than the stall limit.
+    /// Share of I/Os that take longer than the stall limit, per mille.
     pub stuck: u32,
 }
 
-/// A fault of a whole device.
+/// A failure of a whole flash device.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceFailure {
-    /// Every I/O fails.
+    /// Every I/O of the device fails.
     Dead,
-    /// Writes fail.
+    /// All writes to the device fail.
     ReadOnly,
-    /// Its content is replaced by garbage.
+    /// The content of the device is replaced by garbage.
     Scrambled,
-    /// It ends at this unit.
+    /// The device ends at this unit.
     Truncated(usize),
 }
 
 #[derive(Debug)]
 struct InFlight {
     transfer: Transfer,
-    /// Of a write: for each sector, whether it changes the intended content.
+    /// For each sector of a write, whether the write changes the intended content.
     fresh: Vec<bool>,
-    /// A write that is acknowledged without effect.
+    /// The write is acknowledged without effect.
     lost: bool,
-    /// Units that a flush makes durable.
+    /// Units that the flush makes durable.
     flushing: Vec<Flushing>,
 }
 
-/// One flash device and the I/O it has in flight.
+/// One simulated flash device and its I/O in flight.
 #[derive(Debug)]
 pub struct Flash {
     medium: Medium,
-    /// The content that the engine intended.
+    /// Content that the engine intended to write to the device.
     intended: Vec<Tag>,
     in_flight: BTreeMap<IoId, InFlight>,
-    /// Units that a scrambled device leaves unchanged.
+    /// Units that keep their content if the device is scrambled.
     spared: BTreeSet<usize>,
     faults: FlashFaults,
     end: usize,
     dead: bool,
     read_only: bool,
-    /// I/Os that will fail.
+    /// I/Os in flight that will fail.
     doomed: Vec<IoId>,
     loses: bool,
     defect: Option<DeviceDefect>,
 }
 
 impl Flash {
-    /// Creates a device of `bytes` bytes.
+    /// Creates a flash device of `bytes` bytes.
     pub fn new(bytes: u64, faults: FlashFaults, defect: Option<DeviceDefect>) -> Self {
         let units = (bytes / UNIT_BYTES) as usize;
         Flash {
@@ -91,14 +91,15 @@ impl Flash {
         }
     }
 
-    /// Makes a failed flush lose any part of the data that is not durable, immediately or at the next power
-    /// cut.
+    /// Makes each failed flush lose any part of the data that is not durable, immediately or at the
+    /// next power cut.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
 
-    /// Submits an I/O. Refuses unaligned I/O, and a write with other content over sectors that are being
-    /// read or written: checksums would detect this, but the engine must prevent it.
+    /// Submits an I/O to the flash device. Returns a [`Violation`] for unaligned I/O, and for a
+    /// write of other content over sectors with I/O in flight. Checksums would detect such an
+    /// overlap, but the engine must prevent it.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, rng: &mut SimRng) -> Result<(), Violation> {
         let in_buffer = io.slice.map_or(0, |slice| u64::from(slice.offset));
         let aligned = [io.offset, io.len, in_buffer].iter().all(|n| n % SECTOR_BYTES == 0);
@@ -132,7 +133,7 @@ impl Flash {
         Ok(())
     }
 
-    /// Rewriting equal content during a write or a read is harmless.
+    /// Refuses overlapping I/O in flight, unless the content of the overlapping sectors is equal.
     fn check_clash(&self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
         let is_read = transfer.io.op == IoOp::Read;
         for InFlight { transfer: other, fresh: other_fresh, .. } in self.in_flight.values() {
@@ -159,7 +160,8 @@ impl Flash {
         }
     }
 
-    /// Records the content that a write intends. Returns for each sector whether it is new.
+    /// Records the content that a write intends. Returns for each sector whether its content is
+    /// new.
     fn intend(&mut self, write: &Transfer) -> Vec<bool> {
         let intended = &mut self.intended[write.units()];
         let sectors = intended.chunks(SECTOR_UNITS).zip(write.tags.chunks(SECTOR_UNITS));
@@ -168,7 +170,7 @@ impl Flash {
         fresh
     }
 
-    /// Returns true if the next I/O hangs.
+    /// Returns true if the next I/O of the device hangs.
     pub fn is_stuck(&self, rng: &mut SimRng) -> bool {
         rng.chance(self.faults.stuck)
     }
@@ -179,7 +181,7 @@ impl Flash {
         self.in_flight.values().any(|other| touches(&other.transfer.io))
     }
 
-    /// Ends an I/O.
+    /// Completes an I/O of the flash device.
     pub fn complete(&mut self, id: IoId, rng: &mut SimRng) -> Done {
         let InFlight { mut transfer, lost, flushing, .. } = self.in_flight.remove(&id).expect("in flight");
         let op = transfer.io.op;
@@ -219,7 +221,7 @@ impl Flash {
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
-            // The checksums stay as after a success: the engine must not use them.
+            // The checksums are those of a success, to prove that the engine ignores them.
             transfer.tags.fill_with(|| content::garbage(rng.roll()));
         } else if self.defect == Some(DeviceDefect::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);
@@ -228,7 +230,7 @@ impl Flash {
         Done { io: transfer.io, result, tags: transfer.tags, sums }
     }
 
-    /// Other writes in flight to these sectors have no further effect.
+    /// Records a completed write. Other writes in flight to its sectors have no further effect.
     fn note_written(&mut self, written: &Transfer) {
         for InFlight { transfer: other, fresh, .. } in self.in_flight.values_mut() {
             if fresh.is_empty() || !other.overlaps(written) {
@@ -242,7 +244,7 @@ impl Flash {
         }
     }
 
-    /// Applies a fault to the whole device.
+    /// Applies a failure to the whole device.
     pub fn suffer(&mut self, failure: DeviceFailure, rng: &mut SimRng) {
         match failure {
             DeviceFailure::Dead => self.dead = true,
@@ -257,7 +259,7 @@ impl Flash {
         }
     }
 
-    /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
+    /// Ends all I/O in flight after a kill or a power cut: any part of each write took effect.
     pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for InFlight { transfer, lost, .. } in std::mem::take(&mut self.in_flight).into_values() {
             let reaches = !lost && !self.dead && !self.read_only && transfer.units().end <= self.end;
@@ -281,7 +283,7 @@ impl Flash {
         self.dead = false;
     }
 
-    /// Makes it accept writes again.
+    /// Makes a read-only device accept writes again.
     pub fn heal(&mut self) {
         self.read_only = false;
     }
@@ -291,37 +293,39 @@ impl Flash {
         &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
-    /// Makes these units hold `tags`, durably; faults of the whole device do not change them.
+    /// Writes units durably, without faults. Failures of the whole device do not change these
+    /// units.
     pub fn put_right(&mut self, offset: u64, tags: &[Tag]) {
         let first = (offset / UNIT_BYTES) as usize;
         self.medium.replace(first, tags);
         self.spared.extend(first..first + tags.len());
     }
 
-    /// Makes its content durable, unless it has a defect.
+    /// Makes the device's content durable, unless the device has a defect.
     pub fn flush(&mut self) {
         if !self.dead && self.defect != Some(DeviceDefect::EmptyFlashFlush) {
             self.medium.secure(0..self.intended.len());
         }
     }
 
-    /// Returns the content of these bytes, for recovery; `None` if the device cannot be read.
+    /// Returns the content of these bytes for a recovery. Returns `None` if the device cannot be
+    /// read.
     pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
         let (first, end) = ((offset / UNIT_BYTES) as usize, ((offset + len) / UNIT_BYTES) as usize);
         (!self.dead && end <= self.end).then(|| &self.medium.now()[first..end])
     }
 
-    /// Returns true if every I/O fails.
+    /// Returns true if every I/O of the device fails.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// Ends faults of single I/Os; all data is kept.
+    /// Ends faults of single I/Os. The device keeps all data.
     pub fn soothe(&mut self) {
         self.faults = FlashFaults::default();
     }
 
-    /// Returns the number of units.
+    /// Returns the number of units of the device.
     pub fn units(&self) -> usize {
         self.intended.len()
     }

@@ -1,21 +1,21 @@
-//! Units of a device, and the content that a power cut leaves.
+//! The content of a simulated device, and the content that remains after a power cut.
 //!
-//! Data written since the last flush may survive or not, unit by unit, in any order. Of several values
-//! written to one unit, any may survive.
+//! Units written since the last flush survive a power cut or not, independently of each other. If
+//! several values were written to a unit, any of them may survive.
 
 use crate::content::Tag;
 use crate::rng::SimRng;
 
-/// Value of a unit at the start of a flush, and its stamp.
+/// Value of a unit at the start of a flush, as unit number, tag and change stamp.
 pub(super) type Flushing = (u32, Tag, u32);
 
-/// The units of one device.
+/// All units of one simulated device.
 #[derive(Debug)]
 pub(super) struct Medium {
     now: Vec<Tag>,
-    /// The content that a power cut certainly leaves.
+    /// Content that certainly survives a power cut.
     durable: Vec<Tag>,
-    /// Number of changes of each unit, to order `now` and `durable`.
+    /// Stamp of the last change of each unit. Stamps order the values in `now` and `durable`.
     now_stamp: Vec<u32>,
     durable_stamp: Vec<u32>,
     stamp: u32,
@@ -24,7 +24,7 @@ pub(super) struct Medium {
 }
 
 impl Medium {
-    /// Creates a medium with these units, durably.
+    /// Creates a medium with this durable content.
     pub(super) fn new(content: Vec<Tag>) -> Self {
         let units = content.len();
         Medium {
@@ -45,12 +45,12 @@ impl Medium {
         &self.durable
     }
 
-    /// Returns the number of changes since the last power cut.
+    /// Returns the number of changes of the medium since the last power cut.
     pub(super) fn stamp(&self) -> u32 {
         self.stamp
     }
 
-    /// Writes a unit; sometimes it is durable immediately.
+    /// Writes a unit. Sometimes the unit is durable immediately.
     pub(super) fn put(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.stamp += 1;
         (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
@@ -70,7 +70,7 @@ impl Medium {
         self.secure(first..first + tags.len());
     }
 
-    /// Appends units durably.
+    /// Appends durable units at the end.
     pub(super) fn grow(&mut self, tags: &[Tag]) {
         self.stamp += 1;
         self.now.extend(tags);
@@ -79,7 +79,7 @@ impl Medium {
         self.durable_stamp.resize(self.now.len(), self.stamp);
     }
 
-    /// Returns what a flush that starts now has to make durable.
+    /// Returns the units that a flush starting now must make durable.
     pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
         self.dirty.sort_unstable();
         self.dirty.dedup();
@@ -87,7 +87,7 @@ impl Medium {
         self.dirty.iter().map(state).collect()
     }
 
-    /// Ends a flush.
+    /// Completes a flush: the units of its snapshot become durable.
     pub(super) fn settle(&mut self, flushing: &[Flushing]) {
         for (unit, tag, stamp) in flushing {
             let unit = *unit as usize;
@@ -99,7 +99,8 @@ impl Medium {
         self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
     }
 
-    /// Loses any part of the data that is not durable. A flush in progress does not restore it.
+    /// Loses any part of the data that is not durable. A flush in progress does not restore the
+    /// lost data.
     pub(super) fn lose(&mut self, rng: &mut SimRng) {
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -114,7 +115,7 @@ impl Medium {
         }
     }
 
-    /// Makes any part of the volatile data stay volatile until the next power cut: no flush writes it.
+    /// Keeps any part of the volatile data volatile until the next power cut, whatever is flushed.
     pub(super) fn forget_dirty(&mut self, rng: &mut SimRng) {
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -135,10 +136,10 @@ impl Medium {
         }
     }
 
-    /// Returns one of the contents that a power cut may leave now.
+    /// Returns a random content that may remain after a power cut.
     pub(super) fn after_power_cut(&self, rng: &mut SimRng) -> Vec<Tag> {
         let mut media = self.durable.clone();
-        // A device may have written nothing, everything, or any part of it.
+        // The device may have written none, all, or any part of the volatile data.
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in &self.dirty {
             if rng.chance(share) {
@@ -148,12 +149,12 @@ impl Medium {
         media
     }
 
-    /// Cuts the power.
+    /// Cuts the power: the medium keeps one of the possible contents.
     pub(super) fn cut_power(&mut self, rng: &mut SimRng) {
         *self = Medium::new(self.after_power_cut(rng));
     }
 
-    /// Replaces the whole content.
+    /// Replaces the whole content, durably.
     pub(super) fn scramble(&mut self, mut with: impl FnMut() -> Tag) {
         *self = Medium::new(self.now.iter().map(|_| with()).collect());
     }

@@ -1,7 +1,7 @@
-//! Set-up of a replay: disks, caches, devices.
+//! Sets up a replay: disks, caches and modelled devices.
 //!
-//! Segments are allocated from all flash devices in turn, one cache after the other. A journal lies on the
-//! first device, and its second copy, if dirty data has two, on the second.
+//! Segments of each cache are allocated from all flash devices in turn. The journal is on the first
+//! device. If dirty data has two copies, the journal's second copy is on the second device.
 
 use std::fmt;
 
@@ -18,75 +18,74 @@ use super::{LENT, LENT_BYTES, Replay, Run};
 use crate::queue::Queue;
 use crate::service::ServiceModel;
 
-/// Segment size of caches that are large enough for several segments.
+/// Size of a segment in large caches, bytes.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// Returns the segment size for a cache of that size and block size: 1 MiB, or a block if the cache is
-/// below 64 MiB.
+/// Returns the segment size for a cache: 1 MiB, or one block for caches below 64 MiB.
 pub fn segment_bytes(bytes: u64, block_bytes: u32) -> u64 {
     if bytes >= 64 * SEGMENT_BYTES { SEGMENT_BYTES } else { block_bytes.into() }
 }
 
-/// One disk's cache.
+/// Size and settings of one disk's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSetup {
-    /// Bytes for data, second copies included, on all devices together; rounded down to whole segments. A
-    /// journal's segments are not counted.
+    /// Bytes for data on all devices together, including replicas and without the journal. The
+    /// value is rounded down to whole segments.
     pub bytes: u64,
-    /// Its settings.
+    /// Settings of the cache.
     pub config: CacheConfig,
-    /// True if it has a journal. Write-back needs one.
+    /// True if the cache has a journal. A write-back cache needs one.
     pub journal: bool,
 }
 
 impl CacheSetup {
-    /// Creates the settings of a volatile write-through cache that admits everything.
+    /// Returns the settings of a volatile write-through cache that admits all data.
     pub fn volatile(bytes: u64, block_bytes: u32, policy: PolicyKind) -> CacheSetup {
         let segment_bytes = segment_bytes(bytes, block_bytes);
         let config = CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default());
         CacheSetup { bytes, config, journal: false }
     }
 
-    /// Creates the settings of a preset.
+    /// Returns the cache settings of a preset.
     pub fn preset(bytes: u64, preset: &Preset) -> CacheSetup {
         let config = preset.config(segment_bytes(bytes, preset.block_bytes));
         CacheSetup { bytes, config, journal: preset.persistent }
     }
 
-    /// Returns the same settings with another size.
+    /// Returns the same cache settings with another size.
     pub fn with_bytes(self, bytes: u64) -> CacheSetup {
         let segment_bytes = segment_bytes(bytes, self.config.block_bytes);
         CacheSetup { bytes, config: CacheConfig { segment_bytes, ..self.config }, ..self }
     }
 }
 
-/// One disk.
+/// Size, backing range and cache of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSetup {
-    /// Size in bytes; a multiple of 512.
+    /// Size of the disk in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// First byte on the backing, which all disks share.
+    /// Offset of the disk on the backing, which all disks share, bytes.
     pub backing_offset: u64,
-    /// `None`: every request goes to the backing.
+    /// Cache of the disk. With `None`, every request goes to the backing.
     pub cache: Option<CacheSetup>,
 }
 
-/// Everything that is fixed at the start of a replay.
+/// Configuration of a replay.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The disks, numbered from 0.
+    /// All disks, numbered from 0.
     pub disks: Vec<DiskSetup>,
-    /// The devices that all caches share: at least one, two if there are two copies of any data.
+    /// Flash devices, which all caches share: at least one, and two if any data has two copies.
     pub flash: Vec<ServiceModel>,
-    /// The backing of all disks.
+    /// Backing of all disks.
     pub backing: ServiceModel,
-    /// The engine's limits.
+    /// Limits of the engine.
     pub limits: Limits,
 }
 
 impl Setup {
-    /// Sets up one disk at the start of the backing, with the engine's default limits. There are two such
-    /// flash devices if the cache keeps two copies.
+    /// Sets up one disk at the start of the backing, with the engine's default limits. The replay
+    /// gets two flash devices if the cache has two copies of any data.
     pub fn one_disk(
         size_bytes: u64,
         cache: Option<CacheSetup>,
@@ -97,7 +96,7 @@ impl Setup {
         Setup::of_disks(vec![disk], flash, backing)
     }
 
-    /// As `one_disk`, for several disks.
+    /// Sets up several disks, like [`Setup::one_disk`].
     pub fn of_disks(
         disks: Vec<DiskSetup>,
         flash: impl Into<ServiceModel>,
@@ -110,7 +109,7 @@ impl Setup {
     }
 }
 
-/// Why a set-up is invalid, in a sentence.
+/// Reason why a set-up is invalid, as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupError(pub String);
 
@@ -123,7 +122,8 @@ impl fmt::Display for SetupError {
 impl std::error::Error for SetupError {}
 
 impl Replay {
-    /// Creates idle disks with empty caches. Their journals are written, which has taken time.
+    /// Creates a replay with idle disks and empty caches. Writing the journals has taken some
+    /// virtual time.
     pub fn new(setup: Setup) -> Result<Self, SetupError> {
         let Setup { disks, flash, backing, limits } = setup;
         let mut engine = Engine::new(limits);
@@ -177,7 +177,7 @@ impl Replay {
     }
 }
 
-/// Gives a cache its segments. `flash_at` is the first free byte of each device.
+/// Allocates segments for a cache. `flash_at` is the first free byte of each device.
 fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
     let CacheSetup { bytes, config, journal } = cache;
     let CacheConfig { block_bytes, segment_bytes, .. } = config;
@@ -196,7 +196,7 @@ fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
             seconds_only: false,
         })
         .collect();
-    // An invalid cache gets no ring; the engine reports the reason.
+    // An invalid cache gets no journal ring; the engine reports the reason.
     let sized = block_bytes.is_power_of_two()
         && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&u64::from(block_bytes))
         && segment_bytes >= u64::from(block_bytes);

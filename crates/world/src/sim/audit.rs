@@ -10,7 +10,7 @@ use super::Simulation;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Counts of one disk since its statistics were reset.
+/// The simulation's counts of one disk since its statistics were reset.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     outcomes: [u64; Outcome::COUNT],
@@ -21,11 +21,11 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Since the histograms were reset.
+    /// Requests since the disk's histograms were reset.
     moved: Moved,
 }
 
-/// Valid reads and writes, by [`Class`].
+/// Numbers of valid reads and writes, by [`Class`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
     came: [u64; CLASSES.len()],
@@ -45,22 +45,20 @@ impl Moved {
 }
 
 impl Tally {
-    /// Counts a request that the engine must not refuse.
+    /// Counts an arriving request that the engine must not refuse.
     pub(super) fn comes(&mut self, request: &Request) {
         Moved::add(&mut self.moved.came, request.op);
     }
 
-    /// Counts the answer to an accepted request.
+    /// Counts a reply to an accepted request.
     pub(super) fn answered(&mut self, request: &Request) {
         Moved::add(&mut self.moved.answered, request.op);
     }
 
-    /// Resets the statistics.
     pub(super) fn reset_stats(&mut self) {
         *self = Tally { moved: self.moved, ..Tally::default() };
     }
 
-    /// Resets the histograms.
     pub(super) fn reset_histograms(&mut self) {
         self.moved = Moved::default();
     }
@@ -86,7 +84,7 @@ impl Tally {
     }
 }
 
-/// A read of the backing. Moments are steps of the simulation's clock.
+/// One read of the backing by the engine. The times of a fetch are values of `Simulation::clock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
@@ -123,8 +121,8 @@ impl Fetch {
 }
 
 impl Simulation<'_> {
-    /// Checks that misses of the same data do not read the backing at the same time, except during changes
-    /// of the cache.
+    /// Checks that concurrent misses of the same data read the backing only once, unless the cache
+    /// changes meanwhile.
     pub(super) fn check_fetched_once(
         &mut self,
         request: &Request,
@@ -154,7 +152,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Compares the engine's statistics with the counts.
+    /// Compares the engine's statistics of every disk with the simulation's counts.
     pub(super) fn audit(&mut self) -> Result<(), Violation> {
         let mut in_flight = 0;
         for (index, disk) in self.disks.iter().enumerate() {
@@ -178,7 +176,6 @@ impl Simulation<'_> {
                 .map(|outcome| stats.outcomes[outcome as usize].count)
                 .into_iter()
                 .sum();
-            // A crash leaves sectors that differ from what was written.
             let may_mismatch =
                 self.options.faults || self.options.sabotage.is_some() || self.scenario.lives.is_some();
             ensure!(
@@ -193,13 +190,13 @@ impl Simulation<'_> {
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
                 None => (ios, expected),
-                // Flushes of flash are shared, so their disk is unknown here.
+                // Flushes of flash are shared between disks, so their disk is unknown.
                 Some(_) => ((0, 0, ios.2, ios.3), (0, 0, expected.2, expected.3)),
             };
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
             let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
-            // Each session hears once of each time that changes were in doubt, or given up.
+            // Each session gets one error for each time that writes were in doubt or given up.
             let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
             ensure!(
                 failed <= stats.backing.errors + told || by_flash,
@@ -228,7 +225,7 @@ impl Simulation<'_> {
         self.audit_histograms()
     }
 
-    /// Checks that each histogram has as many values as there were requests to count.
+    /// Checks that each histogram has one value per counted request.
     fn audit_histograms(&self) -> Result<(), Violation> {
         for (index, disk) in self.disks.iter().enumerate() {
             let Some(histograms) = self.engine.histograms(DiskId(index as u32)) else { continue };
@@ -256,13 +253,13 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns the statistics of the present disks.
+    /// Returns the statistics of all disks that the engine has.
     pub(super) fn all_stats(&self) -> Vec<(usize, hob_engine::stats::DiskStats)> {
         let stats = |index| Some((index, self.engine.stats(self.now, DiskId(index as u32))?));
         (0..self.disks.len()).filter_map(stats).collect()
     }
 
-    /// Checks the state when nothing is in progress any more.
+    /// Checks that the engine has no work left at the end of a history.
     pub(super) fn check_rest(&mut self) -> Result<(), Violation> {
         ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
@@ -280,7 +277,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks the state after all disks are removed.
+    /// Checks that all segments are free after all disks are removed.
     pub(super) fn check_empty(&mut self) -> Result<(), Violation> {
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
         ensure!(self.free == self.all_segments(), "segments got lost: {:?} are free", self.free);

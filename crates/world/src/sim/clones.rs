@@ -1,9 +1,9 @@
-//! Disks that are clones: another disk serves the data that was never written on them.
+//! Simulated clones: a parent disk serves the data that was never written to a clone.
 //!
-//! This applies to some objects of each backing, until they are changed. Data from the other disk must not
-//! be promoted: flash may have only sectors of such an object that a guest has changed, which it has before
-//! the backing has. Sometimes the other disk is unavailable, and the backing reads the data; then it may be
-//! promoted.
+//! Some objects of each backing are shared with the parent until a guest changes them. The engine
+//! must not promote data that the parent serves: flash may have only those sectors of a shared
+//! object that a guest has written. If the parent is unavailable, the backing serves the shared
+//! data, and the engine may promote this data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,23 +15,22 @@ use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Separates the random numbers for these histories from all others.
+/// Seed of the separate random numbers of histories with clones.
 const SALT: u64 = 0x636c_6f6e;
 
-/// State of a history with clones.
+/// Simulated clones of a history.
 pub(super) struct Clones {
     rng: SimRng,
-    /// Sectors per object.
     sectors: u64,
-    /// Shared sectors of each disk.
+    /// Which sectors of each disk are shared with its parent.
     common: Vec<u64>,
-    /// Objects that a clone has changed, by disk and number.
+    /// Objects that a clone has changed, as disk and object number.
     own: BTreeSet<(usize, u64)>,
-    /// Sectors that flash may have.
+    /// Sectors that flash may have, as disk and sector number.
     may_be_cached: BTreeSet<(usize, u64)>,
-    /// Parts of reads in flight that another disk serves.
+    /// Sector ranges of each read in flight that the parent disk serves.
     reads: BTreeMap<IoId, Vec<(u64, u64)>>,
-    /// Per mille of the reads for which the other disk is unavailable.
+    /// Share of the reads for which the parent disk is unavailable, per mille.
     absent: u32,
 }
 
@@ -58,13 +57,13 @@ impl Clones {
         sector < self.common[disk] && !self.own.contains(&(disk, sector / self.sectors))
     }
 
-    /// Records the start of a guest's change.
+    /// Records that flash may have the sectors of a guest write.
     pub(super) fn may_cache(&mut self, disk: usize, offset: u64, len: u64) {
         let end = offset.saturating_add(len).div_ceil(SECTOR_BYTES);
         self.may_be_cached.extend((offset / SECTOR_BYTES..end).map(|sector| (disk, sector)));
     }
 
-    /// Returns true if another disk serves this I/O, completely or in part.
+    /// Returns true if the parent disk serves all or part of this I/O.
     pub(super) fn submit(&mut self, disk: usize, io: &Io) -> bool {
         let (first, end) = (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
         match io.op {
@@ -85,7 +84,7 @@ impl Clones {
                 continue;
             }
             match shared.last_mut() {
-                // Parts may be split in any way.
+                // The parent may return one range in several parts.
                 Some(last) if last.1 == sector && !self.rng.chance(50) => last.1 += 1,
                 _ => shared.push((sector, sector + 1)),
             }
@@ -97,20 +96,20 @@ impl Clones {
         is_shared
     }
 
-    /// Returns the parts of a completed read that another disk served.
+    /// Returns the sector ranges of a completed read that the parent disk served.
     pub(super) fn end(&mut self, id: IoId) -> Vec<(u64, u64)> {
         self.reads.remove(&id).unwrap_or_default()
     }
 
-    /// The other disk's answers to reads in flight are lost.
+    /// Discards the parent's replies to reads in flight.
     pub(super) fn crash(&mut self) {
         self.reads.clear();
     }
 }
 
 impl Simulation<'_> {
-    /// Handles the success of an I/O: tells the engine which disk served it. Returns whether the backing
-    /// was involved.
+    /// Tells the engine which disk served a successful I/O. Returns false if only the parent served
+    /// the I/O.
     pub(super) fn end_of_clone(
         &mut self,
         io: &Io,
@@ -129,7 +128,7 @@ impl Simulation<'_> {
         sectors * SECTOR_BYTES < io.len
     }
 
-    /// Checks that no data of another disk was promoted.
+    /// Checks that the engine promoted no data of a parent disk.
     pub(super) fn check_clones(&self) -> Result<(), Violation> {
         let Some(clones) = &self.clones else { return Ok(()) };
         for disk in 0..self.disks.len() {

@@ -1,4 +1,4 @@
-//! The daemon's commands at random moments, most of them valid.
+//! Simulates the daemon's commands at random times. Most commands are valid.
 
 use hob_engine::admission::{Admission, Popularity};
 use hob_engine::command::{
@@ -20,7 +20,7 @@ impl Simulation<'_> {
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }));
         if !self.disks[disk].leaving {
-            // It may have grown since it was removed.
+            // The disk may have grown since its removal.
             self.disk_has_size(disk, self.disks[disk].units());
         }
         self.disks[disk].present = true;
@@ -51,7 +51,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Gives a command to a disk whose cache is volatile or was just removed.
+    /// Gives a random command to a disk whose cache is volatile or was just removed.
     fn change_volatile(&mut self, disk: usize) {
         let change = match self.rng.below(18) {
             0 if self.rng.chance(400) => {
@@ -80,7 +80,7 @@ impl Simulation<'_> {
         DeviceId(self.rng.below(self.flash.len() as u64) as u16)
     }
 
-    /// Gives a command in a history of several lives, where caches may be persistent.
+    /// Gives a random command in a history with restarts, where caches may be persistent.
     fn random_command_of_many(&mut self, disk: usize) -> Result<(), Violation> {
         let state = &self.disks[disk];
         if !state.present {
@@ -113,7 +113,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Gives most disks a persistent cache at the start.
+    /// Creates persistent caches for most disks at the start of a history.
     pub(super) fn begin_with_caches(&mut self) -> Result<(), Violation> {
         for disk in 0..self.disks.len() {
             if self.rng.chance(900) {
@@ -124,7 +124,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// A new persistent cache, if the pool has room for its journal.
+    /// Creates a persistent cache if the pool has room for its journal.
     pub(super) fn enable_persistent(&mut self, disk: usize) {
         let config = self.draw_config();
         self.caches += 1;
@@ -144,7 +144,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Gives a command to a disk whose cache is persistent, or will be.
+    /// Gives a random command to a disk whose cache is persistent or will be.
     fn change_persistent(&mut self, disk: usize) {
         let config = self.disks[disk].owner.as_ref().expect("persistent").config;
         let change = match self.rng.below(32) {
@@ -195,7 +195,7 @@ impl Simulation<'_> {
             30 => CacheChange::DiscardDirty(Discard::Told),
             _ => {
                 let (config, segments) = (self.draw_config(), self.take_free());
-                // While the old cache is being opened, no other may replace it.
+                // A cache that is being opened cannot be replaced.
                 if self.is_being_recovered(disk) {
                     return self.give(disk, segments);
                 }
@@ -205,7 +205,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(change));
     }
 
-    /// Returns a new ring, or sometimes, as an error, none; `None` if the pool is too full.
+    /// Returns a new journal ring. `Some(None)` simulates a missing ring, and `None` means that the
+    /// pool is full.
     #[expect(clippy::option_option, reason = "the outer one is whether the command can be given at all")]
     fn ring_or_none(&mut self, disk: usize, config: &CacheConfig) -> Option<Option<NewRing>> {
         if self.rng.chance(20) {
@@ -214,7 +215,7 @@ impl Simulation<'_> {
         self.make_ring(disk, config).map(Some)
     }
 
-    /// Frees segments that were intended for a cache.
+    /// Frees segments that were intended for a disk's cache.
     fn take_back(&mut self, disk: usize, segments: &[DataSegment]) {
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
         for segment in segments {
@@ -237,7 +238,7 @@ impl Simulation<'_> {
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
-    /// Resets statistics; every second time, histograms too.
+    /// Resets the disk's statistics, and every second time its histograms too.
     fn reset(&mut self, disk: usize) {
         if self.commands.is_multiple_of(2) {
             self.command(disk, Command::ResetHistograms);
@@ -245,7 +246,7 @@ impl Simulation<'_> {
         self.command(disk, Command::ResetStats);
     }
 
-    /// Gives a command.
+    /// Sends a command for this disk to the engine.
     pub(super) fn command(&mut self, disk: usize, command: Command) -> CommandId {
         self.commands += 1;
         let id = CommandId(self.commands);
@@ -297,7 +298,8 @@ impl Simulation<'_> {
         id
     }
 
-    /// Acknowledged writes of this disk are given up, down to what its backing holds, and holds durably: nobody flushes it for that.
+    /// Tells the model that the disk's unflushed writes may be lost. The backing keeps the writes
+    /// that it has.
     pub(super) fn forget(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         for held in [state.backing.now(), state.backing.durable()] {
@@ -372,7 +374,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Takes some free segments, rarely on fenced devices. Each device keeps room for journals.
+    /// Takes some free segments, rarely from fenced devices. Each device keeps enough free segments
+    /// for journals.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.rng.chance(50);
         let mut wanted = self.rng.below(6) as usize;

@@ -1,9 +1,10 @@
-//! Reads into guests' own memory, to which the guest writes while flash is read into it.
+//! Simulates reads directly into guest memory. The guest may write to the memory while the engine
+//! reads flash into it.
 //!
-//! Data that the guest writes before the checksums are computed must not be trusted, nor cause the loss of
-//! cached data. Later writes have no effect. After the answer the engine must not read the memory any more,
-//! so it is overwritten with noise. A declined read is sent again with a daemon buffer; the model sees one
-//! read.
+//! If the guest writes before the checksums are computed, the engine must neither trust the data
+//! nor drop cached data. Later guest writes have no effect. The engine must not read the guest
+//! memory after the reply, so the simulation overwrites it with noise. A read that the engine
+//! declines is sent again with a daemon buffer. The model sees one read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,26 +19,26 @@ use crate::media::Done;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Separates the random numbers for these histories from all others.
+/// Seed of the separate random numbers of histories with reads into guest memory.
 const SALT: u64 = 0x6469_7265;
 
-/// State of a history with such reads.
+/// Reads into guest memory, in a history that has them.
 pub(super) struct Direct {
     rng: SimRng,
-    /// Reads to send again when the engine has room.
+    /// Declined reads, which are sent again when the engine has room.
     declined: VecDeque<RequestId>,
 }
 
-/// The guest's writes to its memory since it offered it.
+/// Guest writes to the request's memory since the request was submitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scribbles {
-    /// It is not the guest's memory.
+    /// The request's buffer is not guest memory.
     #[default]
     NotIts,
     Nothing,
-    /// Writes that no checksum includes.
+    /// The guest's writes to the memory are in no checksum.
     Unseen,
-    /// Writes that a checksum includes, or the read into it failed.
+    /// A checksum includes the guest's writes to the memory, or the read into the memory failed.
     Seen,
 }
 
@@ -47,8 +48,8 @@ impl Direct {
         rng.chance(permille).then(|| Direct { rng, declined: VecDeque::new() })
     }
 
-    /// Called when flash has been read into a buffer. If it is the guest's, the guest may write to it,
-    /// before or after the checksums are computed, or unmap it.
+    /// Simulates guest writes to guest memory after flash has been read into a buffer. The guest
+    /// writes before or after the checksums are computed, or unmaps the memory.
     pub(super) fn scribble(&mut self, buffer: &mut Buffer, units: Range<usize>, done: &mut Done) {
         let rng = &mut self.rng;
         if buffer.scribbles == Scribbles::NotIts {
@@ -73,15 +74,14 @@ impl Direct {
         }
     }
 
-    /// Handles a crash of the engine.
     pub(super) fn crash(&mut self) {
         self.declined.clear();
     }
 }
 
 impl Simulation<'_> {
-    /// Chooses the owner of a new request's memory. Likely hits often use the guest's, as in front ends;
-    /// others sometimes.
+    /// Chooses guest memory or daemon memory for a new request. Likely hits often use guest memory,
+    /// as in the front ends.
     pub(super) fn memory_for(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> PayloadMemory {
         let Some(direct) = &mut self.direct else { return PayloadMemory::Daemon };
         if op != Op::Read || !(offset | len).is_multiple_of(SECTOR_BYTES) {
@@ -94,7 +94,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks the answer to a read into a guest's memory. Returns whether its content can be compared.
+    /// Checks the reply to a read into guest memory. Returns false if the content must not be
+    /// compared.
     pub(super) fn check_direct(&mut self, request: &Request, ok: bool) -> Result<bool, Violation> {
         if request.memory != PayloadMemory::Guest {
             return Ok(true);
@@ -109,7 +110,7 @@ impl Simulation<'_> {
         Ok(scribbles == Scribbles::Nothing)
     }
 
-    /// Handles a declined read.
+    /// Queues a declined read to be sent again with a daemon buffer.
     pub(super) fn decline(&mut self, id: RequestId) -> Result<(), Violation> {
         trace!(self, "declined {id}");
         let in_flight = self.requests.get(&id);
@@ -125,7 +126,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Sends declined reads again, as far as the engine has room.
+    /// Sends declined reads again while the engine has room.
     pub(super) fn ask_again(&mut self) -> Result<(), Violation> {
         while let Some(id) = self.direct.as_ref().and_then(|direct| direct.declined.front().copied())
             && self.engine.has_room(self.requests[&id].request.disk)
@@ -150,7 +151,7 @@ impl Simulation<'_> {
 }
 
 impl Buffer {
-    /// The engine must not access the guest's memory any more.
+    /// Ends the engine's access to the memory of an answered request.
     pub(super) fn end(&mut self) {
         self.replied = true;
         if self.scribbles != Scribbles::NotIts {

@@ -1,4 +1,4 @@
-//! The end of a history of several lives: everything is read, drained, flushed and read again, and the
+//! End of a history with restarts. Every disk is read, drained, flushed and read again, and the
 //! backings must match the model.
 
 use hob_engine::command::{CacheChange, Command, CommandError, Discard};
@@ -10,15 +10,15 @@ use super::scenario::End;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Size of a read at the end, bytes.
+/// Size of a read at the end of a history, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Number of attempts to open a disk before it counts as lost. Each disk has twice as many: enough for the
-/// operator to give up a clean cache for which the pool has no room.
+/// Number of attempts to open a disk before it counts as lost. Within twice as many attempts, the
+/// operator discards a clean cache for which the pool has no room.
 const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
 impl Simulation<'_> {
-    /// Runs the end of the history.
+    /// Runs the end of the history: reads, drains and flushes every disk.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.losses = None;
         self.flash.iter_mut().for_each(crate::media::Flash::soothe);
@@ -34,7 +34,7 @@ impl Simulation<'_> {
         }
         for disk in 0..self.disks.len() {
             self.drain_cache(disk)?;
-            // The first flush may fail because of earlier losses.
+            // The first flush may fail because the backing lost data before it.
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
@@ -63,7 +63,8 @@ impl Simulation<'_> {
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
         self.open_again(disk)?;
         if !self.is_back(disk) {
-            // Leftover rings of another disk may take the room for its new ring until that disk is open.
+            // Old journal rings of another disk may occupy the room for the new ring until that
+            // disk is open.
             for other in (0..self.disks.len()).filter(|other| *other != disk) {
                 self.open_again(other)?;
             }
@@ -74,10 +75,10 @@ impl Simulation<'_> {
         }
         ensure!(self.any_bad(), "disk {disk} cannot be opened");
         if self.disks[disk].present {
-            // A failed removal is checked where it ends.
+            // A failed removal is checked when its command ends.
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             if removed == Err(CommandError::JournalFailed) {
-                // The journal was lost on the way, and a cache without one keeps the disk.
+                // The removal lost the journal; a cache without a journal keeps the disk.
                 for way_out in [CacheChange::DiscardDirty(Discard::Told), CacheChange::Disable] {
                     let _ = self.command_and_wait(disk, Command::Cache(way_out))?;
                 }
@@ -110,13 +111,13 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns true if a disk is present, with its cache if it can have one.
+    /// Returns true if a disk is present and its cache, if any, is in service.
     fn is_back(&self, disk: usize) -> bool {
         let state = &self.disks[disk];
         state.present && !state.gated && state.recovering.is_none()
     }
 
-    /// Drains a disk's cache completely.
+    /// Drains the disk's cache completely.
     fn drain_cache(&mut self, disk: usize) -> Result<(), Violation> {
         if self.disks[disk].config.is_none() {
             return Ok(());
@@ -154,7 +155,7 @@ impl Simulation<'_> {
     }
 
     fn request_and_wait(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
-        // Requests that were answered may still fill the cache.
+        // Answered requests may still fill the cache.
         self.run_until(|world| world.engine.has_room(DiskId(disk as u32)))?;
         let request = self.make_request(disk, op, offset, len);
         self.hand_in(None, request)?;

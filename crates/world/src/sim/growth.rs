@@ -1,10 +1,12 @@
-//! Disks that grow: the backing grows, and then the engine may be told. Or a crash or a refusal comes
-//! first, and the disk gets its backing's size when it is next opened.
+//! Simulates disks that grow. The backing grows first, and then a command may tell the engine.
+//! After a crash or a refused command, the disk gets its backing's size when the disk is opened
+//! again.
 //!
-//! The new part of a backing has content that no guest wrote. So it is distinguished from copies of a
-//! partial sector at the old end, which have nothing there.
+//! The new part of a backing has content that no guest wrote. A checker can thus tell the new part
+//! from a zero-padded copy of the last partial sector.
 //!
-//! Only some histories have growth, chosen by separate random numbers, so that the others do not change.
+//! Separate random numbers choose the histories in which disks grow, so other histories do not
+//! change.
 
 use hob_engine::command::{CacheChange, Command, NewRing};
 
@@ -13,20 +15,18 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES, tag};
 use crate::rng::SimRng;
 
-/// Separates the random numbers from all others.
+/// Seed of the separate random numbers of histories in which disks grow.
 const SALT: u64 = 0x6772_6f77_7468;
 
-/// Maximum size of a disk in units.
+/// Maximum size of a growing disk, units.
 const UNITS_MAX: u64 = 16 << 10;
 
-/// State of a history with growing disks.
 #[derive(Debug)]
 pub(super) struct Growth {
     rng: SimRng,
 }
 
 impl Growth {
-    /// Returns the state if this history has growth.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Growth> {
         let mut rng = SimRng::new(seed ^ SALT);
         rng.chance(permille).then_some(Growth { rng })
@@ -34,7 +34,7 @@ impl Growth {
 }
 
 impl Simulation<'_> {
-    /// Sometimes grows a disk, or tries to shrink it, which is refused.
+    /// Sometimes grows a disk or requests to shrink it. The engine must refuse to shrink a disk.
     pub(super) fn maybe_grow_disk(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(Growth { rng }) = &mut self.growth else { return Ok(()) };
@@ -54,7 +54,7 @@ impl Simulation<'_> {
         let units = if shrinks { state.size.saturating_sub(1) } else { state.units() };
         let config = state.owner.as_ref().map(|owner| owner.config);
         let ring: Option<NewRing> = match config {
-            // A daemon that is recovering the cache knows that it needs a ring.
+            // The daemon knows that the recovery of the cache needs a new ring.
             Some(config) if !errs || self.is_being_recovered(disk) => match self.make_ring(disk, &config) {
                 Some(ring) => Some(ring),
                 None => return Ok(()),
@@ -65,7 +65,7 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// Grows a backing.
+    /// Grows a backing by this number of units.
     pub(super) fn grow_backing(&mut self, disk: usize, more: u64) {
         let state = &mut self.disks[disk];
         let units = state.units();
@@ -76,7 +76,7 @@ impl Simulation<'_> {
         trace!(self, "the backing of disk {disk} grows to {} units", units + more);
     }
 
-    /// Records that the engine serves a disk with this size in units.
+    /// Records the size, in units, that the engine serves of a disk.
     pub(super) fn disk_has_size(&mut self, disk: usize, units: u64) {
         let before = std::mem::replace(&mut self.disks[disk].size, units);
         self.report.growths += u64::from(before < units);

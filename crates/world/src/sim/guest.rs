@@ -1,4 +1,4 @@
-//! Guests: their requests to a disk, and their queue depth.
+//! Simulated guests: their requests to a disk and their queue depth.
 
 use hob_engine::io::{Durability, Op, Zeroing};
 
@@ -10,36 +10,36 @@ use crate::rng::SimRng;
 pub(super) struct Guest {
     pub(super) disk: usize,
     pub(super) in_flight: u32,
-    /// Its next turn is scheduled.
+    /// The next request of the guest is scheduled.
     pub(super) is_due: bool,
-    /// Number of successive requests that were handed back.
+    /// Number of successive guest requests that the engine did not accept for lack of room.
     pub(super) handed_back: u32,
-    /// Queue depth.
+    /// Maximum number of guest requests in flight.
     pub(super) depth: u32,
-    /// Units of the disk.
+    /// Size of the guest's disk, units.
     pub(super) units: u64,
-    /// Start of most of its requests.
+    /// First units of the ranges to which most guest requests go.
     hot: Vec<u64>,
-    /// Per mille of the requests that change data, and that start anywhere.
+    /// Share of the guest's requests that change data, per mille.
     change: u32,
     cold: u32,
-    /// Per mille of the requests that flush.
+    /// Share of the guest's requests that are flushes, per mille.
     pub(super) flush: u32,
-    /// Requests start at multiples of this many units.
+    /// Guest requests start at multiples of this many units.
     align: u64,
-    /// Maximum length of requests except rare ones, units.
+    /// Maximum length of most guest requests, units. Rare requests are longer.
     units_max: u64,
-    /// Its sequential stream, if it has one.
+    /// The guest's sequential stream, if it has one.
     pub(super) stream: Option<Stream>,
 }
 
-/// A stream of requests each of which starts where the one before ended.
+/// Sequential stream: each request starts where the preceding one ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub(super) writes: bool,
-    /// Start of the next one, units.
+    /// First unit of the next request of the stream.
     pub(super) at: u64,
-    /// Length of each, units.
+    /// Length of each request of the stream, units.
     pub(super) count: u64,
 }
 
@@ -63,13 +63,13 @@ impl Guest {
         }
     }
 
-    /// Returns its next request: operation, first byte, bytes. Some are invalid.
+    /// Returns the next guest request: operation, offset in bytes, length in bytes. Some of the
+    /// guest's requests are invalid.
     pub(super) fn ask(&mut self, rng: &mut SimRng) -> (Op, u64, u64) {
         if let Some(stream) = &mut self.stream
             && rng.chance(700)
         {
             if stream.at >= self.units || rng.chance(20) {
-                // Sometimes it starts elsewhere.
                 stream.at = rng.below(self.units) / self.align * self.align;
             }
             let (at, count) = (stream.at, stream.count.min(self.units - stream.at));

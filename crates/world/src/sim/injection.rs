@@ -1,19 +1,19 @@
-//! One failure at a chosen point: each operation on a persistent cache meets, in separate runs, the failure
-//! of its first, second, third … write or flush of flash. A removal also meets failures of its backing.
+//! Injects one failure at each point of an operation on a persistent cache. In separate runs, the
+//! first, second, third … write or flush of flash fails. A removal is also tested with failures of
+//! the backing.
 //!
-//! A [`Case`] is a small fixed workload, an operation with concurrent guest requests, and a failure.
-//! [`inject`] runs it once with the failure at the `nth` change of flash (data, journal or flush). The
-//! caller increments `nth` until there was nothing left to fail. Required, in addition to the checks of
-//! every history:
+//! A [`Case`] is a small fixed workload, an operation with concurrent guest requests, and a
+//! failure. [`inject`] runs the case once. The failure hits the `nth` write or flush of flash (data
+//! or journal). The caller increments `nth` until the operation has no `nth` write. In addition to
+//! the checks of every history, the simulation verifies:
 //!
-//! - the operation ends, and with an error only if flash refuses writes permanently, or if it would be
-//!   refused anyway;
-//! - the cache, or the disk without it, continues to serve: no request fails unless its data is lost, and
-//!   none is;
-//! - after a crash, recovery finds the promised data, and everything can be drained and removed.
+//! - the operation ends, and fails only if flash refuses writes permanently or the engine would
+//!   refuse the operation anyway;
+//! - the disk continues to serve requests with or without its cache, and no data is lost;
+//! - after a crash, recovery finds all durable data, and the cache can be drained and removed.
 //!
-//! The simulated daemon also handles a lost journal. It provides a new ring elsewhere. Otherwise it drains
-//! the cache, records that the journal is invalid, and removes the cache.
+//! The simulated daemon replaces a lost journal with a new ring on another device. If no device is
+//! left, the daemon drains the cache, marks its journal as invalid and removes the cache.
 
 use hob_engine::Limits;
 use hob_engine::admission::Admission;
@@ -40,51 +40,51 @@ const SEGMENT_BYTES: u64 = 64 * KIB;
 const BLOCK_BYTES: u32 = 8192;
 const DISK_BYTES: u64 = 512 * KIB;
 
-/// Number of devices; the cache lies on the first two.
+/// Number of flash devices. The cache is on the first two devices.
 const DEVICES: u16 = 3;
 
-/// An operation on the cache.
+/// An operation on a persistent cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Enable it.
+    /// Enables the cache.
     Enable,
-    /// Disable it.
+    /// Disables the cache.
     Disable,
-    /// Clear it.
+    /// Clears the cache.
     Clear,
-    /// Change its policy.
+    /// Changes the cache's policy.
     Configure,
-    /// Grow it.
+    /// Grows the cache.
     Grow,
-    /// Shrink it.
+    /// Shrinks the cache.
     Shrink,
-    /// Move it from one device to another.
+    /// Moves the cache from one flash device to another.
     Leave,
-    /// Grow the disk.
+    /// Grows the disk.
     GrowDisk,
-    /// Change from write-back to write-through.
+    /// Changes the cache from write-back to write-through.
     WriteThrough,
-    /// Change from write-through to write-back.
+    /// Changes the cache from write-through to write-back.
     WriteBack,
-    /// Drain it.
+    /// Drains the cache.
     Drain,
-    /// Start a drain, and stop it.
+    /// Starts a drain of the cache and stops it.
     StopDrain,
-    /// Discard dirty data.
+    /// Discards the cache's dirty data.
     DiscardDirty,
-    /// Close the journal.
+    /// Closes the cache's journal.
     Close,
-    /// Scrub it.
+    /// Scrubs the cache.
     Scrub,
-    /// Create second copies of dirty data.
+    /// Creates replicas of the cache's dirty data.
     Double,
-    /// Remove the disk; its cache stays on flash.
+    /// Removes the disk. The disk's cache stays on flash.
     RemoveDisk,
-    /// Recover the cache after a crash.
+    /// Recovers the cache after a crash.
     Recover,
 }
 
-/// Every operation.
+/// All operations.
 pub const OPERATIONS: [Operation; 18] = [
     Operation::Enable,
     Operation::Disable,
@@ -109,28 +109,29 @@ pub const OPERATIONS: [Operation; 18] = [
 /// Content of the cache before the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Dirty data, flushed and not, and other data.
+    /// Flushed and unflushed dirty data, and clean data.
     Dirty,
     /// Only clean data.
     Clean,
 }
 
-/// The failure of the chosen I/O.
+/// How the chosen I/O of the operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It fails.
+    /// The chosen I/O fails.
     Once,
-    /// It fails; if it is a flush, its device also loses some data that no earlier flush made durable.
+    /// The chosen I/O fails. If the I/O is a flush, the device also loses some unflushed data.
     OnceWithLoss,
-    /// It fails, and so do all later changes of its device.
+    /// The chosen I/O and all later writes and flushes of the device fail.
     Device,
-    /// All devices refuse changes from then on.
+    /// All devices refuse writes and flushes from the chosen I/O on.
     Everywhere,
-    /// The power fails while it is in flight.
+    /// The power fails while the chosen I/O is in flight.
     PowerCut,
-    /// The chosen I/O is one of the backing, all of whose I/Os fail from then on.
+    /// The chosen I/O is an I/O of the backing. All I/Os of the backing fail from then on.
     Backing,
-    /// As `Backing`, and the daemon reports another host as owner before it removes the disk.
+    /// The failure is [`Failure::Backing`], and then the daemon reports that another host owns the
+    /// disk.
     TakenOver,
 }
 
@@ -140,59 +141,59 @@ impl Failure {
     }
 }
 
-/// One case.
+/// One combination of operation, content and failure.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// The operation.
+    /// Operation during which an I/O fails.
     pub operation: Operation,
-    /// The content before it.
+    /// Content of the cache before the operation.
     pub content: Content,
-    /// Copies of dirty data and journal.
+    /// Number of copies of dirty data and journal.
     pub copies: Copies,
-    /// The failure.
+    /// How the chosen I/O fails.
     pub failure: Failure,
     /// Seed of latencies and other random choices.
     pub seed: u64,
 }
 
-/// Result of a run.
+/// Result of a run of a [`Case`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// The chosen I/O existed.
+    /// The chosen I/O existed, so the failure was injected.
     pub struck: bool,
-    /// Result of the operation, if it ended before the power failed.
+    /// Result of the operation, or `None` if the power failed first.
     pub ended: Option<Result<(), CommandError>>,
-    /// Number of lost journals.
+    /// Number of journals that were lost.
     pub journals_lost: u32,
 }
 
-/// The state of an injection.
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// Changes are counted from now on.
+    /// The injection counts writes and flushes from now on.
     armed: bool,
-    /// Number of changes up to the failing one.
+    /// Number of writes and flushes up to and including the failing one.
     left: u32,
     struck: bool,
-    /// A flush of flash failed: its device may have lost unflushed data.
+    /// A flush of flash failed, so its device may have lost unflushed data.
     flush_failed: bool,
-    /// Lost journals that were reported and not handled yet.
+    /// Number of reported journal losses that the simulated daemon has not handled yet.
     pub(super) lost_journals: u32,
 }
 
 impl Injection {
-    /// Nothing fails.
+    /// Returns an injection that injects nothing.
     pub(super) fn none() -> Injection {
         let failure = Failure::Backing;
         Injection { failure, armed: false, left: 0, struck: false, flush_failed: false, lost_journals: 0 }
     }
 }
 
-/// Runs a case with the failure at the `nth` change of flash, or I/O of the backing, since the operation began, counted from 1.
+/// Runs a case. The failure hits the `nth` write or flush of flash, or I/O of the backing, after
+/// the operation began. `nth` counts from 1.
 ///
 /// # Errors
-/// A promise was broken.
+/// Returns a [`Violation`] if a guarantee is violated.
 pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Violation> {
     let options = Options { requests: 1000, lives: true, ..options.clone() };
     let mut world = Simulation::of(scenario(case), SimRng::new(case.seed), &options);
@@ -261,7 +262,7 @@ fn config(case: &Case) -> CacheConfig {
         Operation::WriteBack => Mode::WriteThrough,
         _ => Mode::WriteBack,
     };
-    // Dirty data stays until a drain.
+    // Dirty data stays on flash until a drain.
     config.destage =
         Destage { start_permille: 900, stop_permille: 800, dirty_age_ms_max: 0, ..Destage::default() };
     config.copies = if case.operation == Operation::Double { Copies::One } else { case.copies };
@@ -269,7 +270,7 @@ fn config(case: &Case) -> CacheConfig {
 }
 
 impl Simulation<'_> {
-    /// Counts a submitted change of flash, which may be the one to fail.
+    /// Counts a submitted write or flush of flash, and injects the failure if the count is reached.
     pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -294,7 +295,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Counts a submitted I/O of the backing, which may be the one to fail.
+    /// Counts a submitted I/O of the backing, and injects the failure if the count is reached.
     pub(super) fn count_backing_io(&mut self) {
         let counts = |injection: &&mut Injection| injection.armed && injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -306,7 +307,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if a flush of flash failed.
     pub(super) fn failed_a_flush(&self) -> bool {
         self.injection.as_ref().is_some_and(|injection| injection.flush_failed)
     }
@@ -318,7 +318,7 @@ impl Simulation<'_> {
     fn refuse_changes(&mut self, device: usize) {
         self.flash[device].suffer(DeviceFailure::ReadOnly, &mut self.rng);
         self.scenario.devices[device].refuses = true;
-        // A daemon knows that the device failed, and allocates nothing on it.
+        // The daemon knows that the device failed, and allocates nothing on it.
         self.fenced.insert(DeviceId(device as u16));
     }
 
@@ -358,7 +358,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Gives the command to make the cache.
+    /// Sends the command that creates the cache.
     fn give_cache(&mut self, case: &Case) -> CommandId {
         let config = config(case);
         self.caches += 1;
@@ -380,14 +380,14 @@ impl Simulation<'_> {
         taken
     }
 
-    /// Writes data of every kind before the operation.
+    /// Writes flushed, unflushed and clean data before the operation.
     fn prepare(&mut self, case: &Case) -> Result<(), Violation> {
         for (offset, len) in [(0, 16), (32, 8), (136, 4)] {
             self.write(offset * KIB, len * KIB)?;
         }
         self.ask(Op::Read, 100 * KIB, 16 * KIB)?;
         self.ask(Op::Flush, 0, 0)?;
-        // Some dirty data is overwritten; some writes bypass the cache.
+        // Dirty data is overwritten, and some writes bypass the cache.
         self.write(0, 4 * KIB)?;
         self.write(200 * KIB, 512)?;
         self.ask(Op::Read, 300 * KIB, 64 * KIB)?;
@@ -401,7 +401,8 @@ impl Simulation<'_> {
         self.write(4 * KIB, 4 * KIB)
     }
 
-    /// Gives the command, with requests before and after it, and waits for its end.
+    /// Sends the operation's command with guest requests before and after it, and waits for the
+    /// result.
     fn operate(&mut self, case: &Case) -> Result<Option<Result<(), CommandError>>, Violation> {
         if case.operation == Operation::Recover {
             self.crash(End::PowerCut)?;
@@ -418,7 +419,7 @@ impl Simulation<'_> {
         }
         self.begin(Op::Read, 400 * KIB, 8 * KIB)?;
         if case.failure.is_of_backing() {
-            // Past the cache: the backing must be flushed before this is durable.
+            // This write bypasses the cache, so only a backing flush makes it durable.
             self.begin(Op::Discard(Durability::Volatile), 440 * KIB, 8 * KIB)?;
         }
         if case.failure == Failure::TakenOver {
@@ -453,7 +454,7 @@ impl Simulation<'_> {
         if let Some(Err(error)) = ended {
             let dirty = case.content == Content::Dirty;
             let just = match error {
-                // A failing ring, or no device for a new one.
+                // The ring failed, or no device has room for a new ring.
                 CommandError::JournalFailed | CommandError::NoJournal => self.any_refuses(),
                 CommandError::Dirty => dirty,
                 CommandError::Stopped => case.operation == Operation::StopDrain,
@@ -464,7 +465,8 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// Returns the command of an operation: `None` without one, `Some(None)` if it is given elsewhere.
+    /// Returns the command of an operation: `None` if the operation has no command, `Some(None)` if
+    /// another function sends it.
     #[expect(clippy::option_option, reason = "both are told apart at one place")]
     fn command_of(&mut self, case: &Case) -> Option<Option<Command>> {
         let config = config(case);
@@ -491,7 +493,7 @@ impl Simulation<'_> {
                 CacheChange::Leave(DeviceId(0), segments, self.make_ring(0, &config))
             }
             Operation::GrowDisk => {
-                // To an end within a sector.
+                // The new size of the disk is not a multiple of the sector size.
                 self.grow_backing(0, 9);
                 CacheChange::GrowDisk(self.disks[0].units() * UNIT_BYTES, self.make_ring(0, &config))
             }
@@ -505,14 +507,14 @@ impl Simulation<'_> {
         Some(Some(Command::Cache(change)))
     }
 
-    /// Checks that the disk continues to serve, with or without its cache.
+    /// Checks that the disk continues to serve requests, with or without its cache.
     fn serve(&mut self, case: &Case) -> Result<(), Violation> {
         self.see_to_journal()?;
         self.write(16 * KIB, 8 * KIB)?;
         self.write(0, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 320 * KIB, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 32 * KIB, 4 * KIB)?;
-        // Partly over dirty data, and a change that bypasses flash.
+        // One write partly overlaps dirty data, and the discard bypasses flash.
         self.write(4 * KIB + 512, 512)?;
         self.ask(Op::Discard(Durability::Durable), 40 * KIB, 4 * KIB)?;
         for offset in (0..DISK_BYTES).step_by(64 * KIB as usize) {
@@ -531,7 +533,7 @@ impl Simulation<'_> {
         self.ask(Op::Write(Durability::Volatile), offset, len)
     }
 
-    /// Sends a request, if there is power.
+    /// Sends a request unless the power has failed.
     fn begin(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
         if !self.has_power {
             return Ok(());
@@ -540,7 +542,7 @@ impl Simulation<'_> {
         self.hand_in(None, request)
     }
 
-    /// Hands a request in and waits until nothing is unanswered.
+    /// Sends a request and waits until all requests are answered.
     pub(super) fn ask(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
         self.begin(op, offset, len)?;
         loop {
@@ -566,7 +568,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Waits for a command.
+    /// Waits for the end of a command.
     pub(super) fn wait_for(&mut self, id: CommandId) -> Result<(), Violation> {
         self.drain()?;
         loop {
@@ -579,7 +581,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if dirty data was discarded, and with it perhaps unanswered writes.
+    /// Returns true if dirty data, and possibly unanswered writes, were discarded.
     pub(super) fn has_discarded(&self) -> bool {
         self.injection.is_some() && self.report.discards > 0 && self.any_refuses()
     }
@@ -588,13 +590,13 @@ impl Simulation<'_> {
         self.injection.as_ref().is_some_and(|injection| injection.lost_journals > 0)
     }
 
-    /// Handles a journal that cannot be written any more, as a daemon does.
+    /// Replaces or removes a journal that cannot be written any more, as the daemon does.
     fn see_to_journal(&mut self) -> Result<(), Violation> {
         let injection = self.injection.as_mut().expect("one is under way");
         if std::mem::take(&mut injection.lost_journals) == 0 {
             return Ok(());
         }
-        // A removal in progress cannot close the cache. Then the disk stays.
+        // If the running removal cannot close the cache, the disk stays.
         self.run_until(|world| !world.disks[0].leaving)?;
         if !self.disks[0].present {
             return Ok(());
@@ -608,9 +610,9 @@ impl Simulation<'_> {
             }
         }
         match self.command_unless_cut(Command::Cache(CacheChange::Drain))? {
-            // Its disk has no cache already, or there is no power.
+            // The disk has no cache any more, or the power has failed.
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
-            // A drain is in progress already.
+            // Another drain is already in progress.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
             Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
         }
@@ -636,7 +638,7 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// The power fails, everything is repaired, and the disk is opened again.
+    /// Cuts the power, repairs all devices, and opens the disk again.
     pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());

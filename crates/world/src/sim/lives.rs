@@ -1,7 +1,8 @@
-//! Lives (processes) of the engine: how one ends, what survives it, and how the next begins.
+//! Ends a simulated engine process ("life") and starts the next one.
 //!
-//! Devices, backings, the pool's table and the model survive. Requests, commands and the engine's state are
-//! lost. Lives end at random moments, so that crashes during recovery, changes, drains and destage occur.
+//! Devices, backings, the pool's segment table and the model survive a crash of the engine process.
+//! Requests, commands and the engine's state are lost. A life ends at a random time, also during
+//! recovery, commands, drains and destaging.
 
 use hob_engine::Engine;
 use hob_engine::command::{CacheChange, Command};
@@ -15,23 +16,23 @@ use crate::ensure;
 use crate::media::Crash;
 use crate::model::Loss;
 
-/// Maximum time that an ending daemon waits for its caches to close, nanoseconds.
+/// Maximum time that a stopping daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
 
-/// A buffer that the engine uses for itself.
+/// A daemon buffer that the engine uses for its own I/O.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) tags: Vec<Tag>,
-    /// I/Os in flight: id, units, and whether they fill the buffer.
+    /// I/Os in flight on the engine's buffer: id, units, and true if the I/O fills the buffer.
     pub(super) ios: Vec<(IoId, std::ops::Range<usize>, bool)>,
 }
 
 impl Simulation<'_> {
-    /// Provides the engine with buffers, as many as this history's daemon has.
+    /// Gives the engine all of the daemon's buffers for destaging and metadata.
     pub(super) fn lend_buffers(&mut self) {
         let Some(lives) = &self.scenario.lives else { return };
         let lent = lives.lent.clone();
-        // Few sectors, so that some make room for others; none in some histories.
+        // Few edge sectors make evictions likely. Some histories have none.
         let edge_sectors = [0, 3, 16][lent.len() / 2 % 3];
         for bytes in lent {
             self.lend(bytes);
@@ -56,7 +57,7 @@ impl Simulation<'_> {
         id
     }
 
-    /// Decides how many requests this life has, and when it ends.
+    /// Sets the number of requests of this life and the time of its end.
     pub(super) fn begin_life(&mut self) {
         let Some(lives) = &mut self.scenario.lives else { return };
         self.left = lives.requests;
@@ -85,14 +86,14 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns true if everything is closed.
+    /// Returns true if the stopping daemon has closed all its disks and caches.
     pub(super) fn has_stopped(&self) -> bool {
         let closes =
             |command: &Command| matches!(command, Command::Cache(CacheChange::Close) | Command::RemoveDisk);
         self.stopping && !self.asked.values().any(|asked| closes(&asked.command))
     }
 
-    /// Ends the engine, and starts another.
+    /// Ends the engine process and starts another.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
         self.engine = Engine::new(self.scenario.limits);
@@ -110,7 +111,7 @@ impl Simulation<'_> {
     pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
-        // The daemon may have checked just before.
+        // The daemon may have checked the backing just before the crash.
         self.maybe_record_evidence();
         self.count_crash(end);
         self.end_outages();
@@ -126,7 +127,8 @@ impl Simulation<'_> {
         }
         let asked = std::mem::take(&mut self.asked);
         for asked in asked.values().filter(|asked| asked.ring().is_none() && !asked.recovers()) {
-            // Segments intended for a volatile cache; those of a persistent one are in the table.
+            // Segments for a volatile cache become free. Segments of a persistent cache are in the
+            // pool's table.
             let owner = &self.disks[asked.disk].owner;
             let owned: Vec<_> = owner.iter().flat_map(|owner| owner.data.values()).collect();
             let free: Vec<_> =
@@ -141,6 +143,7 @@ impl Simulation<'_> {
         self.spare.clear();
         self.lent.clear();
         self.ios.clear();
+        self.late_failures.clear();
         if let Some(clones) = &mut self.clones {
             clones.crash();
         }
@@ -215,7 +218,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Adds a disk to the engine, with its earlier cache, if that was persistent.
+    /// Adds a disk to the engine, with its earlier cache if that is persistent.
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
         self.drop_void_rings(disk);

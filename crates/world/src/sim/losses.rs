@@ -1,7 +1,9 @@
-//! Backings that fail flushes and restart: acknowledged writes that no flush covers may be lost.
+//! Simulates backings that fail flushes and restart. A restarted backing may have lost acknowledged
+//! writes that no flush covers.
 //!
-//! A failed flush loses any part of them, and one flush gets the error though others are in flight. A
-//! restart loses any part of them too, and the engine is told. Guests have separate sessions.
+//! A failed flush loses any part of the unflushed writes. Only one flush gets the error, even if
+//! several are in flight. A restart also loses any part of the unflushed writes, and the engine is
+//! told about the restart. Each guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
@@ -12,7 +14,7 @@ use crate::Violation;
 use crate::media::Done;
 use crate::rng::SimRng;
 
-/// Separates these random numbers from all others.
+/// Seed of the separate random numbers of histories in which backings lose data.
 const SALT: u64 = 0x6c6f_7373;
 
 const FLASH_SALT: u64 = 0x666c_7573;
@@ -30,8 +32,8 @@ pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     }
 }
 
-/// Lets sound flash devices fail flushes, if the history of this seed has that. A device's data can be read
-/// until the power fails: nothing that was flushed before may be lost.
+/// Makes working flash devices fail some flushes, if this history has that. Data of a device stays
+/// readable until the power fails, so flushed data must not be lost.
 pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ FLASH_SALT);
     if scenario.lives.is_none() || !rng.chance(options.flash_flush_permille) {
@@ -43,25 +45,26 @@ pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &O
     }
 }
 
-/// Maximum number of restarts in a history: while a backing restarts again and again, nothing becomes clean.
+/// Maximum number of backing restarts in a history. Too frequent restarts would prevent dirty data
+/// from ever becoming clean.
 const RESTARTS_MAX: u64 = 500;
 
-/// Minimum rate of failing flushes, per mille.
+/// Minimum share of backing flushes that fail, per mille.
 pub(super) const FLUSH_ERROR: u32 = 60;
 
-/// State of a history with losses; see the module documentation.
+/// Backing restarts of a history.
 pub(super) struct Losses {
     rng: SimRng,
-    /// Mean time between two restarts, nanoseconds.
+    /// Mean time between two restarts of backings, nanoseconds.
     mean_ns: u64,
-    /// A restart is scheduled.
+    /// The next restart is scheduled.
     is_due: bool,
 }
 
 impl Losses {
-    /// Returns the state if the history of this seed has losses. An I/O takes `io_ns`, on the slower of flash and
-    /// backing: between two restarts there is sometimes time to copy dirty data and flush the backing, or
-    /// nothing would ever become clean.
+    /// Returns the backing restarts of this history, if it has them. `io_ns` is the latency of the
+    /// slower of flash and backing. Some gaps between restarts are long enough to destage dirty
+    /// data and flush the backing.
     pub(super) fn draw(seed: u64, options: &Options, io_ns: u64) -> Option<Losses> {
         let mut rng = SimRng::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
@@ -83,13 +86,13 @@ impl Simulation<'_> {
         self.queue.push(at, Event::Restart(disk));
     }
 
-    /// Returns the number of restarts that are scheduled. Nothing else need happen before one: guests may wait
-    /// for a disk that is not opened again.
+    /// Returns the number of scheduled restarts. A scheduled restart can be the only event left,
+    /// because guests may wait for a disk that is never opened again.
     pub(super) fn restarts_due(&self) -> usize {
         usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
     }
 
-    /// A life has ended, and its events with it.
+    /// Cancels the scheduled restart at the end of a life.
     pub(super) fn forget_restarts(&mut self) {
         self.losses.iter_mut().for_each(|losses| losses.is_due = false);
     }
@@ -111,10 +114,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// A cache reported its journal lost.
+    /// Handles the report that a cache's journal is lost.
     pub(super) fn journal_is_lost(&mut self, disk: usize) {
         if !self.any_bad() {
-            // The ring stays valid up to what was durable; the daemon makes another one.
+            // The old ring stays valid up to its durable records; the daemon creates a new ring.
             self.disks[disk].lost_ring = true;
             self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));
@@ -137,7 +140,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
-    /// Tries to replace a lost journal as the daemon does: at once, or when the cache is drained.
+    /// Tries to replace a lost journal as the daemon does: immediately, or when the cache is
+    /// drained.
     pub(super) fn replace_ring(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let is_there = state.config.is_some() && state.owner.is_some() && (state.present || state.leaving);

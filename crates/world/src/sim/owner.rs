@@ -1,6 +1,8 @@
-//! The pool's table of persistent caches: the owner and purpose of each segment. It survives every crash.
+//! The pool's table of persistent caches: the owner and purpose of each segment. The table survives
+//! every crash.
 //!
-//! The table itself is assumed to be always correct: storage's tests cover that.
+//! The simulation assumes that the table is always correct. Tests of the storage crate cover the
+//! table.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +12,36 @@ use hob_engine::units::DeviceId;
 
 use super::Simulation;
 
-/// One persistent cache, in use or not.
+/// A persistent cache in the pool's table, in use or not.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) cache: [u8; 16],
-    /// The daemon's configuration.
+    /// The daemon's configuration of the cache.
     pub(super) config: CacheConfig,
-    /// Data segments by ordinal.
+    /// Data segments of the cache by ordinal.
     pub(super) data: BTreeMap<u32, Segment>,
-    /// Rings by number: the segments of each copy.
+    /// Journal rings of the cache by number: the segments of each copy.
     pub(super) rings: BTreeMap<u32, Vec<Vec<Segment>>>,
-    /// The highest ring number so far.
+    /// Highest journal ring number of the cache so far.
     number: u32,
-    /// A ring was reported done: from then on there must be one.
+    /// A journal ring of the cache was reported complete. From then on the cache must have one.
     pub(super) exists: bool,
-    /// The cache was removed while an earlier command for it had not ended.
+    /// The cache was removed before an earlier command for it ended.
     pub(super) gone: bool,
-    /// Its journal was closed, and it was not in service since.
+    /// The journal was closed, and the cache has not been in service since.
     pub(super) closed: bool,
-    /// The backing may have refused a flush at that time: the journal may not be marked as closed.
+    /// The backing may have refused a flush when the journal was closed. The journal may then not
+    /// be marked as closed.
     pub(super) left_unclean: bool,
-    /// The highest ring number at that time.
+    /// Highest journal ring number when the journal was closed.
     pub(super) closed_at: u32,
-    /// Dirty data and journal have had two copies all the time.
+    /// Dirty data and journal have always had two copies.
     pub(super) doubled: bool,
-    /// The table says that rings up to this number are invalid.
+    /// The table marks rings up to this number as invalid.
     void_upto: u32,
-    /// The version of the backing that the daemon saw last while everything in the cache was verified.
+    /// Last version of the backing that the daemon recorded while all cached data was verified.
     pub(super) evidence: Option<u64>,
-    /// The engine reported that the journal cannot be written any more.
+    /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
     /// No clean data of rings up to this number is used: such a ring was lost.
     lost_upto: u32,
@@ -65,17 +68,16 @@ impl Owner {
         }
     }
 
-    /// Returns the highest ring number so far.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Invalidates its rings: nothing is recovered from them after this life.
+    /// Invalidates the cache's journal rings, so that no later life recovers data from them.
     pub(super) fn make_void(&mut self) {
         (self.void_upto, self.exists, self.closed) = (self.number, false, false);
     }
 
-    /// Removes invalid rings.
+    /// Removes invalid journal rings and returns their segments.
     pub(super) fn drop_void(&mut self) -> Vec<Segment> {
         let upto = self.void_upto;
         self.drop_rings(|number| number <= upto)
@@ -91,27 +93,27 @@ impl Owner {
         ring <= self.lost_upto
     }
 
-    /// Records that its journal was closed, so that recovery finds it closed, unless it is lost.
-    /// Rings `pending` are being written for later commands, and may be complete before these end.
+    /// Records that the cache's journal was closed, unless it is lost. Rings in `pending` belong to
+    /// later commands, and may be complete before these commands end.
     pub(super) fn close(&mut self, pending: &[u32]) {
         let in_service = self.rings.keys().rev().find(|number| !pending.contains(number));
         (self.closed, self.closed_at) = (!self.journal_lost, in_service.copied().unwrap_or(0));
         self.left_unclean = false;
     }
 
-    /// Returns true if the segment belongs to one of the rings.
+    /// Returns true if the segment belongs to one of the cache's journal rings.
     pub(super) fn has_in_ring(&self, segment: &Segment) -> bool {
         self.rings.values().flatten().flatten().any(|other| other == segment)
     }
 
-    /// Removes a segment from the rings. Returns false if it is in none.
+    /// Removes a segment from the cache's journal rings. Returns false if no ring has the segment.
     pub(super) fn take_from_ring(&mut self, segment: &Segment) -> bool {
         let before: usize = self.rings.values().flatten().map(Vec::len).sum();
         self.rings.values_mut().flatten().for_each(|copy| copy.retain(|other| other != segment));
         before > self.rings.values().flatten().map(Vec::len).sum()
     }
 
-    /// Removes rings, and returns their segments.
+    /// Removes matching journal rings, and returns their segments.
     pub(super) fn drop_rings(&mut self, which: impl Fn(u32) -> bool) -> Vec<Segment> {
         let gone: Vec<u32> = self.rings.keys().copied().filter(|number| which(*number)).collect();
         gone.iter().filter_map(|number| self.rings.remove(number)).flatten().flatten().collect()
@@ -123,7 +125,7 @@ impl Owner {
 }
 
 impl Simulation<'_> {
-    /// Allocates data segments to an owner, with ordinals that it does not use.
+    /// Allocates data segments to the disk's cache, with unused ordinals.
     pub(super) fn own(&mut self, disk: usize, segments: Vec<Segment>) -> Vec<DataSegment> {
         let reuse = self.rng.chance(500);
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
@@ -141,13 +143,13 @@ impl Simulation<'_> {
         own
     }
 
-    /// Returns true if the device is another host's flash.
+    /// Returns true if the device holds only replicas, as remote flash does.
     pub(super) fn takes_seconds_only(&self, device: DeviceId) -> bool {
         self.options.peer && self.flash.len() > 1 && usize::from(device.0) + 1 == self.flash.len()
     }
 
-    /// Returns segments for a new ring that is large enough for such a cache; `None` if the pool is too
-    /// full.
+    /// Returns segments for a new journal ring that is large enough for the cache. Returns `None`
+    /// if the pool is too full.
     pub(super) fn make_ring(&mut self, disk: usize, config: &CacheConfig) -> Option<NewRing> {
         let owner = self.disks[disk].owner.as_ref().expect("persistent");
         let (cache, identity) = (owner.cache, self.disks[disk].identity());
@@ -186,7 +188,7 @@ impl Simulation<'_> {
 
     /// Frees all segments of a removed cache.
     pub(super) fn disown(&mut self, disk: usize) {
-        // Rings of another cache know the backing's present state.
+        // Journal rings of another cache record the present version of the backing.
         self.disks[disk].changed_behind = None;
         if let Some(owner) = self.disks[disk].owner.take() {
             for segment in owner.all_segments() {
@@ -195,8 +197,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if flash may lose dirty data of this disk. It may not while a sound device has a copy
-    /// of everything.
+    /// Returns true if flash may lose dirty data of this disk: no working device has a complete
+    /// copy.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
         let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);

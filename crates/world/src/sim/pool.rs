@@ -1,4 +1,5 @@
-//! The daemon's part: owners of segments, and results of commands.
+//! Simulates the daemon's pool management: it assigns segments to caches and handles results of
+//! commands.
 
 use std::collections::BTreeSet;
 
@@ -12,20 +13,20 @@ use super::{Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// First byte of the segments on a device; the bytes before belong to no cache.
+/// Offset of the first segment on a device, bytes. No cache uses the bytes before it.
 pub(super) const SEGMENTS_START: u64 = 8192;
 
 /// A command in progress.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) disk: usize,
-    /// When it was given, by `Simulation::clock`.
+    /// Value of `Simulation::clock` when the daemon sent the command.
     pub(super) given: u64,
     pub(super) command: Command,
 }
 
 impl Asked {
-    /// Returns true if it is a change that waits for the flash I/O of this disk.
+    /// Returns true if the command changes the cache of this disk.
     pub(super) fn changes_cache_of(&self, disk: usize) -> bool {
         self.disk == disk && matches!(self.command, Command::Cache(_))
     }
@@ -40,25 +41,25 @@ impl Asked {
         data.iter().map(|segment| segment.place).collect()
     }
 
-    /// Returns the number of its new ring.
+    /// Returns the number of the command's new journal ring.
     pub(super) fn ring(&self) -> Option<u32> {
         let Command::Cache(change) = &self.command else { return None };
         change.ring().map(|ring| ring.number)
     }
 
-    /// Returns true if it creates a volatile cache.
+    /// Returns true if the command creates a volatile cache.
     fn is_volatile(&self) -> bool {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.journal.is_none())
     }
 
-    /// Returns true if it creates a ring of one copy, or a cache with one copy of its data.
+    /// Returns true if the command creates a ring or a cache with only one copy.
     fn has_one_copy(&self) -> bool {
         let Command::Cache(change) = &self.command else { return false };
         change.ring().is_some_and(|ring| ring.copies.len() < 2)
             || self.config().is_some_and(|config| config.copies == Copies::One)
     }
 
-    /// Returns true if it opens an earlier cache.
+    /// Returns true if the command opens an existing cache.
     pub(super) fn recovers(&self) -> bool {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.recovered.is_some())
     }
@@ -103,7 +104,7 @@ impl Simulation<'_> {
                 self.report.losses += 1;
                 self.released(disk.0 as usize, &segments)
             }
-            // Guests of the model keep their sessions.
+            // The modelled guests keep their sessions.
             Event::FailuresOwed { .. } => Ok(()),
             Event::Stalled(_) => {
                 self.report.stalls += 1;
@@ -148,7 +149,7 @@ impl Simulation<'_> {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
-    /// Returns true if a device refuses writes, or has failed a flush.
+    /// Returns true if a device refuses writes or has failed a flush.
     pub(super) fn any_refuses(&self) -> bool {
         let refuses = |plan: &super::scenario::DevicePlan| plan.refuses || plan.faults.flush_error > 0;
         self.scenario.devices.iter().any(refuses) || self.failed_a_flush()
@@ -199,7 +200,7 @@ impl Simulation<'_> {
             let disk = &mut self.disks[asked.disk];
             match &asked.command {
                 Command::RemoveDisk => {
-                    // The connections of its guests end.
+                    // The removal ended all sessions of the disk's guests.
                     disk.model.end_sessions();
                     disk.leaving = false;
                     disk.memory.clear();
@@ -232,7 +233,7 @@ impl Simulation<'_> {
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {
-                        // It replaced a cache that was never completed.
+                        // The command replaced a cache that was never completed.
                         owner.gone = true;
                     }
                     disk.writes_through_since = (config.mode != Mode::WriteBack).then_some(self.clock);
@@ -245,7 +246,7 @@ impl Simulation<'_> {
                 }
                 Command::Cache(CacheChange::Drain) => {
                     self.report.drains += 1;
-                    // It waits for the writes that were accepted before the mode changed.
+                    // A drain waits for writes that were accepted before the mode changed.
                     disk.writes_through_since.is_some_and(|since| since < asked.given)
                 }
                 Command::Cache(CacheChange::Disable) => true,
@@ -276,7 +277,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a complete ring: earlier rings are not needed any more.
+    /// Handles a complete journal ring: earlier rings are not needed any more.
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
         self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };
@@ -301,7 +302,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a failed command: its segments are free, unless they were the cache's before.
+    /// Handles a failed command: its segments become free unless the cache had them before.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);
@@ -331,25 +332,26 @@ impl Simulation<'_> {
         self.asked.values().any(|asked| asked.disk == index && asked.recovers())
     }
 
-    /// Returns true if a command with a ring is in progress for this disk.
+    /// Returns true if a command with a new journal ring is in progress for this disk.
     pub(super) fn brings_ring(&self, index: usize) -> bool {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
-    /// Frees all segments of a removed cache when the last command with a ring for it has ended.
+    /// Frees all segments of a removed cache when the last command with a ring for the cache has
+    /// ended.
     fn disown_gone(&mut self, index: usize) {
         let pending = self.brings_ring(index);
         let under_way = self.asked.values().filter(|asked| asked.disk == index).flat_map(Asked::segments);
         let under_way: BTreeSet<Segment> = under_way.collect();
         let disk = &mut self.disks[index];
         if let Some(owner) = disk.owner.as_mut().filter(|owner| owner.gone && !pending) {
-            // A volatile cache may use some of its segments, or segments that were intended for it.
+            // A volatile cache may use some segments of the removed cache.
             owner.data.retain(|_, place| !disk.segments.contains(place) && !under_way.contains(place));
             self.disown(index);
         }
     }
 
-    /// Checks that a failed command had to fail.
+    /// Checks that the engine had a reason to refuse the command.
     fn refusal(&mut self, asked: &Asked, error: CommandError) -> Result<(), Violation> {
         let disk = &self.disks[asked.disk];
         let persistent = disk.owner.is_some();
@@ -360,7 +362,7 @@ impl Simulation<'_> {
             (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, ..))) => {
                 disk.segments.iter().all(|segment| segment.device != *device)
             }
-            // Another cache, or none, has replaced the one that the ring was for.
+            // Another cache, or no cache, has replaced the cache for which the ring was made.
             (CommandError::NoCache, Command::Cache(CacheChange::GrowDisk(_, ring))) => ring.is_some(),
             (CommandError::NoCache, _) => disk.config.is_none(),
             (CommandError::CacheExists, Command::Cache(CacheChange::Enable(..))) => disk.config.is_some(),
@@ -415,7 +417,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles released segments: no I/O may be in flight there.
+    /// Checks and frees released segments: no I/O may be in flight on them.
     fn released(&mut self, index: usize, segments: &[Segment]) -> Result<(), Violation> {
         let len = self.scenario.segment_bytes;
         self.disks[index].changed = self.clock;

@@ -1,6 +1,6 @@
-//! Shares, limits, reservations and windows. Only some histories have them, chosen by separate random
-//! numbers, so that the others do not change. `tests/qos.rs` measures the scheduler's promises; here no
-//! request may be lost or blocked.
+//! Simulates changes of QoS settings: shares, limits, reservations and throttles. Separate random
+//! numbers choose the histories that have them, so other histories do not change. `tests/qos.rs`
+//! measures the scheduler's guarantees. The simulation checks that no request is lost or blocked.
 
 use hob_engine::command::Command;
 use hob_engine::qos::{Control, DiskQos, Entitlement, Late, Report, Resource, agree};
@@ -10,19 +10,18 @@ use super::Simulation;
 use crate::Violation;
 use crate::rng::SimRng;
 
-/// Separates the random numbers from all others.
+/// Seed of the separate random numbers of histories with QoS.
 const SALT: u64 = 0x716f_7321;
 
-/// State of a history with QoS.
+/// QoS settings of a history.
 #[derive(Debug)]
 pub(super) struct Qos {
     rng: SimRng,
-    /// Rate per share of the last agreement with other hosts.
+    /// Rate per share of the last agreement with peer hosts.
     level: Option<f64>,
 }
 
 impl Qos {
-    /// Returns the state if this history has QoS.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Qos> {
         let mut rng = SimRng::new(seed ^ SALT);
         rng.chance(permille).then_some(Qos { rng, level: None })
@@ -52,7 +51,7 @@ impl Qos {
 }
 
 impl Simulation<'_> {
-    /// Sets a window for every shared resource.
+    /// Sets a throttle for every shared resource.
     pub(super) fn begin_with_qos(&mut self) {
         for device in 0..self.scenario.devices.len() {
             self.set_control(Resource::Flash(DeviceId(device as u16)));
@@ -81,7 +80,7 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// Handles another host's report on the datastore, valid or not.
+    /// Delivers a peer host's report about the datastore, with valid or invalid numbers.
     fn meet_a_fellow(&mut self) {
         let Some(qos) = &mut self.qos else { return };
         let rng = &mut qos.rng;

@@ -1,6 +1,8 @@
-//! Memory tiers: their areas, the engine's copies, and their commands.
+//! Simulates memory tiers: their memory areas, their commands, and the copies that the engine
+//! requests.
 //!
-//! Only some histories have them, chosen by separate random numbers, so that the others do not change.
+//! Separate random numbers choose the histories with memory tiers, so other histories do not
+//! change.
 
 use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
 use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
@@ -12,23 +14,22 @@ use crate::content::{self, Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Separates the random numbers from all others.
+/// Seed of the separate random numbers of histories with memory tiers.
 const SALT: u64 = 0x6d65_6d6f_7279;
 
-/// State of a history with memory tiers.
 #[derive(Debug)]
 pub(super) struct Ram {
     rng: SimRng,
 }
 
 impl Ram {
-    /// Returns the state if this history has memory tiers.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Ram> {
         let mut rng = SimRng::new(seed ^ SALT);
         rng.chance(permille).then_some(Ram { rng })
     }
 
-    /// Returns a configuration: mostly a small one, so that it evicts; sometimes none, or an invalid one.
+    /// Returns a random memory tier configuration. Most are small, so that the tier evicts. Some
+    /// configurations are invalid, and `None` means no memory tier.
     fn config(&mut self) -> Option<MemoryConfig> {
         let rng = &mut self.rng;
         if rng.chance(150) {
@@ -47,7 +48,7 @@ impl Ram {
 }
 
 impl Simulation<'_> {
-    /// Makes some guests read or write sequentially, and provides buffers for read-ahead.
+    /// Makes some guests sequential, and gives the engine buffers for read-ahead.
     pub(super) fn prepare_memory(&mut self) {
         let Some(Ram { rng }) = &mut self.ram else { return };
         for guest in &mut self.scenario.guests {
@@ -60,7 +61,7 @@ impl Simulation<'_> {
         (0..buffers).for_each(|_| self.lend(1 << 20));
     }
 
-    /// Counts flash I/O on the engine's own buffers that is known to be read-ahead.
+    /// Counts flash I/O on the engine's own buffers that is certainly read-ahead.
     pub(super) fn tally_lent(&mut self, io: &Io, failed: bool) {
         let Target::Flash(device) = io.target else { return };
         if self.scenario.lives.is_some() {
@@ -72,7 +73,7 @@ impl Simulation<'_> {
         disk.expect("checked at submission").tally.flash_io(failed);
     }
 
-    /// Gives disks their memory tiers.
+    /// Gives all disks their first memory tiers.
     pub(super) fn begin_with_memory(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.change_memory(disk))
     }
@@ -91,7 +92,7 @@ impl Simulation<'_> {
     fn change_memory(&mut self, disk: usize) -> Result<(), Violation> {
         if let Some(ram) = &mut self.ram {
             let config = ram.config();
-            // Copies requested before refer to the old area.
+            // Copies that the engine requested earlier refer to the old memory area.
             self.drain()?;
             self.command(disk, Command::Memory(config));
             self.drain()?;
@@ -105,7 +106,7 @@ impl Simulation<'_> {
         self.disks[disk].memory = (0..units).map(|unit| content::garbage(unit ^ SALT)).collect();
     }
 
-    /// Returns true if the configuration is invalid.
+    /// Returns true if the memory tier configuration is invalid.
     pub(super) fn is_senseless(config: &MemoryConfig) -> bool {
         let page = u64::from(config.page_bytes);
         !page.is_power_of_two()
@@ -113,7 +114,7 @@ impl Simulation<'_> {
             || config.bytes / page < MEMORY_PAGES_MIN
     }
 
-    /// Performs a copy for the engine.
+    /// Copies data between buffers and memory tier, as the engine requested.
     pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
         trace!(self, "{copy:?}");
         let between =

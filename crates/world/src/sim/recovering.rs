@@ -1,10 +1,11 @@
-//! Requests to a disk whose cache is being recovered. The daemon tells the engine what it knows of the
-//! cache. When a change waits that could bypass the cache, it invalidates the old rings.
+//! Simulates requests to a disk whose cache is being recovered. The daemon tells the engine its
+//! knowledge of the cache. If a write that could bypass the cache is waiting, the daemon
+//! invalidates the old journal rings.
 //!
-//! A daemon may know from its own state that nothing can be dirty; here the model provides this. Otherwise
-//! it learns from the first reading of the ring which regions may be dirty. If devices are unreliable or
-//! guests are to be careful, requests wait for dirty data, because the disk's later content is uncertain
-//! then.
+//! A daemon may know from its own state that the cache has no dirty data; the simulated daemon asks
+//! the model. Otherwise the daemon learns the possibly dirty regions from the first reading of the
+//! journal ring. With unreliable devices or careful guests, requests wait until dirty data is
+//! recovered, because the disk's content is uncertain until then.
 
 use hob_engine::command::{CacheChange, Command, Expect};
 use hob_engine::journal::Ring;
@@ -14,29 +15,29 @@ use super::{Event, Sabotage, Simulation};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
 
-/// A disk whose cache is being recovered while guests use it.
+/// A cache that is being recovered while guests use its disk.
 #[derive(Debug)]
 pub(super) struct Recovering {
-    /// Distinguishes it from other recoveries of the same disk.
+    /// Serial number that distinguishes this recovery from other recoveries of the disk.
     serial: u64,
-    /// Its new ring is being written.
+    /// The new journal ring of the recovered cache is being written.
     is_enabled: bool,
 }
 
-/// Next step of the recovery.
+/// The next step of a cache recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// The ring was read once.
+    /// The journal ring was read once.
     Surveyed,
-    /// It was read twice, and the cache is compared with the backing.
+    /// The journal ring was read twice, and the cache is compared with the backing.
     Recovered,
-    /// The table says that its rings are invalid.
+    /// The pool's table marks the cache's journal rings as invalid.
     Voided,
 }
 
 impl Simulation<'_> {
-    /// Lets guests use a disk before its cache is recovered, if this history includes that, and it is
-    /// permitted. Returns false if the cache must be recovered first.
+    /// Lets guests use a disk before its cache is recovered, if this is safe in this history.
+    /// Returns false if the cache must be recovered first.
     pub(super) fn expect_cache(&mut self, index: usize) -> bool {
         let is_bad = self.any_bad();
         let state = &self.disks[index];
@@ -117,15 +118,16 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles a change that waits and could bypass the cache.
+    /// Handles a waiting write that could bypass the recovering cache.
     pub(super) fn change_waits(&mut self, index: usize) {
-        // The recovery may have failed since.
+        // The recovery may have failed meanwhile.
         if self.disks[index].recovering.is_some() && self.rng.chance(900) {
             self.schedule_coming(index, Step::Voided, self.scenario.flash_ns);
         }
     }
 
-    /// Returns the doubtful regions from the first reading of its newest complete ring.
+    /// Returns the possibly dirty regions according to the first reading of the newest complete
+    /// journal ring.
     fn doubtful_of(&mut self, index: usize) -> Option<Regions> {
         let owner = self.disks[index].owner.as_ref()?;
         let rings: Vec<_> =
@@ -137,14 +139,14 @@ impl Simulation<'_> {
         })
     }
 
-    /// Tells the engine that there will be no cache.
+    /// Tells the engine that the disk will get no recovered cache.
     pub(super) fn expect_no_more(&mut self, index: usize) {
         if self.disks[index].recovering.take().is_some() {
             self.command(index, Command::Cache(CacheChange::Expect(None)));
         }
     }
 
-    /// Ignores rings that the table calls invalid, when a disk is opened.
+    /// Drops invalid journal rings when a disk is opened.
     pub(super) fn drop_void_rings(&mut self, index: usize) {
         if self.options.sabotage == Some(Sabotage::KeptVoidRings) {
             return;

@@ -1,9 +1,11 @@
-//! Opens an earlier cache as a daemon does: reads its rings, the highest first, verifies the tail, compares
-//! the backing's identity and some clean sectors, and enables the cache with a new ring.
+//! Recovers a persistent cache as the daemon does. The recovery reads the journal rings, starting
+//! with the highest number, and verifies the tail. The recovery compares the backing's identity and
+//! some clean sectors, and enables the cache with a new ring.
 //!
-//! Expected results: a sound device's ring is complete, a closed journal is found closed, clean sectors
-//! equal the backing, and a changed backing is noticed. Nothing is expected if every copy of a ring is on a
-//! device that may corrupt or lose data; the model then drops all durability.
+//! The checkers expect that a ring on a working device is complete and that a closed journal is
+//! found closed. Clean sectors must equal the backing, and a changed backing must be noticed. If
+//! every copy of a ring is on a device that may corrupt or lose data, the model expects no
+//! durability.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
 use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
@@ -16,27 +18,27 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// Number of rings that a daemon tries before it gives a disk up for this life.
+/// Number of journal rings that a daemon tries before it leaves the disk offline for this life.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
-/// Number of clean sectors that are compared with the backing: nearly all of such a small cache.
+/// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.
 const SAMPLES: usize = 64;
 
-/// The number in histories with silent changes of backings: as few as for a large cache.
+/// Number of compared clean sectors in histories with silent changes: as few as for a large cache.
 const SAMPLES_FEW: usize = 2;
 
-/// Result of reading a cache's rings.
+/// Result of reading a cache's journal rings.
 struct Found {
     recovered: Box<Recovered>,
     segments: Vec<DataSegment>,
-    /// Number of the ring.
+    /// Number of the journal ring that was found.
     number: u32,
     /// Every copy of the ring is on an unreliable device.
     doubtful: bool,
 }
 
 impl Simulation<'_> {
-    /// Recovers the persistent cache of a disk, or finds that there is none.
+    /// Recovers the disk's persistent cache, or finds that it has none.
     pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
         let found = self.read_rings(index)?;
         let lags = self.disks[index].model.lags();
@@ -50,12 +52,12 @@ impl Simulation<'_> {
                 return Ok(());
             }
             if lags && existed {
-                // The daemon's last resort: the cache's content is discarded.
+                // The daemon's last resort is to discard the cache's content.
                 self.report.discards += 1;
                 self.adopt_backing(index)?;
             }
             if self.disks[index].gated {
-                // An earlier attempt made guests wait, and there is nothing to wait for any more.
+                // An earlier attempt made guests wait; there is no cache left to wait for.
                 self.open_gate(index);
             }
             return self.change_behind_bare(index);
@@ -69,7 +71,7 @@ impl Simulation<'_> {
             self.free.extend(gone);
         }
         if let Some(changed) = self.engine.changed_meanwhile(DiskId(index as u32)) {
-            // Neither compared nor trusted.
+            // The daemon neither compares nor trusts data near foreign writes.
             recovered.drop_regions(changed);
         }
         let was_lost = self.disks[index].owner.as_ref().is_some_and(|owner| owner.has_recorded_loss(number));
@@ -81,8 +83,8 @@ impl Simulation<'_> {
             self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
-            // The daemon knows that everything was drained, and the backing has been written to since. A
-            // journal that is lost cannot say so.
+            // The daemon knows that the cache was drained and that the backing was written since.
+            // A journal that is lost cannot say so.
             ensure!(
                 doubtful || was_lost,
                 "disk {index}: {} sectors are dirty after a drain",
@@ -100,7 +102,7 @@ impl Simulation<'_> {
             }
             self.observe_opening(index);
         }
-        // Later rings know the backing's present state.
+        // Rings with higher numbers record the backing's present identity.
         let changed = self.disks[index].changed_behind.is_some_and(|highest| number <= highest);
         let (state, identity) = (&self.disks[index], self.disks[index].identity());
         let size = state.size * UNIT_BYTES;
@@ -115,18 +117,18 @@ impl Simulation<'_> {
         self.excuse_lies(index, &recovered, &segments);
         let silently = self.is_changed_silently(index);
         let differing = self.differing_sample(index, &recovered);
-        // A daemon would not have admitted guests before; here they see dirty data, and no other unverified
-        // data.
+        // A daemon would not have admitted guests before the comparison; the simulated guests see
+        // dirty data and no other unverified data.
         let differing = differing.filter(|_| !(silently && is_early && summary.sectors_dirty > 0));
         let noticed = summary.identity != identity || differing.is_some();
-        // An empty cache has nothing that could be older than the backing.
+        // An empty cache has no data that could be older than the backing.
         let is_empty = summary.sectors_valid + summary.sectors_dirty == 0;
         ensure!(noticed || !changed || is_empty, "disk {index}: its backing changed, and nobody noticed");
         let clean = if summary.identity == identity { differing } else { None };
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
         if changed {
-            // The daemon will notice again, whatever happens to the new ring.
+            // The next recovery notices the change too, even if the new ring fails.
             self.disks[index].generation += 1;
         }
         self.disks[index].gives_up = false;
@@ -136,8 +138,8 @@ impl Simulation<'_> {
                 recovered.discard_dirty();
                 self.report.discards += 1;
                 if !is_early {
-                    // Complete only with the new ring: a crash before it brings the dirty data back, and the
-                    // next recovery may compare other sectors, and notice nothing.
+                    // The discard is complete only with the new ring. After a crash before that,
+                    // the dirty data is back, and the next recovery may compare other sectors.
                     self.distrust_bitmaps(index);
                     self.forget(index);
                     self.disks[index].gives_up = true;
@@ -149,8 +151,8 @@ impl Simulation<'_> {
         self.enable_recovered(index, recovered, segments, number)
     }
 
-    /// The pool is full, perhaps of rings left by crashes. The recovered state is made durable, and older
-    /// rings are not needed any more.
+    /// Frees old journal rings of a full pool. The recovered state is made durable first, so the
+    /// older rings are not needed.
     fn give_up_older_rings(&mut self, index: usize, number: u32) {
         if self.keeps_old_rings() {
             return;
@@ -178,7 +180,7 @@ impl Simulation<'_> {
         number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
-        // A ring with another configuration may have been complete before its command ended.
+        // A ring with another configuration may have been completed before its command ended.
         owner.config.block_bytes = recovered.summary.block_bytes;
         let mut config = owner.config;
         if self.rng.chance(200) {
@@ -190,7 +192,8 @@ impl Simulation<'_> {
             self.make_ring(index, &config)
         });
         let Some(ring) = ring else {
-            // There may never be room for it: an operator gives up a cache if the backing has all its data.
+            // The pool may never have room for the ring. The operator discards a cache whose
+            // backing has all its data.
             self.disks[index].attempts += 1;
             if self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0 {
                 self.disown(index);
@@ -203,7 +206,8 @@ impl Simulation<'_> {
         let owner = state.owner.as_mut().expect("found");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
-            // In another mode, data may still be dirty: a crash can reveal more than this recovery found.
+            // In other modes data may still be dirty: a crash can reveal more than this recovery
+            // found.
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
@@ -216,7 +220,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a recovered cache whose new ring could not be written. The daemon tries others.
+    /// Handles a recovered cache whose new journal ring could not be written: the daemon tries
+    /// other rings.
     pub(super) fn recovery_failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         let index = asked.disk;
         let number = asked.ring().expect("a recovered cache has one");
@@ -225,8 +230,8 @@ impl Simulation<'_> {
         self.free.extend(gone);
         self.disks[index].attempts += 1;
         if self.disks[index].recovering.is_none() && !self.disks[index].gated {
-            // A daemon would not have admitted guests yet: without its dirty data the disk differs from
-            // what they know.
+            // A daemon would not have admitted guests yet. Without its dirty data, the disk differs
+            // from what guests have read.
             self.disks[index].model.forget_all();
             self.distrust_bitmaps(index);
         }
@@ -240,7 +245,7 @@ impl Simulation<'_> {
         self.recover(index, self.disks[index].attempts)
     }
 
-    /// Admits guests to the disk.
+    /// Lets the waiting guests use the disk.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
         self.disks[index].recovering = None;
@@ -252,9 +257,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// An unreliable device with the only copy may lose tail sectors that a crash had revealed. The content
-    /// of sectors without a checksum is then unknown; docs/decisions/0006 describes this cost. Garbage in
-    /// them is repaired by hand.
+    /// Excuses lost sectors if the only copy is on an unreliable device: the device may lose tail
+    /// sectors that an earlier crash had revealed. The content of sectors without a checksum is
+    /// then unknown (docs/decisions/0006). The simulation repairs garbage in these sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -263,13 +268,13 @@ impl Simulation<'_> {
             (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
         };
         let singles = recovered.dirty().filter(|dirty| dirty.second.is_none());
-        // Data in flight to two devices may have reached only one, or differ.
+        // Of data in flight to two devices, only one may have the data.
         let loose: Vec<DirtySector> = singles.filter(|dirty| is_loose(dirty.sector)).collect();
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
         let (parted, undone) = (recovered.summary.sectors_parted > 0, recovered.summary.sectors_undone > 0);
         let unproven = parted || !unknown.is_empty();
         if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| unproven || !loose.is_empty()) {
-            // Only one copy is valid, whatever the other holds.
+            // Only one copy is certainly valid.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -284,8 +289,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Replaces the content of a sector without a checksum that no one wrote by the backing's. It must not
-    /// change before it is first read: from then on its checksum is known.
+    /// Replaces unknown content of a sector without a checksum by the backing's content. The
+    /// replacement must precede the first read of the sector, because the read makes the sector's
+    /// checksum known.
     fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
         let segment = segments[dirty.place.segment as usize].place;
         let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
@@ -300,7 +306,7 @@ impl Simulation<'_> {
         flash.put_right(offset, &units);
     }
 
-    /// Reads the rings of a cache, the highest first, until one is complete.
+    /// Reads the cache's journal rings, the highest number first, until one is complete.
     fn read_rings(&mut self, index: usize) -> Result<Option<Found>, Violation> {
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let (cache, exists, journal_lost) = (owner.cache, owner.exists, owner.journal_lost);
@@ -313,7 +319,7 @@ impl Simulation<'_> {
         let mut doubtful = false;
         for (number, copies) in rings.iter().filter(|_| !journal_lost) {
             let is_good = self.is_on_sound_device(copies);
-            // The lowest ring is complete, if any is.
+            // The ring with the lowest number is complete if any ring is.
             sound = is_good;
             doubtful |= !is_good;
             match self.survey(cache, *number, copies) {
@@ -329,10 +335,10 @@ impl Simulation<'_> {
         Ok(None)
     }
 
-    /// First reading of a ring.
+    /// Reads a journal ring for the first time.
     pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
         let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
-        // Shared between two surveys, as in storage.
+        // Two surveys share the pages, as in the storage crate.
         let new = || Survey::new(cache, number, copies.len(), pages);
         let [mut one, mut other] = [new(), new()];
         for (i, (copy, page, bytes)) in self.ring_pages(copies, pages).iter().enumerate() {
@@ -352,7 +358,7 @@ impl Simulation<'_> {
         self.scenario.segment_bytes / PAGE_BYTES as u64
     }
 
-    /// Returns the readable pages of a ring, in any order.
+    /// Returns the readable pages of a journal ring in any order.
     fn ring_pages(&mut self, copies: &[Vec<Segment>], pages: u64) -> Vec<(usize, u64, Vec<u8>)> {
         let mut shown = vec![];
         for (copy, segments) in copies.iter().enumerate() {
@@ -394,7 +400,7 @@ impl Simulation<'_> {
         }
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
-        // A later ring in progress may be complete already.
+        // A ring of a later command may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
@@ -418,9 +424,9 @@ impl Simulation<'_> {
         Ok(Some(Found { recovered, segments, number, doubtful }))
     }
 
-    /// Returns the data segments of a cache on present devices, in any order, and whether some are missing.
-    /// Missing ones do not belong to the cache any more; those of a command in progress do not belong to it
-    /// yet.
+    /// Returns the cache's data segments on present devices, and true if some segments are missing.
+    /// Missing segments do not belong to the cache any more. Segments of a running command do not
+    /// belong to the cache yet.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
         let asked = self.asked.values().filter(|asked| asked.disk == index);
         let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
@@ -462,7 +468,7 @@ impl Simulation<'_> {
         Some(content::sums(held)[0])
     }
 
-    /// Returns a clean sector of the cache that differs from the backing, if the sample has one.
+    /// Returns a sampled clean sector of the cache that differs from the backing, if any.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
         let samples = match self.options.sabotage {
@@ -480,15 +486,15 @@ impl Simulation<'_> {
         differing.map(|(sector, _)| sector)
     }
 
-    /// Sets the disk's expected content to the backing's.
+    /// Sets the expected content of the disk to the content of its backing.
     fn adopt_backing(&mut self, index: usize) -> Result<(), Violation> {
         self.distrust_bitmaps(index);
         let disk = &mut self.disks[index];
         disk.model.adopt(disk.backing.now(), disk.backing.durable())
     }
 
-    /// Sometimes changes the backing while no daemon serves it: a part, which its identity shows; or all of
-    /// it, which a sample of clean sectors shows.
+    /// Sometimes changes the backing while no daemon serves it. Changes of a part are visible in
+    /// the backing's identity, and changes of all data are visible in a sample of clean sectors.
     fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.rng.chance(behind) {
@@ -503,7 +509,7 @@ impl Simulation<'_> {
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }
 
-    /// Changes a part of the backing, which its identity shows.
+    /// Changes a part of the backing, visibly in the backing's identity.
     pub(super) fn write_some_behind(&mut self, index: usize) {
         self.disks[index].generation += 1;
         self.write_some_while_down(index);
@@ -511,7 +517,8 @@ impl Simulation<'_> {
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }
 
-    /// The same for a disk without a cache: it need not be noticed.
+    /// Sometimes changes the backing of a disk without a cache. The daemon need not notice this
+    /// change.
     pub(super) fn change_behind_bare(&mut self, index: usize) -> Result<(), Violation> {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if self.rng.chance(behind) {

@@ -1,121 +1,126 @@
-//! Counts of histories, to verify that they cover what they should.
+//! Event counts of simulated histories. Tests use the counts to verify what the histories cover.
 
 use hob_engine::outcome::Outcome;
 
-/// Counts of a history.
+/// Event counts of one or several histories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Requests answered, by outcome.
+    /// Number of answered requests, by outcome.
     pub outcomes: [u64; Outcome::COUNT],
-    /// Hits that were read into a guest's own memory.
+    /// Number of hits that were read directly into guest memory.
     pub direct: u64,
-    /// Reads into guest memory that were declined.
+    /// Number of reads into guest memory that the engine declined.
     pub declined: u64,
-    /// Requests handed back because too many were in flight.
+    /// Number of requests that the engine did not accept because too many were in flight.
     pub handed_back: u64,
-    /// Commands that ended, with or without success.
+    /// Number of commands that ended, with or without success.
     pub commands: u64,
-    /// Devices fenced.
+    /// Number of flash devices that were fenced.
     pub fences: u64,
-    /// Backings that restarted.
+    /// Number of backing restarts.
     pub restarts: u64,
-    /// Failed flushes of backings that lost data.
+    /// Number of failed backing flushes that lost data.
     pub lossy_flushes: u64,
-    /// Times that acknowledged changes of guests were in doubt.
+    /// Number of times that acknowledged writes of guests were in doubt.
     pub doubts: u64,
-    /// Caches that lost segments by themselves.
+    /// Number of caches that lost segments because of a device failure.
     pub losses: u64,
-    /// Devices that stopped answering in time.
+    /// Number of times that a device stopped answering in time.
     pub stalls: u64,
-    /// Devices that answered again.
+    /// Number of times that a stalled device answered again.
     pub resumptions: u64,
-    /// Blocks evicted.
+    /// Number of evicted blocks.
     pub evictions: u64,
-    /// Power cuts.
+    /// Number of power cuts.
     pub power_cuts: u64,
-    /// Lives that ended with SIGKILL.
+    /// Number of engine processes that ended with SIGKILL.
     pub kills: u64,
-    /// Lives that ended with every journal closed.
+    /// Number of engine processes that closed every journal before they ended.
     pub stops: u64,
-    /// Caches recovered from their journals.
+    /// Number of caches recovered from their journals.
     pub recoveries: u64,
-    /// Recoveries with dirty data.
+    /// Number of recoveries with dirty data.
     pub recoveries_dirty: u64,
-    /// Recoveries with sectors in the tail that flash did not have.
+    /// Number of recoveries with journal tail sectors that flash did not have.
     pub recoveries_undone: u64,
-    /// Recoveries that dropped clean sectors near writes to the backing.
+    /// Number of recoveries that dropped clean sectors near foreign writes to the backing.
     pub recoveries_distrusting: u64,
-    /// Recoveries of cleanly closed journals.
+    /// Number of recoveries of cleanly closed journals.
     pub recoveries_clean: u64,
-    /// Disks that were used while their cache was recovered.
+    /// Number of disks that guests used while the disk's cache was being recovered.
     pub early: u64,
-    /// Early-used disks whose rings were invalidated for a change.
+    /// Number of recovering caches whose journal rings were invalidated to let a write bypass the
+    /// cache.
     pub voided: u64,
-    /// Lives that ended before a recovered cache was in service.
+    /// Number of engine processes that ended before a recovered cache was in service.
     pub crashes_in_recovery: u64,
-    /// Lives that ended while a command was in progress.
+    /// Number of engine processes that ended while a command was in progress.
     pub crashes_in_change: u64,
-    /// Lives that ended during a drain.
+    /// Number of engine processes that ended during a drain.
     pub crashes_in_drain: u64,
-    /// Journals that flash had lost.
+    /// Number of journals that flash lost.
     pub journals_lost: u64,
     /// Flash devices that had been taken out and returned.
     pub devices_returned: u64,
-    /// Backings that changed while no daemon served them.
+    /// Number of times that a backing changed while no daemon served it.
     pub changed_behind: u64,
-    /// Those that changed silently.
+    /// Number of silent changes of backings: neither the backing's identity nor a sample needs to
+    /// show the change.
     pub changed_silently: u64,
-    /// Recoveries with evidence that the backing is unchanged, in histories with silent changes.
+    /// Number of recoveries with evidence that the backing is unchanged, in histories with silent
+    /// changes.
     pub recoveries_proved: u64,
-    /// Recoveries without evidence, and with clean data.
+    /// Number of recoveries that had clean data and no evidence that the backing is unchanged.
     pub recoveries_unverified: u64,
-    /// Times that dirty data was discarded, by command or because the backing had changed.
+    /// Number of times that dirty data was discarded, by command or because the backing had
+    /// changed.
     pub discards: u64,
-    /// Recoveries that found dirty data after the drain that ended write-back, because of a device's
-    /// defect.
+    /// Number of recoveries that found dirty data after write-back was ended with a drain, because
+    /// of a device defect.
     pub outdated: u64,
-    /// Times that a cache reported dirty data lost.
+    /// Number of times that a cache reported the loss of dirty data.
     pub dirty_lost: u64,
-    /// Drains that ended with nothing dirty.
+    /// Number of completed drains.
     pub drains: u64,
-    /// Times that segments of caches were emptied of dirty data.
+    /// Number of times that all dirty data was destaged from segments to return.
     pub vacated: u64,
-    /// Times that backings were away.
+    /// Number of times that a backing was temporarily unavailable.
     pub outages: u64,
-    /// Disks that got larger.
+    /// Number of times that a disk grew.
     pub growths: u64,
-    /// Caches recovered for a disk that had grown.
+    /// Number of caches recovered for a disk that had grown.
     pub recoveries_larger: u64,
-    /// Lives that ended while a disk was growing.
+    /// Number of engine processes that ended while a disk was growing.
     pub crashes_in_growth: u64,
-    /// Changes of dirty bitmaps.
+    /// Number of commands that changed dirty bitmaps.
     pub bitmaps: u64,
-    /// Rotations of bitmaps.
+    /// Number of rotations of dirty bitmaps.
     pub rotations: u64,
-    /// Copies between memory and buffers.
+    /// Number of copies between memory tiers and buffers.
     pub copies: u64,
-    /// Copies of the rest of a sector next to what a guest wrote of it.
+    /// Number of partial sector writes that were completed with a copy of the rest of the sector.
     pub edges_merged: u64,
-    /// Of these, parts of sectors that were in memory.
+    /// Number of partial sector writes that were completed from recently written sectors in memory.
     pub edges_recent: u64,
-    /// Requests for zeroes that were written to flash.
+    /// Number of zero-write requests that went to flash.
     pub zeroes_to_flash: u64,
-    /// Writes that went to backings together with others.
+    /// Number of writes that went to backings merged with other writes.
     pub writes_merged: u64,
-    /// Writes of long runs that bypassed flash because too much was dirty.
+    /// Number of writes in long sequential runs that bypassed flash because too much data was
+    /// dirty.
     pub bulk_writes: u64,
-    /// Bytes read ahead.
+    /// Number of bytes read ahead.
     pub read_ahead_bytes: u64,
-    /// Bytes written from flash to backings.
+    /// Number of bytes destaged from flash to backings.
     pub destaged_bytes: u64,
-    /// Reads of backings that another disk served, completely or in part.
+    /// Number of backing reads that a parent disk served, completely or in part.
     pub shared: u64,
-    /// Duration in nanoseconds of virtual time.
+    /// Duration of the histories, nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// Adds another history's counts.
+    /// Adds the counts of another history.
     pub fn add(&mut self, other: &Report) {
         self.outcomes.iter_mut().zip(other.outcomes).for_each(|(a, b)| *a += b);
         let theirs = other.counts();
@@ -124,7 +129,7 @@ impl Report {
         }
     }
 
-    /// Returns every count except the outcomes, by name.
+    /// Returns every count by name, except the counts by outcome.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.clone().counts_mut().into_iter().map(|(name, count)| (name, *count)).collect()
     }

@@ -1,12 +1,13 @@
-//! Defects of journal pages, to test whether a wrong recovery is noticed.
+//! Deliberate defects of journal pages. Each defect tests whether the checkers notice a wrong
+//! recovery.
 
-/// Offsets in a page, as in docs/FORMAT.md.
+/// Offsets of fields in a journal page (docs/FORMAT.md).
 const CRC: usize = 4;
 const CHANGES: usize = 0x26;
 const RECORDS: usize = 0x280;
 const RECORD_BYTES: usize = 16;
 
-/// Reverses the order of a page's change records and corrects its checksum.
+/// Reverses the order of a journal page's change records and corrects the page's checksum.
 pub(super) fn reorder_records(page: &mut [u8]) {
     let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
     let end = RECORDS + changes * RECORD_BYTES;
@@ -23,7 +24,7 @@ fn is_valid(page: &[u8]) -> bool {
     page[CRC..CRC + 4] == checksum(page).to_le_bytes()
 }
 
-/// CRC-32C of a page, its own four bytes taken as zeroes.
+/// Returns the CRC-32C of a journal page, computed with zeroes in the checksum field.
 fn checksum(page: &[u8]) -> u32 {
     let mut sum = u32::MAX;
     for (at, byte) in page.iter().enumerate() {

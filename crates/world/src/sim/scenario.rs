@@ -1,5 +1,5 @@
-//! The scenario of a history, generated from its seed: sizes, speeds, limits, loads and faults. Each
-//! scenario omits some of them, so that rare combinations get histories of their own.
+//! The scenario of a history, generated from the seed: sizes, latencies, limits, loads and faults.
+//! Each scenario omits some of the faults and features, so that rare combinations occur too.
 
 use hob_engine::Limits;
 use hob_engine::command::Access;
@@ -12,49 +12,48 @@ use crate::rng::SimRng;
 
 const MS: u64 = 1_000_000;
 
-/// One flash device.
+/// Configuration of one simulated flash device.
 #[derive(Debug)]
 pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
     pub(super) failure: Option<(Instant, DeviceFailure)>,
-    /// It refuses writes; its data can be read.
+    /// The flash device refuses writes, but its data can be read.
     pub(super) refuses: bool,
     /// If it dies, it was taken out: the next life finds it as it was then.
     pub(super) returns: bool,
 }
 
 impl DevicePlan {
-    /// Returns true if data on it may get lost.
+    /// Returns true if the device may lose data.
     pub(super) fn is_bad(&self) -> bool {
         let FlashFaults { read_error, write_error, corruption, lost_write, .. } = self.faults;
         self.failure.is_some() || read_error + write_error + corruption + lost_write > 0
     }
 }
 
-/// How a life of the engine ends.
+/// How an engine process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The power fails.
     PowerCut,
-    /// The process is killed.
     Kill,
-    /// The daemon ends: it closes the caches first.
+    /// The daemon shuts down: it closes the caches and then ends.
     Stop,
 }
 
-/// Properties of a history of several lives.
+/// Parameters of a history with several engine processes.
 #[derive(Debug)]
 pub(super) struct Lives {
-    /// Duration of each life but the last, nanoseconds, and how it ends.
+    /// Duration of each engine process but the last, nanoseconds, and how the process ends.
     pub(super) ends: Vec<(u64, End)>,
-    /// Number of guest requests in each.
+    /// Number of guest requests per engine process.
     pub(super) requests: u32,
     /// Sizes of the engine's own buffers, bytes.
     pub(super) lent: Vec<u32>,
-    /// Segments of each device that are reserved for journals.
+    /// Number of segments per device that are reserved for journals.
     pub(super) ring_reserve: usize,
-    /// Per mille of the disks whose backing another writer changes while they are offline.
+    /// Share of the disks whose backing a foreign writer changes while the disk is offline, per
+    /// mille.
     pub(super) behind: u32,
     /// Guests wait until a recovered cache is in service.
     pub(super) careful: bool,
@@ -62,7 +61,7 @@ pub(super) struct Lives {
     pub(super) early: bool,
 }
 
-/// One disk and its guests.
+/// Configuration of one disk and its guests.
 #[derive(Debug)]
 pub(super) struct DiskPlan {
     pub(super) units: u32,
@@ -70,7 +69,7 @@ pub(super) struct DiskPlan {
     pub(super) faults: BackingFaults,
 }
 
-/// A whole history.
+/// Parameters of a simulated history.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) limits: Limits,
@@ -78,13 +77,13 @@ pub(super) struct Scenario {
     pub(super) devices: Vec<DevicePlan>,
     pub(super) disks: Vec<DiskPlan>,
     pub(super) guests: Vec<Guest>,
-    /// Mean latencies, nanoseconds.
+    /// Mean latency of flash, nanoseconds.
     pub(super) flash_ns: u64,
     pub(super) backing_ns: u64,
-    /// Mean time between commands, nanoseconds; `None` for none after the first.
+    /// Mean time between commands, nanoseconds. `None` means no commands after the first.
     pub(super) command_ns: Option<u64>,
     pub(super) power_cut: Option<Instant>,
-    /// `None`: one life, and only volatile caches.
+    /// Parameters of restarts. `None` means one engine process and only volatile caches.
     pub(super) lives: Option<Lives>,
 }
 
@@ -156,8 +155,8 @@ impl Scenario {
         scenario
     }
 
-    /// Makes it a history of several lives: smaller, so that requests overlap more, and with room for
-    /// journals.
+    /// Adds restarts to the scenario. Sizes become smaller, so that requests overlap more, and the
+    /// pool gets room for journals.
     fn add_lives(&mut self, options: &Options, span: u64, rng: &mut SimRng) {
         self.segment_bytes = rng.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
         self.power_cut = None;
@@ -192,7 +191,7 @@ impl Scenario {
                 0 | 1 => rng.below(1 + 40 * self.flash_ns),
                 2..6 => rng.below(span),
                 6 => rng.below(4 * span),
-                // Long enough for events after a second or so.
+                // Some lives are long enough for events that occur after about a second.
                 _ => rng.below(span + 3000 * MS),
             };
             (life, rng.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))

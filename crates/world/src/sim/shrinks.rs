@@ -1,8 +1,10 @@
-//! Caches that give segments back as a daemon has them do it: these are emptied of dirty data first, while writes stay on flash. The
-//! backing may be away meanwhile, and lives may end. A backing that is away fails everything, or hangs; it may have shut down
-//! cleanly before.
+//! Simulates caches that return segments to the pool. The segments' dirty data is destaged first,
+//! and writes continue to go to flash. Meanwhile the backing may become unavailable or the engine
+//! process may end. An unavailable backing fails or hangs all I/O; it may have shut down cleanly
+//! before.
 //!
-//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+//! Separate random numbers choose the histories in which caches return segments, so other histories
+//! do not change.
 
 use std::collections::BTreeMap;
 
@@ -17,27 +19,25 @@ use crate::media::BackingFaults;
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Tells the dice from those of everything else.
+/// Seed of the separate random numbers of histories in which caches return segments.
 const SALT: u64 = 0x7368_7269_6e6b;
 
 const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 
-/// Nothing succeeds on a backing that is away.
+/// An unavailable backing fails every I/O.
 const AWAY: BackingFaults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
 
-/// What a history with such caches has.
 #[derive(Debug)]
 pub(super) struct Shrinks {
     rng: SimRng,
-    /// Mean time that a backing is away, if backings may fail.
+    /// Mean time that a backing is unavailable, nanoseconds. `None` if backings do not fail.
     away_ns: Option<u64>,
-    /// Backings that hang, and until when.
+    /// Backings that hang, with the end of the hang.
     hung: BTreeMap<usize, Instant>,
 }
 
 impl Shrinks {
-    /// For a history that has it.
     pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Shrinks> {
         let mut rng = SimRng::new(seed ^ SALT);
         let is_one = rng.chance(options.shrink_permille) && options.lives;
@@ -48,7 +48,7 @@ impl Shrinks {
 }
 
 impl Simulation<'_> {
-    /// Now and then a cache is to get smaller, or no longer, or a backing goes away.
+    /// Sometimes makes a cache return segments, cancels that, or makes a backing unavailable.
     pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let devices = self.flash.len() as u64;
@@ -87,19 +87,19 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// A backing that was away is there again.
+    /// Makes an unavailable backing available again.
     pub(super) fn backing_is_back(&mut self, disk: usize) {
         trace!(self, "the backing of disk {disk} is back");
         self.disks[disk].backing.set_faults(self.scenario.disks[disk].faults);
     }
 
-    /// Time that an I/O of a backing takes in addition, nanoseconds.
+    /// Returns the additional latency of an I/O of a hanging backing, nanoseconds.
     pub(super) fn hangs_for(&self, disk: usize) -> u64 {
         let until = self.shrinks.as_ref().and_then(|shrinks| shrinks.hung.get(&disk).copied());
         until.map_or(0, |until| until.0.saturating_sub(self.now.0))
     }
 
-    /// All backings are.
+    /// Makes all backings available again.
     pub(super) fn end_outages(&mut self) {
         self.shrinks.iter_mut().for_each(|shrinks| shrinks.hung.clear());
         if self.shrinks.is_some() {
@@ -107,12 +107,12 @@ impl Simulation<'_> {
         }
     }
 
-    /// Can flushes of backings fail, though their faults do not say so?
+    /// Returns true if backing flushes can fail because the backing becomes unavailable.
     pub(super) fn has_outages(&self) -> bool {
         self.shrinks.as_ref().is_some_and(|shrinks| shrinks.away_ns.is_some())
     }
 
-    /// Segments hold nothing dirty any more: the daemon has the cache give them back, soon.
+    /// Handles segments whose dirty data is destaged: the daemon soon makes the cache return them.
     pub(super) fn is_vacated(&mut self, disk: usize, which: Vacate) {
         self.report.vacated += 1;
         let Some(Shrinks { rng, .. }) = &mut self.shrinks else { return };
@@ -122,7 +122,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// The daemon has the cache give segments back.
+    /// Makes a cache return destaged segments.
     pub(super) fn give_back_vacated(&mut self, disk: usize, which: Vacate) -> Result<(), Violation> {
         let state = &self.disks[disk];
         let config =
@@ -138,12 +138,12 @@ impl Simulation<'_> {
     }
 }
 
-/// A cache is to get smaller while its backing is away, with guests on it; the power fails after so many of their writes, or
-/// never. What has to hold beyond what a history checks: no request fails, none waits for the backing, and the change
-/// ends when the backing is back.
+/// Shrinks a cache under load while its backing is unavailable. The power fails after `cut_after`
+/// guest writes, or never if it is `None`. No request may fail or wait for the backing, and the
+/// shrink must end when the backing is available again.
 ///
 /// # Errors
-/// A promise was broken.
+/// Returns a [`Violation`] if a guarantee is violated.
 pub fn shrink_in_outage(
     seed: u64,
     copies: Copies,
@@ -170,7 +170,8 @@ impl Simulation<'_> {
         self.add_disk(0);
         self.drain()?;
         self.enable_on_two(case)?;
-        // With one copy: a segment of clean blocks, one of dirty ones, one half dirty, one free. The last two leave.
+        // With one copy, the cache has a segment of clean blocks, a dirty one, a half dirty one and
+        // a free one. The last two are returned.
         let (blocks, leave) = if case.copies == Copies::One { (12, 2) } else { (4, 1) };
         self.ask(Op::Read, 384 * KIB, 64 * KIB)?;
         self.run_for(SECOND / 10)?;
@@ -194,7 +195,7 @@ impl Simulation<'_> {
         self.disks[0].backing.set_faults(AWAY);
         let mut writes = 0;
         for round in 0..4 {
-            // Of each kind: dirty, and new.
+            // One write hits dirty data and the other one new data.
             for offset in [round * 16 * KIB, (round * 2 + 1) * 8 * KIB] {
                 self.write(offset, 8 * KIB)?;
                 writes += 1;

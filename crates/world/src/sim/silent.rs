@@ -1,8 +1,10 @@
-//! Backings that change while no engine serves them, without a change of their identity; and the daemon's
-//! measures against it (docs/decisions/0033). It records evidence that a backing is unchanged, if the
-//! backing provides it. Without evidence, it lets the engine compare clean sectors.
+//! Simulates backings that change silently while no engine serves them: the backing's identity does
+//! not change. The daemon records evidence that a backing is unchanged, if the backing provides
+//! evidence (docs/decisions/0033). Without evidence, the daemon makes the engine compare clean
+//! sectors with the backing.
 //!
-//! Only some histories have it, chosen by separate random numbers, so that the others do not change.
+//! Separate random numbers choose the histories with silent changes, so other histories do not
+//! change.
 
 use hob_engine::io::{Io, IoOp};
 use hob_engine::journal::Recovered;
@@ -13,39 +15,39 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Separates the random numbers from all others.
+/// Seed of the separate random numbers of histories with silent changes.
 const SALT: u64 = 0x7369_6c65_6e74;
 
-/// Number of clean sectors one of which is changed, so that changes often hit the cache.
+/// Number of sampled clean sectors. The silent change hits one of them, so that changes often hit
+/// the cache.
 const SAMPLES: usize = 64;
 
-/// State of a history with silent changes.
+/// Silent changes of backings in a history.
 #[derive(Debug)]
 pub(super) struct Silent {
     rng: SimRng,
-    /// Bandwidth of the comparison in the background.
+    /// Bandwidth of the background comparison of cache and backing, bytes per second.
     pub(super) verify_bytes_per_s: u64,
-    /// By disk.
+    /// Knowledge of each disk's backing, by disk.
     disks: Vec<Observed>,
 }
 
 /// The daemon's knowledge of a backing.
 #[derive(Debug, Default)]
 struct Observed {
-    /// It provides evidence, as a file does, unlike an NBD export.
+    /// The backing provides evidence that it is unchanged, as a file does, unlike an NBD export.
     has_evidence: bool,
-    /// Version of its content when it was opened.
+    /// Version of the backing's content when the disk was opened.
     opened: u64,
-    /// Everything in its cache was verified when its removal was requested.
+    /// Everything in the disk's cache was verified when the removal of the disk was requested.
     was_verified: bool,
-    /// It was changed silently.
+    /// The backing was changed silently.
     is_changed: bool,
-    /// Its content before the last silent change.
+    /// Content of the backing before the last silent change.
     before: Vec<Tag>,
 }
 
 impl Silent {
-    /// Returns the state if this history has silent changes.
     pub(super) fn draw(seed: u64, permille: u32, disks: usize) -> Option<Silent> {
         let mut rng = SimRng::new(seed ^ SALT);
         if !rng.chance(permille) {
@@ -65,7 +67,7 @@ impl Silent {
 }
 
 impl Simulation<'_> {
-    /// Records the state of a backing when it is opened.
+    /// Records the version of the disk's backing when the disk is opened.
     pub(super) fn observe_opening(&mut self, index: usize) {
         let version = self.disks[index].backing.version();
         if let Some(silent) = &mut self.silent {
@@ -73,8 +75,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sometimes changes a backing while no daemon serves it, so that neither its identity nor a sample
-    /// need show it. Dirty sectors are not changed, since they are newer than the backing in any case.
+    /// Sometimes changes a backing silently while no daemon serves it. Neither the backing's
+    /// identity nor a sample needs to show the change. Dirty sectors stay unchanged, because they
+    /// are newer than the backing anyway.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let Some(Silent { rng, .. }) = &mut self.silent else { return };
@@ -99,12 +102,13 @@ impl Simulation<'_> {
         self.report.changed_silently += 1;
     }
 
-    /// Returns true if a disk was ever changed silently.
+    /// Returns true if the disk's backing was ever changed silently.
     pub(super) fn is_changed_silently(&self, index: usize) -> bool {
         self.silent.as_ref().is_some_and(|silent| silent.disks[index].is_changed)
     }
 
-    /// Without evidence, marks clean sectors of a recovered cache for comparison before they are served.
+    /// Marks clean sectors of a recovered cache for comparison unless the daemon has evidence that
+    /// the backing is unchanged.
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
         let owner = self.disks[index].owner.as_mut().expect("found");
@@ -138,7 +142,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Records the backing's state as evidence, if everything in the cache is verified.
+    /// Records the backing's version as evidence if the whole cache is verified.
     pub(super) fn record_evidence(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         let state = &mut self.disks[index];
@@ -157,7 +161,7 @@ impl Simulation<'_> {
         is_verified || self.options.sabotage == Some(Sabotage::EvidenceTooEarly)
     }
 
-    /// Records that a disk will be removed.
+    /// Records the state of the disk's cache before the disk is removed.
     pub(super) fn observe_removal(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         if let Some(silent) = &mut self.silent {
@@ -165,7 +169,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Records evidence after a disk was removed and its cache closed.
+    /// Records evidence after a disk was removed and its cache was closed.
     pub(super) fn record_evidence_at_end(&mut self, index: usize) {
         let Some(observed) = self.silent.as_ref().map(|silent| &silent.disks[index]) else { return };
         let state = &mut self.disks[index];
@@ -174,7 +178,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the checksums of data read from a backing, if the engine needs them.
+    /// Returns the checksums of data read from a backing, if the engine needs checksums.
     pub(super) fn backing_sums(&self, index: usize, io: &Io, tags: &[Tag]) -> Vec<u32> {
         if io.op != IoOp::Read || self.engine.wants_sums(io.id).is_none() {
             return vec![];
@@ -191,7 +195,7 @@ impl Simulation<'_> {
         content::sums(&tags)
     }
 
-    /// Everything has been read: checks that nothing is left to compare.
+    /// Checks that no sector is left to compare after the whole disk has been read.
     pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
         let stats = self.engine.stats(self.now, DiskId(index as u32));
         let left = stats.map_or(0, |stats| stats.sectors_unverified);

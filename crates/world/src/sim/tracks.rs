@@ -1,13 +1,13 @@
-//! Dirty bitmaps and their expected content: for each of the engine's bitmaps, the changes acknowledged
-//! since it began, and the disk's content at that time.
+//! Checks dirty bitmaps. For each bitmap of the engine, the simulation records the acknowledged
+//! changes since the bitmap began and the disk's content at the beginning.
 //!
-//! Checked: an acknowledged change is in every bitmap that recorded when it was answered, immediately and
-//! for as long as the bitmap exists. A sector that reads differently from when a bitmap began is in it,
-//! whatever the cause. A frozen bitmap does not change. All of this holds over several lives. Like the
-//! daemon, the simulation keeps the bitmaps that a removed disk returns. If a life ended without that, or
-//! another writer changed the backing, a bitmap starts with everything marked.
+//! An acknowledged change must be in every bitmap that was recording at the time of the reply. A
+//! sector that reads differently from the bitmap's beginning must be marked. A frozen bitmap does
+//! not change. The rules for bitmaps also hold across restarts of the engine. Like the daemon, the
+//! simulation keeps the bitmaps of a cleanly removed disk. After a crash or a foreign write to the
+//! backing, a bitmap restarts with all granules marked.
 //!
-//! Only some histories have bitmaps, chosen by separate random numbers, so that the others do not change.
+//! Separate random numbers choose the histories with bitmaps, so other histories do not change.
 
 use hob_engine::command::{Bitmap, BitmapChange, Command};
 use hob_engine::granules::Granules;
@@ -18,36 +18,34 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// Separates the random numbers from all others.
+/// Seed of the separate random numbers of histories with bitmaps.
 const SALT: u64 = 0x6469_7274_7921;
 
-/// Maximum number of bitmaps per disk.
+/// Maximum number of dirty bitmaps per disk.
 const TRACKS_MAX: usize = 3;
 
-/// State of a history with bitmaps.
 #[derive(Debug)]
 pub(super) struct Tracks {
     rng: SimRng,
     made: u64,
 }
 
-/// A bitmap that a disk has, or will have when it is added again.
+/// A dirty bitmap that a disk has, or gets when the disk is added again.
 #[derive(Debug)]
 pub(super) struct Track {
     name: String,
     granule_bytes: u64,
-    /// Units that acknowledged changes touched since it began.
+    /// Units that acknowledged changes touched since the bitmap began.
     changed: Vec<bool>,
-    /// The known content of each unit when it began.
+    /// Known content of each unit when the bitmap began.
     before: Vec<Option<Tag>>,
-    /// Its permanent content, if it is frozen.
+    /// Permanent content of the bitmap if it is frozen.
     frozen: Option<Granules>,
-    /// Its content when its disk was removed cleanly; `None` while the disk is present.
+    /// Content of the bitmap when its disk was removed cleanly; `None` while the disk is present.
     kept: Option<Granules>,
 }
 
 impl Tracks {
-    /// Returns the state if this history has bitmaps.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Tracks> {
         let mut rng = SimRng::new(seed ^ SALT);
         rng.chance(permille).then_some(Tracks { rng, made: 0 })
@@ -60,12 +58,12 @@ impl Tracks {
 }
 
 impl Simulation<'_> {
-    /// Gives disks their first bitmaps.
+    /// Creates the first bitmap of each disk.
     pub(super) fn begin_with_bitmaps(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.add_bitmap(disk))
     }
 
-    /// Sometimes changes bitmaps of a disk.
+    /// Sometimes changes a disk's bitmaps.
     pub(super) fn maybe_change_bitmaps(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(Tracks { rng, .. }) = &mut self.tracks else { return Ok(()) };
@@ -105,19 +103,19 @@ impl Simulation<'_> {
     }
 
     fn change_bitmaps(&mut self, disk: usize, change: BitmapChange) -> Result<(), Violation> {
-        // Changes answered before do not belong to the new bitmap.
+        // Changes that were acknowledged earlier do not belong to the new bitmap.
         self.drain()?;
         self.command(disk, Command::Bitmap(change));
         self.drain()
     }
 
-    /// Gives a disk that is added the bitmaps it had.
+    /// Gives an added disk its earlier bitmaps.
     pub(super) fn give_bitmaps(&mut self, disk: usize) {
         for at in 0..self.disks[disk].tracks.len() {
             let fresh = self.strikes(Sabotage::FreshBitmap, 500);
             let size = self.disks[disk].size * UNIT_BYTES;
             let track = &mut self.disks[disk].tracks[at];
-            // The disk may have grown since.
+            // The disk may have grown since its removal.
             track.frozen.iter_mut().chain(&mut track.kept).for_each(|granules| granules.grow(size));
             let kept = track.kept.take();
             let granules = track.frozen.clone().or(kept).unwrap_or_else(|| {
@@ -144,7 +142,7 @@ impl Simulation<'_> {
         self.check_bitmaps(disk)
     }
 
-    /// The engine crashed, and the content of its bitmaps is lost.
+    /// Discards the bitmaps of a crashed engine.
     pub(super) fn bitmaps_are_lost(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         if state.present || state.leaving {
@@ -152,7 +150,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Marks all bitmaps of a disk that may read differently for reasons that the engine cannot know.
+    /// Marks everything in the disk's recording bitmaps, because the content may change for reasons
+    /// that the engine cannot know.
     pub(super) fn distrust_bitmaps(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let recording = state.tracks.iter_mut().filter(|track| track.frozen.is_none());
@@ -222,7 +221,7 @@ impl Simulation<'_> {
         self.check_bitmaps(disk)
     }
 
-    /// Handles the growth of a backing.
+    /// Extends the expected bitmaps when the backing grows.
     pub(super) fn grow_tracks(&mut self, disk: usize) {
         let units = self.disks[disk].units() as usize;
         for track in &mut self.disks[disk].tracks {
@@ -231,7 +230,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the growth of a disk in the engine: the new part counts as changed, also in frozen bitmaps.
+    /// Extends the expected bitmaps when the engine's disk grows. The new part counts as changed,
+    /// also in frozen bitmaps.
     pub(super) fn tracked_disk_has_grown(&mut self, disk: usize) -> Result<(), Violation> {
         let size = self.disks[disk].size * UNIT_BYTES;
         for track in &mut self.disks[disk].tracks {
@@ -245,14 +245,14 @@ impl Simulation<'_> {
         tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
     }
 
-    /// Returns the content of a bitmap, wherever it is.
+    /// Returns the content of a bitmap, from the engine or from the kept bitmaps of a removed disk.
     fn noted<'a>(&'a self, disk: usize, track: &'a Track) -> Option<&'a Granules> {
         let bitmaps = self.engine.bitmaps(DiskId(disk as u32));
         let there = bitmaps.iter().find(|bitmap| bitmap.name == track.name).map(|bitmap| &bitmap.granules);
         there.or(track.kept.as_ref())
     }
 
-    /// Records an acknowledged change of these units.
+    /// Records an acknowledged change of these units in the expected bitmaps.
     pub(super) fn track_change(&mut self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         for track in self.disks[disk].tracks.iter_mut().filter(|track| track.frozen.is_none()) {
             track.changed[first as usize..(first + count) as usize].fill(true);
@@ -266,7 +266,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks a read: units whose certain content differs from the start must be marked.
+    /// Checks a read against the bitmaps: changed units with certain content must be marked.
     pub(super) fn track_read(&self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         let state = &self.disks[disk];
         for track in state.tracks.iter().filter(|track| track.frozen.is_none()) {
@@ -288,7 +288,7 @@ impl Simulation<'_> {
             let Some(noted) = self.noted(disk, track) else { continue };
             let name = &track.name;
             if let Some(frozen) = &track.frozen {
-                // If several growths end at once, the last one may not be known yet.
+                // If several growths end at once, the simulation may not know the last one yet.
                 let mut frozen = frozen.clone();
                 frozen.grow(noted.disk_bytes().max(frozen.disk_bytes()));
                 ensure!(frozen == *noted, "disk {disk}: the frozen bitmap {name} changed");
@@ -301,7 +301,6 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks the bitmaps of all disks.
     pub(super) fn check_all_bitmaps(&self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.check_bitmaps(disk))
     }

@@ -12,7 +12,9 @@ use super::audit::Fetch;
 use super::direct::Scribbles;
 use super::{Event, Sabotage, Side, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
+use crate::media::Done;
 use crate::model::{Kind, Reading};
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// A request that the engine has accepted and not answered.
@@ -355,17 +357,38 @@ impl Simulation<'_> {
         }
     }
 
-    pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
-        self.ios.remove(&id);
+    /// Performs an I/O on its medium. Returns `None` if it is a failed flush whose reply arrives later: flushes
+    /// that are performed after it, and succeed, may overtake it.
+    fn perform(&mut self, side: Side, id: IoId) -> Option<Done> {
         let mut done = match side {
             Side::Flash(device) => self.flash[device].complete(id, &mut self.rng),
             Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.rng),
         };
-        let mut failed = done.result.is_err();
-        if done.io.op == IoOp::Flush && failed {
-            self.flush_failed(side, &mut done);
-            failed = done.result.is_err();
+        if done.io.op != IoOp::Flush || done.result.is_ok() {
+            return Some(done);
         }
+        self.flush_failed(side, &mut done);
+        let may_be_late = matches!(side, Side::Backing(_)) && self.losses.is_some() && done.result.is_err();
+        let mut rng = SimRng::new(self.now.0 ^ u64::from(id.0));
+        if !may_be_late || rng.chance(500) {
+            return Some(done);
+        }
+        let late = rng.between(1, 4 * self.scenario.backing_ns);
+        self.queue.push(self.now + late, Event::Complete(side, id));
+        self.late_failures.insert(id, done);
+        None
+    }
+
+    pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
+        let mut done = match self.late_failures.remove(&id) {
+            Some(done) => done,
+            None => match self.perform(side, id) {
+                Some(done) => done,
+                None => return Ok(()),
+            },
+        };
+        self.ios.remove(&id);
+        let mut failed = done.result.is_err();
         trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice
             && let Some(lent) = self.lent.get_mut(&slice.id)

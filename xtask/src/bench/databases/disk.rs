@@ -1,4 +1,5 @@
-//! A disk of a workload, from its backing to the mounted file system, and the limit of its page cache.
+//! A disk of the database benchmark, from its backing to the mounted file system, and the limit of
+//! its page cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use conformance::{Daemon, Delays, Loop, Postgres, SlowServer, Unmount};
 use super::workload::Scale;
 use crate::shell;
 
-/// How a disk is stored.
+/// Storage of a benchmark disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// hob without a cache, on the slow backing.
@@ -35,7 +36,7 @@ impl Way {
         }
     }
 
-    /// Returns the name of its directory.
+    /// Returns the name of the disk's directory.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::NoCache => "none",
@@ -46,8 +47,8 @@ impl Way {
     }
 }
 
-/// A mounted disk with a PostgreSQL cluster whose server is stopped. Fields are in the order in which they
-/// must be dropped.
+/// A mounted disk with a PostgreSQL cluster whose server is stopped. The fields are dropped in
+/// their order.
 pub(crate) struct Disk {
     pub(crate) way: Way,
     pub(crate) postgres: Option<Postgres>,
@@ -73,7 +74,7 @@ impl Disk {
             fs::write(dir.join("hob.toml"), config(way, dir, scale))?;
             unmount_file = Some(Unmount::at(&dir.join("file")));
             let started = Daemon::start_program(hob, &dir.join("hob.toml"), &dir.join("ctl.sock"));
-            // The daemon answers when its disks are present.
+            // The daemon answers only when its disks are present.
             started.ctl(&["disk", "list"]);
             daemon = Some(started);
             dir.join("file")
@@ -104,12 +105,12 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Returns a path on its file system.
+    /// Returns a path on the disk's file system.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.at.join(name)
     }
 
-    /// Mounts the file system again, which empties its page cache.
+    /// Remounts the file system, which empties its page cache.
     pub(crate) fn forget_page_cache(&mut self) -> Result<()> {
         shell::output(Command::new("umount").arg(&self.at))?;
         self.mount()
@@ -135,14 +136,15 @@ fn config(way: Way, dir: &Path, scale: &Scale) -> String {
         return disk;
     }
     let cache_bytes = scale.cache_bytes;
-    // Room for the cache, its journal, and the journal of a cache change.
+    // The pool has room for the cache, its journal, and the journal of a cache change.
     let pool_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
     let cache = format!("[disk.cache]\npool = \"flash\"\nsize = {cache_bytes}\npreset = {:?}\n", way.name());
     let pool = format!("[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = {pool_bytes}\n", at("pool"));
     disk + &cache + &pool
 }
 
-/// A control group whose processes have little memory for page cache. Dropping it removes it.
+/// A control group that limits the page cache of its processes. Dropping this value removes the
+/// group.
 pub(crate) struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
@@ -150,7 +152,7 @@ impl MemoryGroup {
         let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
         let (root, limit) = if unified { ("", "memory.max") } else { ("memory/", "memory.limit_in_bytes") };
         if unified {
-            // The controller may be enabled already.
+            // The memory controller may be enabled already.
             let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
         }
         let group = Self(format!("/sys/fs/cgroup/{root}hob-bench-{}-{name}", std::process::id()).into());
@@ -159,12 +161,12 @@ impl MemoryGroup {
         Ok(group)
     }
 
-    /// Moves a process into it; its children follow.
+    /// Moves a process and its future children into the control group.
     pub(crate) fn take(&self, pid: u32) -> Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).context("move a process to a control group")
     }
 
-    /// Returns a command that runs in it.
+    /// Returns a command that runs in the control group.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs")).arg(program);
@@ -174,7 +176,7 @@ impl MemoryGroup {
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its processes have ended.
+        // All processes of the group have ended.
         let _ = fs::remove_dir(&self.0);
     }
 }

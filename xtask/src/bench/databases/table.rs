@@ -1,4 +1,4 @@
-//! Medians of a set as a table and as a picture.
+//! Formats the medians of a set as a table and as a chart.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use super::super::median;
 use super::disk::Way;
 use super::workload::WORKLOADS;
 
-/// One run.
+/// Result of one run.
 pub(crate) struct Measured {
     pub(crate) workload: &'static str,
     pub(crate) way: Way,
     pub(crate) rate: f64,
 }
 
-/// All runs of a set that count.
+/// All counted runs of a set.
 pub(crate) struct Table {
     pub(crate) set: &'static str,
     pub(crate) rounds: u32,
@@ -29,12 +29,12 @@ impl Table {
         median(runs.map(|run| run.rate))
     }
 
-    /// A share of what local flash reaches.
+    /// Returns the median rate relative to local flash.
     fn of_flash(&self, workload: &str, way: Way) -> Option<f64> {
         Some(self.median(workload, way)? / self.median(workload, Way::Flash)?)
     }
 
-    /// Each way's share of local flash, as SVG.
+    /// Returns a chart of the rates relative to local flash, as SVG.
     pub(crate) fn picture(&self) -> String {
         let title = format!("Databases on hob: {}", self.set);
         let mut chart = BarChart::new(title, "rate, as a share of local flash without hob", Unit::Percent);

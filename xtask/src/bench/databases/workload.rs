@@ -1,4 +1,4 @@
-//! The workloads, each measured as a rate: higher is better.
+//! Workloads of the database benchmark. The result of each workload is a rate: higher is better.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use anyhow::{Context, Result};
 use super::disk::Disk;
 use crate::shell;
 
-/// Amount of data, and duration.
+/// Amount of data and duration of the workloads.
 pub(crate) struct Scale {
     pub(crate) disk_bytes: u64,
     pub(crate) cache_bytes: u64,
-    /// Limit of the memory of processes and their page cache.
+    /// Memory limit of the processes and their page cache, bytes.
     pub(crate) memory_bytes: u64,
-    /// Scale of pgbench: some 15 MB each.
+    /// Scale factor of pgbench; each unit has about 15 MB.
     pub(crate) pgbench_scale: u32,
-    /// Number of RocksDB's keys, with values of 400 bytes.
+    /// Number of RocksDB keys, with values of 400 bytes.
     rocksdb_keys: u32,
-    /// Number of copies of the source tree that are unpacked, one after the other.
+    /// Number of copies of the source tree that are unpacked one after the other.
     copies: u32,
     seconds: u32,
 }
@@ -38,7 +38,8 @@ impl Scale {
         }
     }
 
-    /// Less data than [`full`](Self::full), but still more than the page cache holds: a few seconds for each figure.
+    /// Returns a smaller scale than [`full`](Self::full), with a few seconds per result. The data
+    /// is still larger than the page cache.
     pub(crate) fn short(seconds: u32) -> Self {
         Self {
             disk_bytes: 3072 * MIB,
@@ -64,7 +65,7 @@ impl Scale {
     }
 }
 
-/// One workload.
+/// A workload of the benchmark.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
@@ -127,7 +128,7 @@ fn db_bench(disk: &Disk, scale: &Scale, benchmark: &str, more: &[&str]) -> Resul
     rate.with_context(|| format!("db_bench printed no rate: {printed}"))
 }
 
-/// Returns the sources of hob as a tar file, in memory or on the local disk.
+/// Returns hob's source tree as a tar file outside the measured disk.
 fn sources() -> Result<tempfile::NamedTempFile> {
     let file = tempfile::NamedTempFile::new()?;
     let mut command = Command::new("tar");
@@ -150,7 +151,7 @@ fn unpack(disk: &mut Disk, scale: &Scale) -> Result<f64> {
     Ok(files(disk)? / start.elapsed().as_secs_f64())
 }
 
-/// Uses the tree that was unpacked before.
+/// Measures git on the source tree that an earlier workload unpacked.
 fn git(disk: &mut Disk, _: &Scale) -> Result<f64> {
     let tree = disk.path("tree");
     let _ = std::fs::remove_dir_all(tree.join(".git"));
@@ -173,14 +174,14 @@ fn sync(disk: &Disk) -> Result<()> {
     shell::output(Command::new("sync").arg("--file-system").arg(disk.path("tree"))).map(|_| ())
 }
 
-/// Returns the number of files unpacked.
+/// Returns the number of unpacked files.
 fn files(disk: &Disk) -> Result<f64> {
     let mut find = Command::new("find");
     find.arg(disk.path("tree")).args(["-name", ".git", "-prune", "-o", "-type", "f", "-print"]);
     Ok(shell::output(&mut find)?.lines().count() as f64)
 }
 
-/// Returns the number that follows `before`.
+/// Returns the number that follows `before` in a text.
 fn number_after(text: &str, before: &str) -> Option<f64> {
     text.split_once(before)?.1.split_whitespace().next()?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! The model of etcd: handles one request after the other, each with a service time. A request whose sender
-//! has timed out is dropped when its turn comes.
+//! A model of etcd with one server. Each request takes a service time. A request whose sender has
+//! timed out is dropped when its turn comes.
 //!
-//! Bytes are those of a daemon's requests and etcd's answers in HTTP with JSON, headers included, as
-//! counted with etcd 3.4 and names of ten letters.
+//! Byte counts are for HTTP with JSON, including headers. The byte counts were measured with a
+//! daemon, etcd 3.4 and names of ten letters.
 
 use std::collections::VecDeque;
 
@@ -15,28 +15,28 @@ use super::EtcdCosts;
 /// Interval at which etcd checks for expired leases.
 const LEASE_LATE_NS: u64 = 500_000_000;
 
-/// Size of an HTTP request and its answer without content.
+/// Size of an HTTP request and its response without content, bytes.
 const HEADS_BYTES: f64 = 600.0;
 
-/// Sizes of: a key to read; a record or a lock in an answer; a transaction that takes a disk, with its
-/// answer; a watch event.
+/// Size of a key in a read request, bytes. The next constants are the sizes of a record or lock in
+/// a response, of a transaction with its response, and of a watch event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;
 const NEWS_BYTES: f64 = 400.0;
 
-/// A host's request.
+/// A host's request to etcd.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
-    /// For the lease manager.
+    /// A request of the lease manager.
     Lease(Request),
-    /// About these disks.
+    /// A read of the keys of these disks.
     Looks(Vec<String>),
-    /// To take one.
+    /// A transaction that acquires a disk.
     Take(hob_engine::cluster::Txn),
 }
 
-/// A request in flight, with its sender's timeout.
+/// A request in flight with the timeout of its sender.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) host: usize,
@@ -46,7 +46,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Returns true if it changes anything, so that a majority must agree.
+    /// Returns true if the request changes data, so that a majority must store the change.
     pub(super) fn changes(&self) -> bool {
         match &self.question {
             Question::Lease(request) => !matches!(request, Request::Renew(..) | Request::LookUp(_)),
@@ -55,7 +55,7 @@ impl Asked {
         }
     }
 
-    /// Returns its number of HTTP requests.
+    /// Returns the number of HTTP requests.
     pub(super) fn parts(&self) -> u64 {
         if matches!(self.question, Question::Lease(Request::Renew(..))) { 2 } else { 1 }
     }
@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Returns the size of an answer; its header counts with the request's.
+/// Returns the size of a response without its header, bytes. The header counts with the request.
 pub(super) fn answer_bytes(asked: &Asked, looks: &[OwnershipSnapshot]) -> f64 {
     let entries =
         looks.iter().map(|look| usize::from(look.title.is_some()) + usize::from(look.hold.is_some()));
@@ -80,12 +80,12 @@ pub(super) fn answer_bytes(asked: &Asked, looks: &[OwnershipSnapshot]) -> f64 {
     }
 }
 
-/// Returns the size of this many watch events.
+/// Returns the size of this many watch events, bytes.
 pub(super) fn news_bytes(changes: usize) -> f64 {
     changes as f64 * NEWS_BYTES
 }
 
-/// A request with its answer.
+/// A request with its response.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) asked: Asked,
@@ -100,7 +100,7 @@ pub(super) struct Server {
     costs: EtcdCosts,
     waiting: VecDeque<(Asked, Instant)>,
     serving: Option<(Asked, Instant)>,
-    /// Work for watch events that is still to be done, nanoseconds.
+    /// Remaining work to send watch events, nanoseconds.
     tells_ns: u64,
     pub(super) longest_ns: u64,
 }
@@ -117,13 +117,13 @@ impl Server {
         }
     }
 
-    /// Adds a request. Returns true if it is the only one.
+    /// Adds a request. Returns true if the server is idle.
     pub(super) fn arrive(&mut self, now: Instant, asked: Asked) -> bool {
         self.waiting.push_back((asked, now));
         self.serving.is_none()
     }
 
-    /// Begins the next request, and returns its service time.
+    /// Starts the next request and returns its service time, nanoseconds.
     pub(super) fn begin(&mut self, now: Instant) -> Option<u64> {
         let (asked, arrived) = loop {
             let next = self.waiting.pop_front()?;
@@ -141,7 +141,7 @@ impl Server {
         Some(asked.parts() * question_ns + change + keys * key_ns + std::mem::take(&mut self.tells_ns))
     }
 
-    /// Completes the present request.
+    /// Completes the current request.
     pub(super) fn end(&mut self, now: Instant) -> Option<Work> {
         let (asked, arrived) = self.serving.take()?;
         self.longest_ns = self.longest_ns.max(now.nanos_since(arrived));
@@ -151,7 +151,7 @@ impl Server {
             Question::Take(txn) => Request::Txn(txn.clone()),
             Question::Looks(disks) => {
                 looks = disks.iter().map(|disk| self.store.look(disk)).collect();
-                // It only ends expired leases.
+                // This request only ends expired leases.
                 Request::LookUp(String::new())
             }
         };
@@ -159,7 +159,7 @@ impl Server {
         Some(Work { asked, response, looks })
     }
 
-    /// Sends this many watch events; returns the delay until they are sent, nanoseconds.
+    /// Sends this many watch events. Returns the delay until they are sent, nanoseconds.
     pub(super) fn tell(&mut self, changes: usize) -> u64 {
         self.tells_ns += changes as u64 * self.costs.news_ns;
         self.tells_ns

@@ -1,4 +1,4 @@
-//! A host of the model: the state machines, and the daemon's pacing of requests.
+//! A modelled cluster host: the cluster state machines, and the daemon's pacing of etcd requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,24 +12,25 @@ use hob_world::cluster::store::{Request, Response};
 use super::etcd::{Asked, Question};
 use super::{Event, Looks, Owners, Pacing, Play, SECOND_NS};
 
-/// As in the daemon: timeout of a request, disks per request, parallel requests and transactions, attempts
-/// per disk.
+/// Timeout of an etcd request, as in the daemon, nanoseconds. The next constants are the daemon's
+/// maximum numbers of disks per request, parallel requests, parallel transactions, and attempts per
+/// disk.
 const QUESTION_NS_MAX: u64 = 2 * SECOND_NS;
 const LOOK_DISKS_MAX: usize = 60;
 const LOOKS_MAX: usize = 2;
 const COMMITS_MAX: usize = 16;
 const GOES: u32 = 5;
 
-/// Purpose of a request.
+/// Purpose of an etcd request.
 #[derive(Debug)]
 enum Purpose {
-    /// With the lease manager's call number.
+    /// A request of the lease manager, with its call number.
     Lease(u64),
     Looks(Vec<String>),
     Take(String),
 }
 
-/// A host; see the module documentation.
+/// A modelled host; see the module documentation.
 pub(super) struct Host {
     me: Member,
     settle_ns: u64,
@@ -38,17 +39,17 @@ pub(super) struct Host {
     keeper: LeaseManager,
     term: Option<LeaseTerm>,
     pub(super) waiting: Waiting,
-    /// Disks of other hosts that it watches.
+    /// Disks of other hosts that this host watches.
     told: BTreeSet<String>,
     pub(super) held: Vec<String>,
     seats: BTreeMap<String, OwnershipState>,
     asked: BTreeMap<u64, Purpose>,
-    /// Disks to read, when there is a free request.
+    /// Disks to read when a request slot is free.
     to_look: VecDeque<String>,
-    /// Disks being tried, with the remaining attempts.
+    /// Disks that the host tries to acquire, with the remaining attempts.
     trying: BTreeMap<String, u32>,
     looks: usize,
-    /// With the revision of the record that was read.
+    /// Transactions to send, with the disk and the revision of the ownership record that was read.
     to_commit: VecDeque<(String, Txn, u64)>,
     commits: usize,
     looks_at: Instant,
@@ -94,7 +95,7 @@ impl Host {
 }
 
 impl Play {
-    // The lease.
+    // Lease handling.
 
     pub(super) fn keep(&mut self, number: usize) {
         let now = self.now;
@@ -169,7 +170,8 @@ impl Play {
                 self.hosts[host].commits -= 1;
                 match answer {
                     Some(Response::Txn(Some(_))) => self.took(host, &disk),
-                    // Another host took it, or the result is unknown: the next read shows it.
+                    // Another host acquired the disk, or the result is unknown. The next read shows
+                    // which.
                     _ => self.look_again(host, disk),
                 }
             }
@@ -179,7 +181,7 @@ impl Play {
 
     // Disks.
 
-    /// Gives disks their first owners; the other hosts start to wait for them.
+    /// Gives all disks their first owners. The other hosts start to wait for the disks.
     pub(super) fn settle(&mut self) {
         for number in 0..self.hosts.len() {
             for disk in std::mem::take(&mut self.hosts[number].held) {
@@ -204,7 +206,7 @@ impl Play {
         }
     }
 
-    /// Schedules the next attempt.
+    /// Schedules the next attempt to acquire disks.
     pub(super) fn look_when_due(&mut self, number: usize) {
         let host = &mut self.hosts[number];
         if let Some(at) = host.waiting.poll_timeout().filter(|at| *at < host.looks_at) {
@@ -245,7 +247,7 @@ impl Play {
         self.go_on(number);
     }
 
-    /// Sends requests while there are free ones.
+    /// Sends etcd requests while request slots are free.
     fn go_on(&mut self, number: usize) {
         let (looks_max, disks_max, commits_max) = match self.owners.pacing {
             Pacing::ClusterEvent => (LOOKS_MAX, LOOK_DISKS_MAX, COMMITS_MAX),
@@ -284,7 +286,7 @@ impl Play {
             }
             Some(Verdict::Mine(_)) => self.took(number, disk),
             Some(Verdict::Wait(at)) => self.tried(number, disk, Tried::Settles(at)),
-            // There is no dirty data here, so there is no failover from a replica.
+            // The model has no dirty data, so there is no failover from a replica.
             Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::OtherOwner),
             None => self.tried(number, disk, Tried::Unknown),
         }

@@ -1,14 +1,14 @@
-//! Many hosts of a cluster and one etcd, in virtual time: the idle load of etcd, and how long disks are
-//! unavailable when hosts die.
+//! Models a cluster of many hosts and one etcd in virtual time. The results are the idle load of
+//! etcd and the time for which disks are unavailable after hosts fail.
 //!
-//! Hosts have the state machines of [`hob_engine::cluster`] and pace their requests as the daemon does. The
-//! store is the model that cluster histories use, [`hob_world::cluster::store`], behind a server with a
-//! service time for each request ([`etcd`]). Every disk is served by one host, and some others wait for it.
-//! Then hosts are killed: their leases end, the settling time of their disks passes, and other hosts take
-//! them.
+//! Hosts run the state machines of [`hob_engine::cluster`] and pace their requests as the daemon
+//! does. The model of etcd is [`hob_world::cluster::store`] behind a server with a service time per
+//! request ([`etcd`]). Each disk is served by one host, and some other hosts wait for it. The model
+//! then kills some hosts. After the leases of the killed hosts and the settling time have ended,
+//! other hosts acquire the disks.
 //!
-//! Not modelled: backings, caches, and the time to open a disk after it is taken. Times are nanoseconds of
-//! virtual time.
+//! The model does not include backings, caches, and the time to open an acquired disk. Times are in
+//! nanoseconds of virtual time.
 
 mod etcd;
 mod host;
@@ -28,76 +28,76 @@ use host::Host;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Time by which hosts have joined and have their disks.
+/// Time by which all hosts have joined and have their disks.
 const JOINED_NS: u64 = 4 * SECOND_NS;
 
-/// How hosts find released disks.
+/// Method by which hosts find released disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pacing {
-    /// Each host reads each disk that it waits for every second.
+    /// Each host reads each disk that it waits for once per second.
     Looks,
-    /// They watch changes, and read many disks with one request.
+    /// Hosts watch changes, and read many disks with one request.
     ClusterEvent,
 }
 
 /// Service times of etcd.
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdCosts {
-    /// A request, nanoseconds of its only server.
+    /// Service time of a request on etcd's only server, nanoseconds.
     pub question_ns: u64,
-    /// A change, in addition.
+    /// Additional service time of a change, nanoseconds.
     pub change_ns: u64,
-    /// Each key that it reads.
+    /// Service time per key that a request reads, nanoseconds.
     pub key_ns: u64,
-    /// Each watch event.
+    /// Service time per watch event, nanoseconds.
     pub news_ns: u64,
-    /// Time until a majority has stored a change; other requests continue meanwhile.
+    /// Time until a majority has stored a change, nanoseconds. Other requests continue meanwhile.
     pub commit_ns: u64,
-    /// Latency from a host to etcd, and back.
+    /// Network latency between a host and etcd in one direction, nanoseconds.
     pub way_ns: u64,
 }
 
-/// A model.
+/// Parameters of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Owners {
     /// Number of hosts.
     pub hosts: usize,
-    /// Number of disks of all hosts.
+    /// Total number of disks on all hosts.
     pub disks: usize,
-    /// Number of hosts that know each disk, if there are as many.
+    /// Number of hosts that know each disk, limited to the number of hosts.
     pub known_by: usize,
     /// Number of hosts that are killed at the same time.
     pub killed: usize,
-    /// Length of a lease.
+    /// Length of a lease, nanoseconds.
     pub lease_ns: u64,
-    /// Settling time of a failed owner.
+    /// Settling time of a failed owner, nanoseconds.
     pub settle_ns: u64,
-    /// How hosts find released disks.
+    /// Method by which hosts find released disks.
     pub pacing: Pacing,
     /// Service times of etcd.
     pub etcd: EtcdCosts,
-    /// Seconds of warm-up.
+    /// Duration of the warm-up, seconds.
     pub warm_s: u64,
-    /// Seconds in which requests are counted.
+    /// Duration of the idle measurement, seconds.
     pub steady_s: u64,
-    /// Maximum number of seconds after the kill.
+    /// Maximum duration after the kill, seconds.
     pub after_s: u64,
     /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// Requests to etcd per second.
+/// Load of etcd, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Requests for leases.
+    /// Number of lease requests.
     pub renewals: f64,
-    /// Reads of one or more disks.
+    /// Number of reads of one or more disks.
     pub looks: f64,
-    /// Transactions.
+    /// Number of transactions.
     pub takes: f64,
-    /// Watch events, for each host that gets them.
+    /// Number of watch events, counted once per receiving host.
     pub news: f64,
-    /// Bytes of all of that, in both directions.
+    /// Number of bytes of all requests and events, in both directions.
     pub bytes: f64,
 }
 
@@ -111,45 +111,45 @@ impl Traffic {
 /// Result of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Mean of the idle time.
+    /// Mean load while the cluster is idle.
     pub steady: Traffic,
-    /// The busiest second after the kill.
+    /// Load in the busiest second after the kill.
     pub busiest: Traffic,
     /// Number of disks of the killed hosts.
     pub orphans: usize,
-    /// Times from the kill until another host took the disk, nanoseconds, sorted; only of disks that were
-    /// taken.
+    /// Times from the kill until another host acquired the disk, sorted, nanoseconds. Only acquired
+    /// disks are included.
     pub away_ns: Vec<u64>,
-    /// Number of transactions after the kill per disk that was taken.
+    /// Number of transactions after the kill per acquired disk.
     pub takes_a_disk: f64,
     /// Number of hosts that lost their lease without being killed.
     pub leases_lost: usize,
-    /// Maximum time of a request in etcd, nanoseconds, without those that timed out.
+    /// Maximum time of a request in etcd, without requests that timed out, nanoseconds.
     pub longest_ns: u64,
 }
 
 impl Outcome {
-    /// Returns the time within which `percent` percent of the killed hosts' disks were taken; `None` if
-    /// they were not taken in time.
+    /// Returns the time within which `percent` % of the killed hosts' disks were acquired, or
+    /// `None` if they were not acquired in time.
     pub fn away_at(&self, percent: usize) -> Option<u64> {
         let place = (self.orphans * percent).div_ceil(100).max(1) - 1;
         self.away_ns.get(place).copied()
     }
 }
 
-/// A future event.
+/// A future event of the model.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a model has few at a time")]
 enum Event {
-    /// A host's lease manager has work to do.
+    /// A host's lease manager must be called.
     Keep(usize),
-    /// A host checks for disks to try.
+    /// A host checks for disks to acquire.
     OwnershipSnapshot(usize),
-    /// A request reaches etcd.
+    /// A request arrives at etcd.
     Arrives(Asked),
-    /// Etcd completes a request.
+    /// etcd completes a request.
     Served,
-    /// An answer reaches a host; `None`: it timed out.
+    /// A response arrives at a host; `None` is a timeout.
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
     /// A host gets watch events.
     Watched { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
@@ -159,7 +159,7 @@ enum Event {
     Kill,
 }
 
-/// The answer to a read of many disks.
+/// Response to a read of many disks.
 type Looks = Vec<hob_engine::cluster::OwnershipSnapshot>;
 
 struct Play {
@@ -169,10 +169,10 @@ struct Play {
     server: Server,
     hosts: Vec<Host>,
     dice: Prng,
-    /// By second.
+    /// Load of etcd by second.
     traffic: Vec<Traffic>,
     kill_at: Instant,
-    /// Disks of the killed hosts, by name, and when a living host took each.
+    /// Disks of the killed hosts, with the time at which another host acquired each disk.
     orphans: BTreeMap<String, Option<Instant>>,
     takes: u64,
     number: u64,
@@ -181,10 +181,10 @@ struct Play {
 /// Runs a model. `check` is called at intervals and can end the run.
 ///
 /// # Errors
-/// Those of `check`.
+/// Returns the errors of `check`.
 ///
 /// # Panics
-/// If `killed` equals `hosts`.
+/// Panics if `killed` is not less than `hosts`.
 pub fn play<E>(owners: &Owners, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
     assert!(owners.killed < owners.hosts, "somebody has to be left");
     let mut play = Play::new(owners);
@@ -228,7 +228,7 @@ impl Play {
         }
         let kill_at = Instant(JOINED_NS + (owners.warm_s + owners.steady_s) * SECOND_NS);
         queue.push(Instant(JOINED_NS), Event::Settle);
-        // At any time between two renewals.
+        // The kill happens at a random time between two renewals.
         queue.push(kill_at + dice.below(SECOND_NS), Event::Kill);
         Play {
             owners: *owners,
@@ -278,14 +278,14 @@ impl Play {
         }
     }
 
-    /// Etcd begins the next request, if there is one.
+    /// Starts the next request of etcd, if any.
     fn serve(&mut self) {
         if let Some(takes_ns) = self.server.begin(self.now) {
             self.queue.push(self.now + takes_ns, Event::Served);
         }
     }
 
-    /// Etcd completes a request: sends its answer and the watch events.
+    /// Completes a request of etcd: sends its response and the watch events.
     fn answer(&mut self) {
         let Some(Work { asked, response, looks }) = self.server.end(self.now) else { return };
         let mut at = self.now + self.way();
@@ -299,7 +299,7 @@ impl Play {
         self.tell();
     }
 
-    /// Sends the changes to every watching host.
+    /// Sends watch events to every watching host.
     fn tell(&mut self) {
         let news: Rc<[_]> = self.server.store.take_news().into();
         if news.is_empty() || self.owners.pacing == Pacing::Looks || self.now.0 <= JOINED_NS {
@@ -335,7 +335,7 @@ impl Play {
 
     fn kill(&mut self) {
         self.kill_at = self.now;
-        // Evenly spread numbers: disks are not all on adjacent hosts.
+        // Evenly spaced host numbers avoid that the disks are all on adjacent hosts.
         let every = self.hosts.len() / self.owners.killed;
         for host in (0..self.owners.killed).map(|killed| killed * every) {
             self.hosts[host].is_up = false;

@@ -1,7 +1,8 @@
-//! Alibaba's block traces of 2020: `device_id,opcode,offset,length,timestamp`, no first line.
+//! Parses Alibaba's block traces of 2020: `device_id,opcode,offset,length,timestamp` without a
+//! header line.
 //!
-//! The opcode is R or W, offset and length are bytes, the timestamp µs of Unix time. Source: the README of
-//! github.com/alibaba/block-traces; Li et al., IISWC 2020.
+//! The opcode is R or W, offset and length are in bytes, and the timestamp is Unix time in µs.
+//! Source: the README of github.com/alibaba/block-traces; Li et al., IISWC 2020.
 
 use super::super::disks::Disks;
 use super::super::fields::{More, Reason, columns, number, operation, time_ns};

@@ -1,8 +1,9 @@
-//! The traces of the ARC paper, `.lis`: `starting_block number_of_blocks ignored request_number`.
+//! Parses the `.lis` traces of the ARC paper: `starting_block number_of_blocks ignored
+//! request_number`.
 //!
-//! Blocks are pages of 512 bytes; some of the traces have other sizes, which can be set. The files contain
-//! only reads, without times: the n-th is put n ms after the first. Source: the traces' README; Megiddo and
-//! Modha, FAST 2003.
+//! Blocks are pages of 512 bytes by default; some traces need another page size. The files contain
+//! only reads without times. The parser gives the n-th read the time n ms. Source: the traces'
+//! README; Megiddo and Modha, FAST 2003.
 
 use super::super::Op;
 use super::super::disks::Disks;

@@ -1,4 +1,5 @@
-//! hob's own binary format, read with tolerance: an invalid record is skipped, a truncated end reported.
+//! Parses hob's binary format with tolerance: invalid records are skipped, and a truncated end is
+//! reported.
 
 use std::io;
 
@@ -75,7 +76,7 @@ impl Parse for Hob {
 }
 
 impl Hob {
-    /// Returns the messages at the end, one at a time.
+    /// Returns the messages at the end of the trace, one per call.
     fn finish(&mut self) -> Step {
         let torn = self.end - self.next;
         (self.next, self.end) = (0, 0);

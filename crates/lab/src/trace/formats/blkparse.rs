@@ -1,10 +1,11 @@
-//! The default text output of `blkparse`: `device cpu sequence time pid action RWBS sector + sectors
-//! [process]`.
+//! Parses the default text output of `blkparse`: `device cpu sequence time pid action RWBS sector +
+//! sectors [process]`.
 //!
-//! Times are seconds, sectors have 512 bytes. A request passes through several actions; those of one kind
-//! are used: Q (queued) if the start of the file has any, else I, D or C. RWBS is the type: an F in front
-//! is a flush before the data, then D, W, R or N (none). A write with such a flush counts as a write. The
-//! summary at the end is skipped. Source: blkparse(1), `blkparse_fmt.c`.
+//! Times are in seconds, and sectors have 512 bytes. A request causes several actions, and the
+//! parser uses actions of one kind: Q (queued) if the start of the file has any, or else I, D or C.
+//! RWBS is the type of the request. A leading F is a flush before the data, followed by D, W, R or
+//! N (none). A write with a leading flush counts as a write. The summary at the end is skipped.
+//! Source: blkparse(1), `blkparse_fmt.c`.
 
 use super::super::Op;
 use super::super::disks::Disks;
@@ -22,7 +23,7 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
 
 struct Blkparse {
     action: &'static str,
-    /// The summary has begun.
+    /// True when the parser has reached the summary.
     ended: bool,
 }
 
@@ -44,7 +45,7 @@ fn begins_summary(line: &str) -> bool {
         && line.contains('(')
 }
 
-/// Returns the operation of an RWBS field; a flush only if no data is moved.
+/// Returns the operation of an RWBS field. A request is a flush only if it moves no data.
 fn operation(rwbs: &str, moves: bool) -> Option<Op> {
     if !moves {
         return rwbs.starts_with('F').then_some(Op::Flush);

@@ -1,8 +1,8 @@
-//! blkreplay load files: `start ; sector; length ; op ;  replay_delay ; replay_duration`.
+//! Parses blkreplay load files: `start ; sector; length ; op ;  replay_delay ; replay_duration`.
 //!
-//! Start is seconds, sector and length are sectors of 512 bytes. The operation is R, W or D; further
-//! letters (RA: read ahead) are ignored. Any text may precede the line that begins with `start`. Source:
-//! github.com/schoebel/blkreplay, its manual and example loads.
+//! The start is in seconds, and sector and length are in sectors of 512 bytes. The operation is R,
+//! W or D. More letters, such as RA for read-ahead, are ignored. Any text may precede the line that
+//! begins with `start`. Source: github.com/schoebel/blkreplay, its manual and example loads.
 
 use super::super::disks::Disks;
 use super::super::fields::{More, Reason, bytes, columns, operation, time_ns};

@@ -1,10 +1,11 @@
-//! blktrace's binary records, as the kernel writes them, in either byte order.
+//! Parses blktrace's binary records, as the kernel writes them, in either byte order.
 //!
-//! A record has 48 bytes: magic and version u32, sequence u32, time u64 (ns), sector u64 (512 bytes), bytes
-//! u32, action u32, pid u32, device u32, cpu u32, error u16, length u16 of the data that follows, which is
-//! skipped. The action's upper half is the type of request, its lower half the event. Events of one kind
-//! are used, as in `blkparse`: queued if the start has any, else inserted, issued or completed. Each
-//! processor has a file of its own: `blkparse -i NAME -d FILE` merges them. Version 7 is read; version 8
+//! A record has 48 bytes: magic and version u32, sequence u32, time u64 (ns), sector u64 (512
+//! bytes), bytes u32, action u32, pid u32, device u32, cpu u32, error u16, length u16. The length
+//! is that of the following data, which is skipped. The upper half of the action is the type of the
+//! request, and the lower half is the event. The parser uses events of one kind, as for `blkparse`:
+//! queued if the start has any, or else inserted, issued or completed. blktrace writes one file per
+//! processor, and `blkparse -i NAME -d FILE` merges these files. Version 7 is read, and version 8
 //! (Linux 6.19) is refused. Source: `include/uapi/linux/blktrace_api.h`.
 
 use std::io;
@@ -25,19 +26,19 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
 };
 
 const RECORD_BYTES: usize = 48;
-/// The upper three bytes; the lowest is the version.
+/// Upper three bytes of the magic number. The lowest byte is the version.
 const MAGIC: u32 = 0x6561_7400;
 const VERSION: u32 = 7;
 
-/// Bits of the action's upper half.
+/// Bits in the upper half of the action.
 const WRITE: u32 = 1 << 1;
 const FLUSH: u32 = 1 << 2;
 const NOTIFY: u32 = 1 << 10;
 const DISCARD: u32 = 1 << 13;
 const PC: u32 = 1 << 9;
-/// Set in the lower half when a control group's number follows.
+/// Bit in the lower half of the action that is set if a control group number follows.
 const CGROUP: u32 = 1 << 8;
-/// Events, in order of preference: queued, inserted, issued, completed.
+/// Numbers of the usable events, in order of preference: queued, inserted, issued, completed.
 const EVENTS: [u32; 4] = [1, 12, 7, 8];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,7 @@ fn order(bytes: &[u8]) -> Option<Order> {
     [Order::Little, Order::Big].into_iter().find(|order| u32_at(start, 0, *order) & !0xff == MAGIC)
 }
 
-/// Returns the events to use: the most preferred kind at the start.
+/// Returns the event to use: the most preferred event at the start of the trace.
 fn event(head: &[u8], order: Order) -> u32 {
     let mut found = [false; EVENTS.len()];
     let mut rest = head;
@@ -149,7 +150,8 @@ impl Blktrace {
         let offset = if op == Op::Flush { 0 } else { scaled(u64_at(record, 16, order), 512, "the sector")? };
         let device = u32_at(record, 36, order);
         self.name.clear();
-        // The kernel's own split: twelve bits of major number, twenty of minor.
+        // The kernel splits a device number into twelve bits of major number and twenty bits of
+        // minor number.
         write!(self.name, "{},{}", device >> 20, device & 0xf_ffff).expect("a string takes everything");
         let disk = disks.named(&self.name)?;
         Ok(Some(Raw { at_ns: u64_at(record, 8, order), offset, len, op, disk }))

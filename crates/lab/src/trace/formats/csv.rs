@@ -1,5 +1,5 @@
-//! hob's CSV: `ts_us,op,offset,size` and optionally `disk`; see [`crate::trace::csv`]. The first line may
-//! be missing.
+//! Parses hob's CSV format: `ts_us,op,offset,size` and optionally `disk`; see
+//! [`crate::trace::csv`]. The header line may be missing.
 
 use super::super::csv::{HEADER, HEADER_DISKS};
 use super::super::disks::Disks;
@@ -15,7 +15,7 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
     parser: |_, _| Ok(Box::new(Lines(Csv::default()))),
 };
 
-/// Returns true if there is a header, which is sufficient for the detection.
+/// Returns true if the trace has a header line. The header is sufficient to detect the format.
 fn has_header(head: &Head<'_>) -> bool {
     head.lines().next().is_some_and(|line| [HEADER, HEADER_DISKS].contains(&line.trim()))
 }

@@ -1,12 +1,13 @@
-//! Five columns of numbers, of three kinds: time, device, block, size, flags.
+//! Parses three text formats with five columns of numbers: time, device, block, size and flags.
 //!
-//! - `disksim`: DiskSim's ASCII format. Milliseconds with a fraction; block and size in sectors of 512 bytes; flags in
-//!   hexadecimal, whose bit 0 is set for a read. Source: the DiskSim 4.0 manual, "ascii" traces, and
-//!   `disksim_iotrace.c`.
-//! - `mqsim`: whole nanoseconds; sectors; 1 for a read, 0 for a write. Source: the README of MQSim (Tavakkol et al.,
-//!   FAST 2018).
-//! - `replayer`: milliseconds; block and size in bytes; 1 for a read. MSR traces cut for Heimdall and IODA look so.
-//!   Source: github.com/huaicheng/replayer, README.
+//! - `disksim` is DiskSim's ASCII format. Times are milliseconds with a fraction, and block and
+//!   size are in sectors of 512 bytes. The flags are hexadecimal, and bit 0 is set for a read.
+//!   Source: the DiskSim 4.0 manual, "ascii" traces, and `disksim_iotrace.c`.
+//! - `mqsim` has times in whole nanoseconds, sectors of 512 bytes, and the flags 1 for a read and 0
+//!   for a write. Source: the README of MQSim (Tavakkol et al., FAST 2018).
+//! - `replayer` has times in milliseconds, block and size in bytes, and the flag 1 for a read. The
+//!   MSR traces of Heimdall and IODA have this format. Source: github.com/huaicheng/replayer,
+//!   README.
 
 use super::super::Op;
 use super::super::disks::Disks;
@@ -47,8 +48,8 @@ enum Kind {
     Replayer,
 }
 
-/// All three parse alike. Times without a fraction are nanoseconds; among the others bytes are known by being whole
-/// sectors throughout, which numbers of sectors are not.
+/// Returns how well the start of a trace fits one of the three formats. Times without a fraction
+/// are nanoseconds. If all blocks and sizes are multiples of the sector size, they are in bytes.
 fn likeness(head: &Head<'_>, kind: Kind) -> Likeness {
     let likeness = lines_like(head, kind);
     if likeness == Likeness::No {

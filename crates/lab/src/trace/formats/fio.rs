@@ -1,9 +1,11 @@
-//! fio's I/O logs (`write_iolog`), versions 2 and 3; the first line says which.
+//! Parses fio's I/O logs (`write_iolog`), versions 2 and 3. The first line has the version.
 //!
-//! Version 2: `filename action [offset length]`, no times but those of `wait`, whose offset is µs since the wait
-//! before. Version 3: `timestamp filename action [offset length]`, the timestamp µs since the start. Actions: read, write,
-//! trim, sync, datasync; add, open and close are passed over. Offsets and lengths are bytes, and each file is a disk.
-//! Source: fio's HOWTO, "Trace file format v2" and "v3"; the unit of v3's times: `log_io_u` in `iolog.c`.
+//! Version 2 has lines `filename action [offset length]`. The only times in version 2 are those of
+//! `wait`, whose offset is the number of µs since the previous wait. Version 3 has lines `timestamp
+//! filename action [offset length]`, with the timestamp in µs since the start. The parser uses the
+//! actions read, write, trim, sync and datasync, and ignores add, open and close. Offsets and
+//! lengths are in bytes, and each file is a disk. Source: fio's HOWTO, "Trace file format v2" and
+//! "v3". The unit of version 3's times is from `log_io_u` in `iolog.c`.
 
 use super::super::Op;
 use super::super::disks::Disks;
@@ -54,7 +56,7 @@ fn likeness(head: &Head<'_>, version: Version) -> Likeness {
 
 struct Fio {
     version: Version,
-    /// Version 2: the sum of the waits.
+    /// Sum of the waits in version 2, nanoseconds.
     waited_ns: u64,
 }
 
@@ -90,7 +92,7 @@ impl ParseLine for Fio {
             _ => return Err("the action is unknown".into()),
         };
         let (offset, len) = match op {
-            // What stands behind a sync is of no meaning.
+            // Text after a sync has no meaning.
             Op::Flush => (0, 0),
             _ => {
                 let offset = number(words.next().unwrap_or_default(), "the offset")?;

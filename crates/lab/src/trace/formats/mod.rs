@@ -1,8 +1,8 @@
-//! The formats: one file each, registered in [`FORMATS`].
+//! Trace formats. Each format is one file and is registered in [`FORMATS`].
 //!
-//! A format is a detector for the first bytes, and a parser that turns the next line or record into a
-//! request or a reason why it is invalid. The reader does the checks that are common to all (ranges, times,
-//! disks that are not wanted).
+//! A format has a detector for the first bytes and a parser. The parser turns the next line or
+//! record into a request, or into a reason why the entry is invalid. The reader does the checks
+//! that all formats share: ranges, times, and unwanted disks.
 
 mod alibaba;
 mod arc;
@@ -34,26 +34,26 @@ use super::input::Input;
 /// A trace format that can be read.
 #[derive(Debug)]
 pub struct FormatInfo {
-    /// Name for `--format`.
+    /// Name of the format for `--format`.
     pub name: &'static str,
-    /// Description in one line.
+    /// Description of the format in one line.
     pub summary: &'static str,
-    /// Definition of the format.
+    /// Publication that defines the format.
     pub source: &'static str,
-    /// Parts of file names that decide between formats, in lower case.
+    /// Lower-case parts of file names that decide between formats.
     hints: &'static [&'static str],
     detect: fn(&Head<'_>) -> Likeness,
     parser: MakeParser,
 }
 
-/// Creates the parser of a trace with this start.
+/// Function that creates the parser of a trace with this start.
 type MakeParser = fn(&Head<'_>, &Settings) -> Result<Box<dyn Parse>, Reason>;
 
 impl FormatInfo {
-    /// Returns the format of that name.
+    /// Returns the format with this name.
     ///
     /// # Errors
-    /// An unknown name; the message lists the known ones.
+    /// Returns an error that lists all formats if no format has this name.
     pub fn named(name: &str) -> anyhow::Result<&'static FormatInfo> {
         match FORMATS.iter().find(|format| format.name == name) {
             Some(format) => Ok(format),
@@ -66,7 +66,8 @@ impl FormatInfo {
     }
 }
 
-/// Every format. If the content fits several equally well, the file name decides, then the order here.
+/// All trace formats. If the content fits several formats equally well, the file name decides, and
+/// then the order of this list.
 pub const FORMATS: &[FormatInfo] = &[
     binary::FORMAT,
     csv::FORMAT,
@@ -95,17 +96,17 @@ fn names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Settings for formats that do not contain them.
+/// Settings that some formats do not define.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    /// Bytes of a page, if the format does not define it.
+    /// Size of a page in bytes, if the format does not define the size.
     pub(super) page_bytes: u64,
 }
 
-/// An unchecked request of a format.
+/// A request from a parser, before the common checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
-    /// Nanoseconds since the format's own start.
+    /// Time since the format's own start, nanoseconds.
     pub(super) at_ns: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -113,27 +114,27 @@ pub(super) struct Raw {
     pub(super) disk: u16,
 }
 
-/// The next entry of a trace.
+/// Next entry of a trace.
 pub(super) enum Step {
     /// A request.
     Request(Raw),
     /// An event that is not a request.
     Event,
-    /// A header, a comment, an empty line.
+    /// A header, a comment or an empty line.
     Text,
     /// An invalid entry.
     Bad(Reason),
-    /// Nothing more.
+    /// The end of the trace.
     End,
 }
 
-/// A parser of a format.
+/// A parser of a trace format.
 pub(super) trait Parse: Send {
-    /// Returns the next entry. An error is the input's.
+    /// Returns the next entry. An error is an error of the input.
     fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step>;
 }
 
-/// What a line is.
+/// Kind of a line in a text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     Request(Raw),
@@ -141,12 +142,12 @@ enum Entry {
     Text,
 }
 
-/// A parser of a text format. Lines are never empty.
+/// A line parser of a text format. The lines are never empty.
 trait ParseLine: Send {
     fn line(&mut self, line: &str, disks: &mut Disks) -> Result<Entry, Reason>;
 }
 
-/// A text format, line by line.
+/// Parser of a text format, line by line.
 struct Lines<L>(L);
 
 impl<L: ParseLine> Parse for Lines<L> {
@@ -164,13 +165,13 @@ impl<L: ParseLine> Parse for Lines<L> {
     }
 }
 
-/// The start of a trace, from which its format is detected.
+/// Start of a trace, from which the format is detected.
 pub(super) struct Head<'a> {
     pub(super) bytes: &'a [u8],
     name: String,
 }
 
-/// Maximum number of lines of a text that are examined.
+/// Maximum number of lines that the detection examines.
 const HEAD_LINES: usize = 200;
 
 impl<'a> Head<'a> {
@@ -178,8 +179,8 @@ impl<'a> Head<'a> {
         Head { bytes, name: name.to_ascii_lowercase() }
     }
 
-    /// Returns the first non-empty lines. The last one may be truncated, and is left out unless it is the
-    /// only one.
+    /// Returns the first non-empty lines. The last line may be truncated and is left out, unless it
+    /// is the only line.
     fn lines(&self) -> impl Iterator<Item = &'a str> {
         let text = match std::str::from_utf8(self.bytes) {
             Ok(text) => text,
@@ -195,7 +196,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// How well a start fits a format.
+/// How well the start of a trace fits a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Likeness {
     No,
@@ -203,7 +204,8 @@ enum Likeness {
     Surely,
 }
 
-/// Returns how well the first lines fit a text format: surely if nearly all do.
+/// Returns how well the first lines fit a text format. The fit is certain if nearly all lines
+/// parse.
 fn lines_like(head: &Head<'_>, mut parser: impl ParseLine) -> Likeness {
     let mut disks = Disks::default();
     let (mut requests, mut bad) = (0, 0);
@@ -225,7 +227,7 @@ fn lines_like(head: &Head<'_>, mut parser: impl ParseLine) -> Likeness {
 /// Returns the format of a trace with this start.
 ///
 /// # Errors
-/// None fits, or the file is an archive of files.
+/// Returns an error if no format fits, or if the file is an archive.
 pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
     let name = &head.name;
     if head.bytes.is_empty() {

@@ -1,8 +1,10 @@
-//! MSR Cambridge: `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`, no first line.
+//! Parses MSR Cambridge traces: `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`
+//! without a header line.
 //!
-//! Times are Windows file times, steps of 100 ns; `Type` is Read or Write; offset and size are bytes. A disk is called
-//! host_number, as the files of the collection are. Source: the collection's README (SNIA IOTTA, trace 388) and
-//! Narayanan et al., Write Off-Loading, FAST 2008.
+//! Times are Windows file times in units of 100 ns. `Type` is Read or Write, and offset and size
+//! are in bytes. The name of a disk is host_number, as in the file names of the collection. Source:
+//! the collection's README (SNIA IOTTA, trace 388) and Narayanan et al., Write Off-Loading, FAST
+//! 2008.
 
 use std::fmt::Write;
 

@@ -1,8 +1,10 @@
-//! libCacheSim's oracleGeneral: little-endian records of 24 bytes without a header.
+//! Parses libCacheSim's oracleGeneral format: little-endian records of 24 bytes without a header.
 //!
-//! Time u32 in seconds, object u64, size u32 in bytes, and when the object is next asked for (i64, a count of requests
-//! or −1), which is not used here. There are no writes. Objects of block traces are numbers of blocks of 512 bytes, as in
-//! the CloudPhysics sample of libCacheSim; another size can be told. Source: libCacheSim, `oracleGeneralBin.h`.
+//! A record has the time (u32, seconds), the object (u64), the size (u32, bytes) and the number of
+//! the object's next request (i64, or −1). The parser does not use the number of the next request.
+//! The format has no writes. Objects of block traces are numbers of 512-byte blocks, as in the
+//! CloudPhysics sample of libCacheSim. An option sets another block size. Source: libCacheSim,
+//! `oracleGeneralBin.h`.
 
 use std::io;
 
@@ -27,7 +29,8 @@ struct OracleGeneral {
     block_bytes: u64,
 }
 
-/// There is no magic: times must not fall, sizes be sensible, and what comes next lie ahead.
+/// Detects the format. The format has no magic bytes, so times must not decrease, sizes must be
+/// plausible, and next requests must be later in the trace.
 fn detect(head: &Head<'_>) -> Likeness {
     let (records, _) = head.bytes.as_chunks::<RECORD_BYTES>();
     let mut last = 0;

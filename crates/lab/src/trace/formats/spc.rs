@@ -1,8 +1,10 @@
-//! SPC (Storage Performance Council), the format of the UMass traces: `ASU,LBA,Size,Opcode,Timestamp`, perhaps more.
+//! Parses the SPC format (Storage Performance Council) of the UMass traces:
+//! `ASU,LBA,Size,Opcode,Timestamp`, with optional further columns.
 //!
-//! The ASU (application specific unit) is the disk; size is bytes; the opcode R or W in either case; the timestamp
-//! seconds from the start. LBAs are blocks whose size the file's description says: 512 unless told otherwise.
-//! Source: SPC Trace File Format Specification, revision 1.0.1 (2002).
+//! The ASU (application specific unit) is the disk. The size is in bytes, the opcode is R or W in
+//! either case, and the timestamp is in seconds since the start. LBAs are in blocks of 512 bytes by
+//! default; the description of a trace may give another size. Source: SPC Trace File Format
+//! Specification, revision 1.0.1 (2002).
 
 use super::super::disks::Disks;
 use super::super::fields::{More, Reason, bytes, columns, number, operation, time_ns};

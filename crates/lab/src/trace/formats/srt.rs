@@ -1,12 +1,13 @@
-//! HP Labs' SRT traces (1992 and later), big-endian, below a header of text.
+//! Parses HP Labs' SRT traces (1992 and later): big-endian records after a text header.
 //!
-//! The header begins with `$$TR_IOREC`, describes the disks and ends with a form feed. Then come records of words of 32
-//! bits: size in bytes, version and type, seconds, µs, start, stop, bytes, block, device, driver, cylinder, flags,
-//! information, and as of version 4 the queue's length. Blocks are the disk's sectors, whose size the header gives
-//! (`sectorsize`; 512 where it does not); bits 8 to 15 of the device are the disk's number; bit 0 of the flags is set for a read.
-//! Records of other types than 1 are passed over. Source: Ruemmler and Wilkes, UNIX disk access patterns, USENIX Winter
-//! 1993; DiskSim, `disksim_iotrace.c` ("hpl"). That blocks are sectors of that size, and absolute, follows from the sections that the
-//! header lists.
+//! The header begins with `$$TR_IOREC`, describes the disks and ends with a form feed. A record has
+//! 32-bit words: size in bytes, version and type, seconds, µs, start, stop, bytes, block, device,
+//! driver, cylinder, flags, and information. From version 4 on, a record also has the queue length.
+//! Blocks are sectors of the disk. The header has the sector size (`sectorsize`, 512 by default).
+//! Bits 8 to 15 of the device are the disk number, and bit 0 of the flags is set for a read.
+//! Records of types other than 1 are ignored. Source: Ruemmler and Wilkes, UNIX disk access
+//! patterns, USENIX Winter 1993; DiskSim, `disksim_iotrace.c` ("hpl"). The sections in the header
+//! show that block numbers are absolute and count sectors.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,11 +31,11 @@ const MAGIC: &[u8] = b"$$TR_IOREC";
 const FORM_FEED: u8 = 0x0c;
 const RECORD_BYTES_MIN: usize = 52;
 const RECORD_BYTES_MAX: usize = 1024;
-/// A plain request.
+/// Record type of a plain request.
 const TYPE_IO: u32 = 1;
 
 struct Srt {
-    /// Bytes of the header with its form feed, until it has been passed.
+    /// Size of the header with its form feed, bytes; 0 when the parser has passed the header.
     header_bytes: u64,
     sector_bytes: BTreeMap<u64, u64>,
     lost: bool,
@@ -51,8 +52,9 @@ fn parser(head: &Head<'_>, _: &Settings) -> Result<Box<dyn Parse>, Reason> {
     Ok(Box::new(Srt { header_bytes: end as u64 + 1, sector_bytes, lost: false }))
 }
 
-/// The size of each disk's sectors. A disk is described as `0 -> { disktype = …, sectorsize = 256, … }`; its sections
-/// begin with a number and an arrow too, but have no `disktype`.
+/// Returns the sector size of each disk. The header describes a disk as `0 -> { disktype = …,
+/// sectorsize = 256, … }`. The sections of a disk also begin with a number and an arrow, but have
+/// no `disktype`.
 fn sector_bytes(header: &str) -> BTreeMap<u64, u64> {
     let mut sizes = BTreeMap::new();
     let (mut number, mut disk) = (None, None);

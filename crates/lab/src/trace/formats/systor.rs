@@ -1,8 +1,10 @@
-//! SYSTOR '17, virtual desktops: `Timestamp,Response,IOType,LUN,Offset,Size`, with that first line.
+//! Parses SYSTOR '17 traces of virtual desktops: `Timestamp,Response,IOType,LUN,Offset,Size`, with
+//! this header line.
 //!
-//! Times are seconds, the timestamp Unix time exact to the µs; the type is R, W or nothing, which is passed over;
-//! offset and size are bytes. The lines are in order of completion. Source: the collection's README (SNIA IOTTA 4964);
-//! Lee et al., Understanding Storage Traffic Characteristics on Enterprise Virtual Desktop Infrastructure, SYSTOR 2017.
+//! Times are in seconds, and the timestamp is Unix time with µs. The type is R or W; lines with an
+//! empty type are ignored. Offset and size are in bytes. The lines are in order of completion.
+//! Source: the collection's README (SNIA IOTTA 4964); Lee et al., Understanding Storage Traffic
+//! Characteristics on Enterprise Virtual Desktop Infrastructure, SYSTOR 2017.
 
 use super::super::disks::Disks;
 use super::super::fields::{More, Reason, columns, number, operation, time_ns};

@@ -1,10 +1,12 @@
-//! Meta's traces of Tectonic, its file system, with a first line that names the columns:
+//! Parses Meta's traces of its file system Tectonic. The header line names the columns:
 //! `op_time,block_id,block_id_size,io_size,io_offset,user_name,user_namespace,op_name,op_count,host_name,rs_shard_id`.
 //!
-//! Times are seconds, sizes and offsets bytes within a block of up to 16 MiB; `getChunkData…` reads, `putChunk…` writes,
-//! other operations are passed over; `op_count` equal requests were made in that second. A block is what has the same
-//! `block_id` and `rs_shard_id`; it gets a place of 16 MiB on its host's disk by a hash, so that neighbourhood says nothing between
-//! blocks and no table is kept. Source: CacheLib, "Evaluating SSD hardware", block traces, and the cacheMon/cache_dataset README.
+//! Times are in seconds. Sizes and offsets are bytes within a block of up to 16 MiB.
+//! `getChunkData…` is a read, `putChunk…` is a write, and other operations are ignored. `op_count`
+//! is the number of equal requests in that second. A block is identified by `block_id` and
+//! `rs_shard_id`. A hash gives each block 16 MiB on its host's disk, so adjacent blocks are
+//! unrelated and no table is needed. Source: CacheLib, "Evaluating SSD hardware", block traces, and
+//! the cacheMon/cache_dataset README.
 
 use std::io;
 
@@ -29,7 +31,7 @@ const COUNT_MAX: u64 = 1 << 20;
 
 #[derive(Default)]
 struct Tectonic {
-    /// How often the last request was made.
+    /// Number of repetitions of the last request.
     count: u64,
 }
 
@@ -61,7 +63,8 @@ impl ParseLine for Tectonic {
     }
 }
 
-/// Where a block lies: FNV-1a over its names, stirred, of which the upper bits count.
+/// Returns the position of a block: a mixed FNV-1a hash of its names, of which the upper bits are
+/// used.
 fn place(block: &str, shard: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in block.bytes().chain([b'/']).chain(shard.bytes()) {
@@ -71,7 +74,7 @@ fn place(block: &str, shard: &str) -> u64 {
     hash >> (64 - PLACE_BITS)
 }
 
-/// Hands a request over as often as it was made.
+/// Returns a request as often as it was made.
 struct Repeating {
     lines: Lines<Tectonic>,
     again: Option<(Raw, u64)>,

@@ -1,7 +1,9 @@
-//! Tencent's cloud block storage: `Timestamp,Offset,Size,IOType,VolumeID`, no first line.
+//! Parses traces of Tencent's cloud block storage: `Timestamp,Offset,Size,IOType,VolumeID` without
+//! a header line.
 //!
-//! The timestamp is whole seconds of Unix time, offset and size are sectors of 512 bytes, the type is 0 for a read and
-//! 1 for a write. Source: the collection's README (SNIA IOTTA 27917); Zhang et al., OSCA, ATC 2020.
+//! The timestamp is Unix time in whole seconds. Offset and size are in sectors of 512 bytes. The
+//! type is 0 for a read and 1 for a write. Source: the collection's README (SNIA IOTTA 27917);
+//! Zhang et al., OSCA, ATC 2020.
 
 use super::super::Op;
 use super::super::disks::Disks;

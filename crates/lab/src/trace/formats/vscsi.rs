@@ -1,10 +1,13 @@
-//! vSCSI traces of VMware virtual disks, as CloudPhysics collected them; both record versions.
+//! Parses both record versions of vSCSI traces of VMware virtual disks, which CloudPhysics
+//! collected.
 //!
-//! Little-endian records without a header. Version 1 has 32 bytes: serial u32, length u32, segments u32, command u16,
-//! version u16, block u64, time u64. Version 2 has 40: command u16, version u16, serial u32, length u32, segments u32,
-//! block u64, time u64, response time u64. The version is the upper byte of its field. Lengths are bytes, blocks
-//! have 512, times are µs. The command's lower byte is the SCSI operation code; codes that move no data of the disk
-//! are passed over. Source: Waldspurger et al., FAST 2015, and the reader of libCacheSim (`vscsi.h`); codes: SBC-4.
+//! Little-endian records without a header. Version 1 has 32 bytes: serial u32, length u32, segments
+//! u32, command u16, version u16, block u64, time u64. Version 2 has 40: command u16, version u16,
+//! serial u32, length u32, segments u32, block u64, time u64, response time u64. The version number
+//! is in the upper byte of the version field. Lengths are in bytes, blocks have 512 bytes, and
+//! times are in µs. The lower byte of the command is the SCSI operation code. Commands that move no
+//! data of the disk are ignored. Source: Waldspurger et al., FAST 2015, and the reader of
+//! libCacheSim (`vscsi.h`); codes: SBC-4.
 
 use std::io;
 
@@ -83,7 +86,8 @@ fn has_version(fields: &Fields, version: Version) -> bool {
     fields.version >> 8 == if version == Version::One { 1 } else { 2 }
 }
 
-/// The format has no magic; all of the first records must say the version.
+/// Returns how well the start of a trace fits this version. The format has no magic bytes, so all
+/// of the first records must have the version.
 fn likeness(head: &Head<'_>, version: Version) -> Likeness {
     let mut records = head.bytes.chunks_exact(version.record_bytes()).take(16).peekable();
     let any = records.peek().is_some();
@@ -93,11 +97,11 @@ fn likeness(head: &Head<'_>, version: Version) -> Likeness {
     }
 }
 
-/// What a SCSI command does to the disk's data.
+/// Returns the operation of a SCSI command, or `None` for a command that is ignored.
 fn operation(code: u8) -> Option<Op> {
     match code {
         0x08 | 0x28 | 0xa8 | 0x88 => Some(Op::Read),
-        // WRITE, WRITE AND VERIFY, WRITE SAME.
+        // SCSI commands WRITE, WRITE AND VERIFY and WRITE SAME.
         0x0a | 0x2a | 0xaa | 0x8a | 0x2e | 0xae | 0x8e | 0x41 | 0x93 => Some(Op::Write),
         0x42 => Some(Op::Discard),
         0x35 | 0x91 => Some(Op::Flush),

@@ -1,11 +1,11 @@
-//! Requests over time in at most 200 buckets of equal width, whatever the duration turns out to be: when a request lies
-//! beyond the last bucket, neighbours are joined and the width doubles.
+//! Counts requests over time in at most 200 buckets of equal width, for traces of any duration.
+//! When a request is beyond the last bucket, adjacent buckets are joined and the width doubles.
 
 use serde::Serialize;
 
 use crate::trace::{Op, Record};
 
-/// More buckets than this there never are.
+/// Maximum number of buckets.
 pub const ARRIVAL_BUCKETS_MAX: usize = 200;
 const WIDTH_NS_MIN: u64 = 1_000;
 
@@ -14,24 +14,25 @@ const WIDTH_NS_MIN: u64 = 1_000;
 pub struct Arrivals {
     /// Width of a bucket, nanoseconds.
     pub bucket_ns: u64,
-    /// Buckets from the start on, at most 200; the last one may be cut short by the trace's end.
+    /// Counts per bucket from the start of the trace, at most 200. The trace's end may cut the last
+    /// bucket short.
     pub buckets: Vec<ArrivalBucket>,
-    /// Mean rate, requests a second; 0 for a trace without duration.
+    /// Mean rate, requests per second; 0 for a trace without duration.
     pub mean_per_s: f64,
-    /// The fullest bucket's rate, requests a second; 0 for a trace without duration.
+    /// Rate in the fullest bucket, requests per second; 0 for a trace without duration.
     pub peak_per_s: f64,
 }
 
-/// What fell into a stretch of time.
+/// Counts of one time bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ArrivalBucket {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Discards and flushes.
+    /// Number of discards and flushes.
     pub others: u64,
-    /// Bytes read and written.
+    /// Number of bytes read and written.
     pub bytes: u64,
 }
 
@@ -105,7 +106,7 @@ impl ArrivalCounter {
         self.buckets.truncate(self.buckets.len().div_ceil(2));
     }
 
-    /// From the first request to the last.
+    /// Returns the time from the first request to the last, nanoseconds.
     pub(super) fn duration_ns(&self) -> u64 {
         self.last_ns
     }
@@ -113,7 +114,7 @@ impl ArrivalCounter {
     pub(super) fn finish(self) -> Arrivals {
         let seconds = self.last_ns as f64 / 1e9;
         let peak = self.buckets.iter().map(ArrivalBucket::requests).max().unwrap_or(0);
-        // A trace shorter than a bucket has its peak in its own duration.
+        // A trace that is shorter than a bucket has its peak rate over its own duration.
         let width = (self.width_ns as f64 / 1e9).min(seconds);
         let rate = |requests: u64, seconds: f64| if seconds > 0.0 { requests as f64 / seconds } else { 0.0 };
         Arrivals {

@@ -1,29 +1,31 @@
-//! The set of sectors that were touched: a bitmap in pieces of 512 sectors, by disk and place.
+//! Set of touched sectors: a bitmap in chunks of 512 sectors, by disk and position.
 //!
-//! When there are too many pieces, half of them, chosen by a hash of their place, are given up for good, and again when
-//! that is not enough; what the others hold is scaled up. (Spatial sampling as in SHARDS, Waldspurger et al., FAST 2015.)
+//! If there are too many chunks, half of them are dropped permanently, chosen by a hash of their
+//! position. The halving is repeated as necessary, and the number of touched sectors is scaled up.
+//! The method is spatial sampling as in SHARDS (Waldspurger et al., FAST 2015).
 
 use std::collections::HashMap;
 
 use super::{Footprint, SECTOR_BYTES};
 
-/// What a table of 2²¹ places holds before it grows: 73 bytes each.
+/// Maximum number of chunks in a hash table of 2²¹ entries before the table grows. An entry has 73
+/// bytes.
 pub(super) const CHUNKS_MAX: usize = (1 << 21) / 8 * 7;
 const CHUNK_SECTORS: u64 = 512;
-/// Disks hold 2⁶³ bytes, so 2⁴² pieces.
+/// Number of bits of a chunk number: disks have up to 2⁶³ bytes, so 2⁴² chunks.
 const CHUNK_BITS: u32 = 42;
 
 #[derive(Debug)]
 pub(super) struct SectorSet {
     chunks: HashMap<u64, [u64; 8]>,
     chunks_max: usize,
-    /// Pieces count whose hash is below 2⁶⁴ ≫ `halvings`.
+    /// Number of halvings: chunks are in the sample if their hash is below 2⁶⁴ ≫ `halvings`.
     halvings: u32,
     sectors: u64,
     touches: u64,
 }
 
-/// Spreads places over all 64-bit numbers, one to one (the finalizer of SplitMix64).
+/// Returns a bijective 64-bit hash of a position (the finalizer of SplitMix64).
 fn stirred(place: u64) -> u64 {
     let place = (place ^ place >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let place = (place ^ place >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -35,7 +37,7 @@ impl SectorSet {
         SectorSet { chunks: HashMap::new(), chunks_max, halvings: 0, sectors: 0, touches: 0 }
     }
 
-    /// Adds the sectors `first ..= last` of a disk.
+    /// Adds the sectors from `first` to `last`, both inclusive, of a disk.
     pub(super) fn touch(&mut self, disk: u16, first: u64, last: u64) {
         self.touches += last - first + 1;
         for chunk in first / CHUNK_SECTORS..=last / CHUNK_SECTORS {
@@ -54,7 +56,7 @@ impl SectorSet {
     }
 
     fn counts(&self, place: u64) -> bool {
-        // A shift by 64 would be none; so many halvings leave nothing to halve long before.
+        // A shift by 64 is impossible: after so many halvings no chunk is left.
         place <= u64::MAX >> self.halvings
     }
 
@@ -79,7 +81,8 @@ impl SectorSet {
     }
 }
 
-/// Sets bits `from ..= to` and returns how many were not set.
+/// Sets the bits from `from` to `to`, both inclusive. Returns the number of bits that were not set
+/// before.
 fn set(words: &mut [u64; 8], from: usize, to: usize) -> u64 {
     let mut new = 0;
     for (n, word) in words.iter_mut().enumerate().take(to / 64 + 1).skip(from / 64) {
@@ -122,7 +125,7 @@ mod tests {
     #[test]
     fn beyond_the_limit_it_estimates_within_a_few_percent() {
         let mut set = SectorSet::new(1_000);
-        // 20,000 pieces, each with 3 sectors, twice.
+        // The test adds 20,000 chunks with 3 sectors each, twice.
         for _ in 0..2 {
             for chunk in 0..20_000 {
                 set.touch(1, chunk * 512 * 7 + 5, chunk * 512 * 7 + 7);

@@ -1,4 +1,5 @@
-//! Quantiles, mean and spread of 64-bit values in a fixed table: sixteen buckets to each power of two.
+//! Computes quantiles, mean and variation of 64-bit values in a fixed table with sixteen buckets
+//! per power of two.
 
 const SUB_BITS: u32 = 4;
 const SUB: usize = 1 << SUB_BITS;
@@ -10,7 +11,7 @@ pub(super) struct Quantiles {
     count: u64,
     max: u64,
     mean: f64,
-    /// Sum of squared distances from the mean (Welford).
+    /// Sum of squared distances from the mean (Welford's algorithm).
     squares: f64,
 }
 
@@ -28,7 +29,7 @@ fn bucket_of(value: u64) -> usize {
     SUB * (shift as usize + 1) + (value >> shift) as usize % SUB
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn upper_of(bucket: usize) -> u64 {
     if bucket < SUB {
         return bucket as u64;
@@ -56,12 +57,12 @@ impl Quantiles {
         self.mean
     }
 
-    /// Standard deviation over mean; 0 where the mean is 0.
+    /// Returns the standard deviation divided by the mean, or 0 if the mean is 0.
     pub(super) fn variation(&self) -> f64 {
         if self.mean == 0.0 { 0.0 } else { (self.squares / self.count as f64).sqrt() / self.mean }
     }
 
-    /// An upper bound of the value that a share of `q` do not exceed; 0 when empty.
+    /// Returns an upper bound of the `q` quantile, or 0 if there are no values.
     pub(super) fn quantile(&self, q: f64) -> u64 {
         let rank = ((self.count as f64 * q).ceil() as u64).max(1);
         let mut seen = 0;
@@ -100,7 +101,7 @@ mod tests {
         }
         assert_eq!(found.quantile(1.0), 1_000_000);
         assert!((found.mean() - 500_500.0).abs() < 1e-3);
-        // A uniform distribution's is 1/√3.
+        // The variation of a uniform distribution is 1/√3.
         assert!((found.variation() - 0.5768).abs() < 1e-3, "{}", found.variation());
         assert_eq!(Quantiles::default().quantile(0.5), 0);
     }
