@@ -16,8 +16,14 @@ use torture::server::Server;
 use torture::stamp::{Origin, UNIT};
 
 const BYTES: u64 = 2 << 20;
-const HABITS: Habits =
-    Habits { flush_once_in: 20, fua_of_ten: 1, reads_of_ten: 3, pause_us_max: 100, headers: true };
+const HABITS: Habits = Habits {
+    flush_once_in: 20,
+    fua_of_ten: 1,
+    reads_of_ten: 3,
+    pause_us_max: 100,
+    headers: true,
+    shares_disk: false,
+};
 
 struct Bench {
     _dir: tempfile::TempDir,
