@@ -215,8 +215,8 @@ fn hostile_replies() {
     endless_error[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
     let simple = |cookie| build(&[&|o: &mut Vec<u8>| reply::push_simple_ok(o, cookie)]);
     let cases: Vec<(&str, bool, Vec<u8>, &str)> = vec![
-        ("garbage", true, vec![0xff; 16], "no magic"),
-        ("a request comes back", true, vec![0x25, 0x60, 0x95, 0x13], "no magic"),
+        ("garbage", true, vec![0xff; 16], "not an NBD magic number"),
+        ("a request comes back", true, vec![0x25, 0x60, 0x95, 0x13], "not an NBD magic number"),
         ("unknown cookie, simple", true, simple(99), "not in flight"),
         ("unknown cookie, chunk", true, at(0, 99, &[]), "not in flight"),
         ("chunk without agreement", false, at(0, WRITE, &[]), "not negotiated"),

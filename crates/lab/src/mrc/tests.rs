@@ -275,7 +275,7 @@ fn disks_do_not_meet_and_their_ends_are_no_trap() {
 fn wrong_blocks_and_endless_traces_are_refused() {
     for block_bytes in [0, 512, 4097, 12288, 2 << 20] {
         let error = exact([], block_bytes, Mode::WriteBack).unwrap_err().to_string();
-        assert!(error.contains("powers of two"), "{error}");
+        assert!(error.contains("must be a power of two"), "{error}");
         let full = Shards::fixed_size(16);
         assert!(shards([], block_bytes, Mode::WriteBack, full).is_err());
     }
