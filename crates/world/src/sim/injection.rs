@@ -230,7 +230,6 @@ pub(super) fn scenario(case: &Case) -> Scenario {
                 faults: FlashFaults::default(),
                 failure: None,
                 refuses: false,
-                returns: false,
             })
             .collect(),
         disks: vec![DiskPlan {
