@@ -177,7 +177,8 @@ fn a_restarted_destination_that_trusts_pulled_data_is_noticed() {
 
 #[test]
 fn a_former_owner_that_answers_standby_reads_is_noticed() {
-    expect(Sabotage::AwayServesStandby, 3000, OLD);
+    // About one history in five thousand notices.
+    expect_in(Sabotage::AwayServesStandby, 5000..8000, OLD);
 }
 
 #[test]
