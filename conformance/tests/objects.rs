@@ -94,7 +94,7 @@ fn a_disk_of_objects_has_one_writer() {
     let refused = Serve::disk(&spec).refused(&other);
     assert!(refused.all().contains("in use") && refused.all().contains("process"), "{}", refused.all());
     let unlocked = command(&["objects", "unlock", &spec]);
-    assert!(!unlocked.success() && unlocked.all().contains("lives"), "{}", unlocked.all());
+    assert!(!unlocked.success() && unlocked.all().contains("still runs"), "{}", unlocked.all());
     hob.kill();
     Serve::disk(&spec).start(&other).stop();
     let nothing = command(&["objects", "unlock", &spec]);
