@@ -335,12 +335,7 @@ fn descriptors_and_children_do_not_pile_up() {
     }
     wait_until("the qcow2 disk", UPGRADE_MAX, || Client::connect(&stage.address(), "q").is_ok());
     // The qemu-nbd of the process before may still be closing its image.
-    let mut after = count(&stage);
-    let deadline = Instant::now() + UPGRADE_MAX;
-    while after != before && Instant::now() < deadline {
-        after = count(&stage);
-    }
-    assert_eq!(after, before);
+    wait_until("as few descriptors and children as before", UPGRADE_MAX, || count(&stage) == before);
     drop(clients);
     stage.daemon.stop();
 }

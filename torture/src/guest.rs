@@ -116,7 +116,7 @@ impl Shared {
 
 enum Flying {
     Read(Read),
-    Write { write: Write, units: u64, fua: bool },
+    Write { write: Write, fua: bool },
     Flush(Flush),
 }
 
@@ -363,7 +363,7 @@ impl Guest {
         let meets = |other: u64, its: u64| other < first + units && first < other + its;
         self.flying.values().filter(|(_, flying)| concerns(flying)).any(|(_, flying)| match flying {
             Flying::Read(read) => meets(read.first, read.units),
-            Flying::Write { write, units, .. } => meets(write.first, *units),
+            Flying::Write { write, .. } => meets(write.first, write.versions().len() as u64),
             Flying::Flush(_) => false,
         })
     }
@@ -390,7 +390,7 @@ impl Guest {
         };
         self.note_write(&write, &format!("{kind:?} sent"));
         let sent = link.send(ask, first, &data);
-        self.sent(sent, Flying::Write { write, units, fua })
+        self.sent(sent, Flying::Write { write, fua })
     }
 
     fn flush(&mut self, link: &mut dyn Link) -> Result<(), Stop> {

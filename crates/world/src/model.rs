@@ -445,6 +445,8 @@ impl Model {
         self.tick();
         let disk = self.disk;
         assert_eq!(seen.len(), reading.floors.len());
+        // A read that began before data was given up, or lost, may have seen that data.
+        let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
         for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
             let at = reading.first + i as u32;
             let ended = self.ended(*value, at)?;
@@ -455,8 +457,6 @@ impl Model {
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
-            // A read that began before data was given up may have seen that data.
-            let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
             if unit.active > 0 || unit.last_ended > reading.began || is_old {
                 continue;
             }
@@ -469,7 +469,6 @@ impl Model {
             let pinned = *unit.pinned.get_or_insert(*value);
             ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
         }
-        let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
         if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }
 

@@ -6,8 +6,8 @@
 //! before. Cached data of an awaited disk was read from the owner since this state machine was
 //! created. Ranges that the owner changed after that are invalidated before `changed` is answered.
 //!
-//! The destination takes a disk that is handed over even if it had given up waiting in the same
-//! attempt. A source that has sent `yours` never serves the disk again.
+//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in the
+//! same attempt. A source that has sent `yours` never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
 //! act is in progress, besides any number of `Forget` acts, which end in any order.
@@ -334,8 +334,8 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
-                // The source had the disk when it first called. That is not certain if the disk was
-                // awaited before, and perhaps given up.
+                // The source had the disk when it first called, unless this destination waited for the
+                // disk in an earlier process.
                 if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
                 {
                     self.begun = Some(session);

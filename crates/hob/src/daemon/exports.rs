@@ -26,7 +26,7 @@ pub(crate) struct Export {
     pub(crate) shard: ShardHandle,
     /// Properties for clients.
     pub(crate) info: ExportInfo,
-    /// What reads through this export promote into the cache.
+    /// How reads through this export promote blocks into the cache.
     pub(crate) promote: Promote,
 }
 

@@ -44,7 +44,7 @@ pub(crate) enum MountError {
     InUse {
         /// The path.
         path: PathBuf,
-        /// What uses the path, as far as known.
+        /// The user of the path: a program or a mount.
         what: &'static str,
     },
     /// A system call failed.

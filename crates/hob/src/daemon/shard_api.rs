@@ -230,7 +230,7 @@ pub(crate) enum ShardCall {
         negotiated: Box<Negotiated>,
         /// Bytes received after the negotiation.
         leftover: Vec<u8>,
-        /// What reads of this client promote into the cache.
+        /// How reads of this client promote blocks into the cache.
         promote: Promote,
         transport: Transport,
         /// Connection permit, returned when the connection ends.

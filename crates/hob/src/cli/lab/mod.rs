@@ -73,7 +73,7 @@ struct Source {
     /// Use only this disk of the trace, by the number that 'hob lab info' shows
     #[arg(long, value_name = "NUMBER")]
     disk: Option<u16>,
-    /// What to do with a malformed entry of the trace
+    /// Skip malformed entries of the trace, or fail at the first one
     #[arg(long, value_enum, default_value_t)]
     on_bad: Bad,
     /// Size of a page, for formats that count in pages and do not say (arc, oracle-general, spc) [default: 512]
@@ -81,7 +81,7 @@ struct Source {
     page_size: Option<Size>,
 }
 
-/// What to do with a malformed entry of the trace.
+/// Treatment of malformed trace entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Bad {
     /// Skip the entry and count it.

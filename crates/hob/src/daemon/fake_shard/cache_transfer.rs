@@ -8,7 +8,7 @@ use super::{State, Waiting};
 use crate::daemon::shard::{Progress, TransferCall};
 use crate::daemon::shard_api::{Answer, ShardError};
 
-/// What is forgotten stands for all of a disk, bytes.
+/// Bytes that the fake shard invalidates at once, in place of the whole disk.
 const FORGOTTEN: u64 = 4096;
 
 impl State {

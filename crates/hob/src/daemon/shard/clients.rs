@@ -43,7 +43,7 @@ const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 /// A negotiated NBD connection that a shard takes over.
 pub(super) struct ClientAttachment {
     pub(super) socket: OwnedFd,
-    /// What reads of this connection promote into the cache.
+    /// How reads of this connection promote blocks into the cache.
     pub(super) promote: Promote,
     pub(super) transport: Transport,
     /// Connection permit, returned when the connection ends.

@@ -37,7 +37,7 @@ pub(crate) enum VhostUserCall {
         disk: DiskId,
         /// The disk's properties as the guest sees them.
         info: Info,
-        /// What reads of this client promote into the cache.
+        /// How reads of this client promote blocks into the cache.
         promote: Promote,
         /// Receives the number of the new client; dropped if the disk does not exist.
         answer: mpsc::Sender<u16>,

@@ -21,7 +21,7 @@ use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::manager::settings::engine_config;
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
-/// What to do if the pool has less free space than requested.
+/// Treatment of a request for more space than the pool has free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum AllocationRule {
     /// Refuse, and change nothing.

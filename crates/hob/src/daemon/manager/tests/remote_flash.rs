@@ -110,7 +110,7 @@ fn a_loan_that_does_not_end_holds_up_no_other() {
         }
         let mut connection = bench.connect(B, &other).await;
         assert!(is_greeted(&mut connection).await);
-        assert!(bench.admit(A, &lease).is_err(), "what ends lets nobody in");
+        assert!(bench.admit(A, &lease).is_err(), "a lease that is ending admits no client");
         bench.shard.set_hangs(false);
         ending.await.unwrap().unwrap();
         assert!(!bench.file(A).exists() && bench.file(B).exists());

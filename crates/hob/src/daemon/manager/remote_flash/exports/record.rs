@@ -23,7 +23,7 @@ pub(super) struct Kept {
     pub(super) ended: Option<EndedBy>,
 }
 
-/// Who ended a lease, which decides when the borrower may get a new one.
+/// The party that ended a lease. It decides when the borrower may get a new lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EndedBy {
