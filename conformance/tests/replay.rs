@@ -175,7 +175,7 @@ fn an_interrupted_or_failed_replay_reports_its_results() {
     let mut replay = start();
     hob.kill();
     let output = replay.finish(Duration::from_secs(20));
-    assert!(!output.success() && output.stderr.contains("broke off after 100"), "{}", output.all());
+    assert!(!output.success() && output.stderr.contains("stopped after 100 requests"), "{}", output.all());
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
     assert_eq!((&report["answered"], &report["interrupted"]), (&100.into(), &false.into()), "{report}");
 }
