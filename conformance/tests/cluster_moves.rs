@@ -114,8 +114,8 @@ fn an_unused_disk_moves_to_another_host_and_back() {
         (&["cluster", "move", "vm1", "--to", "nobody"][..], "members are host-a, host-b"),
         (&["cluster", "move", "vm2", "--to", "host-b"], "no host of the cluster has or had"),
         (&["cluster", "move", "vm1", "--to", "host-a"], "host-a has vm1 already"),
-        (&["cluster", "move", "vm1"], "not on its way"),
-        (&["cluster", "move", "vm1", "--cancel"], "not on its way"),
+        (&["cluster", "move", "vm1"], "is not being moved"),
+        (&["cluster", "move", "vm1", "--cancel"], "is not being moved"),
         (&["cluster", "move", "vm1", "--to", "host-b", "--pool", "slow"], "slow"),
     ] {
         let refused = b.try_ctl(args);

@@ -217,7 +217,7 @@ impl Manager {
         loop {
             let found = cluster.order_of(disk).await.map_err(lost)?;
             let Some(found) = found.filter(|found| !found.order.state.is_over()) else {
-                return Err(ApiError::conflict(format!("{disk} is not on its way anywhere")));
+                return Err(ApiError::conflict(format!("{disk} is not being moved")));
             };
             if found.order.state == ClusterMoveState::Given {
                 return Err(ApiError::conflict(format!(
