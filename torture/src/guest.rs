@@ -284,7 +284,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes units in doubt again, as a guest does after an error, and flushes.
+    /// Writes units of uncertain content again, as a guest does after an error, and flushes.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {

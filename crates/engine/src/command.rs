@@ -373,16 +373,17 @@ pub enum Vacate {
     Device(DeviceId),
 }
 
-/// Known facts about a cache that is being recovered. Reads outside of `doubtful` go to the
-/// backing. Changes wait for the recovered cache, or until `is_void`; later the cache invalidates
-/// the changed ranges.
+/// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
+/// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
+/// `is_void`; later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
     /// while this is not empty.
     pub doubtful: Regions,
     /// True if the cache's rings were durably invalidated, so that no later crash can recover the
-    /// cache from them. Requires that `doubtful` is empty.
+    /// cache from them. Requires that `doubtful` is empty: recovery must not use any data of the
+    /// journal, which was invalidated.
     pub is_void: bool,
 }
 

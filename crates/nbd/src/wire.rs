@@ -218,7 +218,7 @@ impl ErrorCode {
     }
 
     /// Returns the error with this wire number; zero means success and gives `None`. An unknown
-    /// number becomes [`ErrorCode::Inval`], as the specification requires.
+    /// number becomes [`ErrorCode::Inval`], as the NBD protocol requires.
     pub const fn from_wire(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -233,7 +233,7 @@ impl ErrorCode {
         })
     }
 
-    /// Returns the error's name in the specification, without its prefix.
+    /// Returns the error's name in the NBD protocol, without its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Perm => "EPERM",

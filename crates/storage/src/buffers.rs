@@ -8,7 +8,8 @@
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
 //!   one, [`Arena::release`] drops one. Operations in the ring hold one each.
-//! * New buffers have undefined content. The caller zeroes tails that a guest could see.
+//! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
+//!   the caller fills it with zeroes.
 //! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
 //!   caller. Bytes that the kernel only reads may be borrowed.
 //!

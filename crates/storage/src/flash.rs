@@ -349,7 +349,7 @@ impl Remote {
         }
     }
 
-    /// Returns the time since which the device owes a reply.
+    /// Returns the time since which the device has not replied to an I/O.
     fn silent_since(&self) -> Option<Instant> {
         if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
     }

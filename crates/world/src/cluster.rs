@@ -3,10 +3,11 @@
 //!
 //! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. A
 //! simulated host opens disks, acquires them again after a lost lease, and gives them back. While
-//! its lease is in doubt, the host delays replies and writes. The simulated environment has a model
-//! of etcd and a network that loses and delays messages. Hosts are paused, killed and partitioned,
-//! clocks drift up to the limit, and wall clocks jump. A guest on each host writes and reads the
-//! disks that the host serves, even on hosts where no guest should run. The checkers verify:
+//! the host does not know whether its lease is still valid, it delays replies and writes. The
+//! simulated environment has a model of etcd and a network that loses and delays messages. Hosts
+//! are paused, killed and partitioned, clocks drift up to the limit, and wall clocks jump. A guest
+//! on each host writes and reads the disks that the host serves, even on hosts where no guest
+//! should run. The checkers verify:
 //!
 //! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
 //!   only one host acknowledges in each generation;

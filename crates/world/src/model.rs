@@ -111,7 +111,7 @@ pub struct Model {
     given_up: Vec<u32>,
     /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
     in_flash: BTreeSet<u32>,
-    /// Changes in doubt since a loss of the backing, with the number of the loss. The changes were
+    /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
     /// Number of losses so far, and the last loss reported to each session.
@@ -353,7 +353,7 @@ impl Model {
         self.lost = self.tick();
     }
 
-    /// Ends all sessions: changes in doubt are not reported to later ones.
+    /// Ends all sessions: a later session gets no report of changes that may be lost.
     pub fn end_sessions(&mut self) {
         self.doubtful.clear();
     }
@@ -364,8 +364,8 @@ impl Model {
         self.told.insert(session, self.losses);
     }
 
-    /// Handles an acknowledged flush of a session. Changes in doubt that were not reported to the
-    /// session must be present.
+    /// Handles an acknowledged flush of a session. Changes that may be lost, and whose loss was not
+    /// reported to the session, must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
         let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;

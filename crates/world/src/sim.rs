@@ -228,8 +228,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// The cache serves clean data although the backing has changed.
     ServedStale,
-    /// The cache serves clean data without a comparison, although nothing proves that the backing
-    /// is unchanged.
+    /// The cache serves clean data without comparing it with the backing, although the backing may
+    /// have changed.
     TrustedUnproven,
     /// Clean data is compared with an earlier content of the backing.
     StaleComparison,

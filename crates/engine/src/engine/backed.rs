@@ -6,22 +6,22 @@
 //! backing may report the error only once. A later successful flush is no evidence that those
 //! writes are durable. (`fsync` on Linux; Rebello et al., "Can Applications Recover from fsync
 //! Failures?", USENIX ATC 2020.) The same holds for a backing that reports a restart. A failed
-//! flush or a reported loss of the backing is called a *doubt* here.
+//! flush, or a loss that the backing reports, is called a *possible loss* here.
 //!
 //! # Invariant
 //! - A dirty sector becomes clean only after a successful backing flush that began after the
-//!   sector's write ended. No doubt may have occurred since that write was sent. Until then the
-//!   journal records the sector as dirty.
+//!   sector's write ended. No possible loss may have occurred since that write was sent. Until then
+//!   the journal records the sector as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by such a backing flush, or was already reported as lost to this session.
 //!
-//! After a doubt, destaged sectors become dirty again. Guests' changes that bypassed flash cannot
-//! be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. Each session
-//! remembers the last failure that it was told of. If a guest disconnects before it is told of a
-//! failure, a later session is told instead. This applies only to sessions that changed data: a
-//! client that only read or flushed leaves no failure for others. A change in flight at a doubt is
-//! sent again before it is acknowledged. The cache invalidates its clean copies of the changes in
-//! doubt, so reads return the backing's data.
+//! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
+//! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. Each
+//! session remembers the last failure that it was told of. If a guest disconnects before it is told
+//! of a failure, a later session is told instead. This applies only to sessions that changed data:
+//! a client that only read or flushed leaves no failure for others. If a possible loss occurs while
+//! a change is in flight, hob sends that change again before it acknowledges it. The cache
+//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const RANGES_MAX: usize = 1024;
 /// Maximum number of failures that are kept for guests whose sessions have ended.
 const INHERITED_MAX: u32 = 64;
 
-/// Maximum number of times that a change is sent to the backing again because of a doubt. After
+/// Maximum number of times that a change is sent to the backing again after a possible loss. After
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
@@ -67,8 +67,8 @@ pub(super) struct Backed {
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
     /// is usually the same guest after a reconnect.
     inherited: u32,
-    /// True if one inherited failure belongs to an unknown session that made the changes in doubt.
-    /// That session may still be open.
+    /// True if one inherited failure belongs to an unknown session, whose changes may be lost. That
+    /// session may still be open.
     inherits_unknown: bool,
     /// The value of `bypassed` at the end of each session that ended with unflushed changes that
     /// bypassed flash. At most [`INHERITED_MAX`] entries.
@@ -211,8 +211,7 @@ impl Backed {
     }
 
     /// Marks the writes since the last successful flush as possibly lost. Returns true if guests
-    /// must be told, because their changes are among these writes and no earlier doubt covered
-    /// them.
+    /// must be told, because their writes may be lost and no earlier report covered them.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
@@ -284,8 +283,8 @@ impl Backed {
         self.owes_own(session) || self.may_inherit(session)
     }
 
-    /// Returns true if the session began while failures were owed to guests without a session. Any of the
-    /// sessions may belong to such a guest, so each is told once.
+    /// Returns true if the session began while a failed flush was still to be reported to guests
+    /// without a session. Any of the sessions may belong to such a guest, so each is told once.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
@@ -432,8 +431,8 @@ impl Engine {
         active.doubts == self.disk(active.request.disk).backed.doubts
     }
 
-    /// Sends a change to the backing again after a doubt. The backing may have lost part of the
-    /// change, or part of the dirty data that the change covers partly.
+    /// Sends a change to the backing again, because the first write may be lost. The backing may
+    /// have lost part of the change, or part of the dirty data that the change covers partly.
     pub(super) fn change_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         if self.requests[slot].resends == RESENDS_MAX {

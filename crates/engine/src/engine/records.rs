@@ -39,8 +39,8 @@ pub(super) struct Journal {
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Unproven sectors that were overwritten since their last proof, and are not being overwritten
-    /// now.
+    /// Sectors without a recorded checksum that were overwritten since their checksum was last
+    /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
     /// True if a request waits for a commit without being in `waiting`.
     pub(super) asked: bool,
@@ -210,12 +210,12 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
-    /// Records that the overwriting of an unproven sector begins.
+    /// Records that a write over a sector without a recorded checksum begins.
     pub(super) fn overwrites(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
     }
 
-    /// Records that an unproven sector has been overwritten.
+    /// Records that a write over a sector without a recorded checksum has ended.
     pub(super) fn overwrote(&mut self, sector: u64) {
         self.rewritten.insert(sector);
     }

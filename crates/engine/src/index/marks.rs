@@ -13,7 +13,7 @@ pub(super) struct Marks {
     /// Valid sectors whose data the backing does not have.
     pub(super) dirty: Bitmap,
     /// Sectors that the durable journal may record as dirty. Data of another block must not replace
-    /// them, and only unproven ones may be overwritten.
+    /// these sectors, and only sectors without a recorded checksum may be overwritten.
     pub(super) held: Bitmap,
     /// Sectors that the durable journal records as dirty without a checksum.
     pub(super) unproven: Bitmap,
@@ -22,8 +22,8 @@ pub(super) struct Marks {
     pub(super) dirty_sectors: u64,
     /// Number of dirty sectors in segments that are being vacated, included in `dirty_sectors`.
     pub(super) dirty_leaving: u64,
-    /// Sectors whose checksum is unknown until they are read, because they were unproven when the
-    /// cache was recovered.
+    /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
+    /// recovered; hob computes it at the next read.
     pub(super) unknown: BTreeSet<u64>,
     /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,

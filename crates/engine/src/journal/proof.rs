@@ -80,8 +80,8 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// Returns some sectors with known checksums in each segment that has one of the `doubtful`
-/// sectors.
+/// Returns, for each segment with one of the `doubtful` sectors, some sectors whose checksums are
+/// known.
 pub(super) fn probes(index: &Index, doubtful: &[u64], sectors_in_segment: u64) -> Vec<u64> {
     let mut segments: Vec<u64> = doubtful.iter().map(|sector| sector / sectors_in_segment).collect();
     segments.sort_unstable();

@@ -1,8 +1,8 @@
 //! Second reading of a ring: builds an index from the records and the dump of its pages.
 //!
-//! Records up to the last known commit are all valid. Later records are the *tail*: their pages may
-//! have reached flash before the data that they describe. That data may also have been overwritten
-//! since.
+//! Records up to the last known commit are all valid. Later records are the *journal tail*: their
+//! pages may have reached flash before the data that they describe. That data may also have been
+//! overwritten since.
 //!
 //! | record in the tail | condition | effect |
 //! |---|---|---|
@@ -83,7 +83,7 @@ pub struct Replay {
     /// Number of frames that the dump describes, and the required minimum.
     dumped: u64,
     dumped_min: u64,
-    /// Records of the tail, with frame numbers as in memory.
+    /// Records of the journal tail, with frame numbers as in memory.
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
@@ -207,8 +207,9 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Returns the cache sectors to read, in ascending order. These are the dirty *set* records in
-    /// the tail, sectors whose two copies may differ, and samples of their segments.
+    /// Returns the cache sectors to read, in ascending order. These are the sectors that *set*
+    /// records of the journal tail call dirty, sectors whose two copies may differ, and samples of
+    /// their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
@@ -231,8 +232,9 @@ impl Replay {
         self.restoring.twin(sector).is_some_and(|(_, twin)| self.restoring.index().is_valid(twin))
     }
 
-    /// Returns the sectors to read from flash, whose checksums decide about the tail. Each entry is
-    /// the segment, as an index into the ordinals, and the sector in that segment.
+    /// Returns the sectors to read from flash; their checksums decide which records of the journal
+    /// tail are valid. Each entry is the segment, as an index into the ordinals, and the sector in
+    /// that segment.
     pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
         let per_segment = self.sectors_in_segment();
         self.doubtful = self.find_doubtful();
@@ -280,7 +282,7 @@ impl Replay {
         }
     }
 
-    /// Applies the tail's records. Returns the number of undone sectors.
+    /// Applies the records of the journal tail. Returns the number of undone sectors.
     fn apply_tail(&mut self, on_flash: impl Fn(u64) -> Option<u32>) -> u64 {
         // Frame of the undone *set* record, keyed by disk sector and copy.
         let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();

@@ -12,10 +12,10 @@
 //! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
 //! - Dirty data stays in its frame, because dumps include pushed changes that no page has yet. If a
 //!   block moved between frames, the pages that survive a crash could show it in neither.
-//! - Dirty data is destaged, and *unproven* is pushed, only when the *set* is committed
-//!   ([`Writer::is_committed`]). Otherwise a crash could leave pages with a checksum that does not
-//!   match flash any more. Or the backing could be newer than data that the journal records as
-//!   clean.
+//! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
+//!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
+//!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
+//!   than data that the journal records as clean.
 //! - Dropped clean data, including evictions, is recorded before the mark of its zone is removed.
 //!
 //! # Why the ring is long enough

@@ -7,9 +7,9 @@
 //! and get the results. Each side relies only on statements of the other host, and a host makes a
 //! statement only after it is durable.
 //!
-//! [`Puller`] selects the data that the destination reads from the source next, and [`heat`] is the
-//! list that it starts with. [`LeftBehind`] is the cached data that the destination may still read
-//! there after the hand-over.
+//! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
+//! list of blocks, hottest first, that it starts with. [`LeftBehind`] is the cached data that the
+//! destination may still read there after the hand-over.
 
 mod destination;
 pub mod heat;

@@ -33,7 +33,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 const USED: u8 = 1;
 /// Flag of a block among the newest of the small queue, whose uses do not count.
 const IN_WINDOW: u8 = 2;
-/// Flag in a heat value: the block is in the main clock.
+/// Flag in the usage value that `order` returns: the block is in the main clock.
 const HEAT_MAIN: u8 = 4;
 
 pub(super) struct Clock2QPlus {

@@ -99,7 +99,7 @@ impl Policy for Lfu {
         None
     }
 
-    /// A heat is a value above the age.
+    /// The usage value of a block is its count minus the age of the cache.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let queues = (0..=u8::MAX).map(|above| &self.queues[self.age.wrapping_add(above) as usize]);
         let mut order: Vec<_> = queues

@@ -143,7 +143,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Returns every frame with its heat (the policy's own measure), coldest first.
+    /// Returns every frame with its usage value (the policy's own measure), least used first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 
     /// Adds a frame from another instance of the same policy. The caller adds the coldest frame

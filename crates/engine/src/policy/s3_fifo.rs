@@ -26,7 +26,7 @@ const USES_MAX: u8 = 3;
 /// Number of uses, beyond the first one, that a block in the small queue needs to stay in the
 /// cache.
 const USES_TO_STAY: u8 = 2;
-/// Flag in a heat value: the block was in the main queue.
+/// Flag in the usage value that `order` returns: the block was in the main queue.
 const HEAT_MAIN: u8 = 4;
 
 struct S3Fifo {

@@ -22,9 +22,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 };
 
 const NONE: u32 = u32::MAX;
-/// Flag in a heat value: the block was used since the hand last passed.
+/// Flag in the usage value that `order` returns: the block was used since the clock hand last
+/// passed it.
 const HEAT_USED: u8 = 1;
-/// Flag in a heat value: the hand passed the block in this round.
+/// Flag in the usage value that `order` returns: the clock hand passed the block in this round.
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {

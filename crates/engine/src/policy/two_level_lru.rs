@@ -13,7 +13,7 @@
 //! one used longest ago among equals. An Active block whose count falls to zero becomes Inactive
 //! too. Otherwise a loop that fits into the cache but not into half of it would not displace
 //! formerly popular blocks. A list for each count gives the ranking, so each use takes a few steps.
-//! Only the halving passes over a byte for each frame. Memory use is 9 bytes per frame.
+//! Only the halving of all counts reads one byte for each frame. Memory use is 9 bytes per frame.
 
 use super::list::{self, Links, List};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -30,7 +30,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 /// Number of lists. List 0 is Inactive, and counts of Active blocks begin at 1.
 const LISTS: usize = 16;
 const COUNT_MAX: u8 = LISTS as u8 - 1;
-/// Flag in a heat value, beside the count: the block is Active.
+/// Flag in the usage value, beside the count: the block is Active.
 const ACTIVE: u8 = 1 << 7;
 /// Number of requests, for each frame of the cache, after which counts are halved.
 const REQUESTS_PER_FRAME: u64 = 10;
@@ -48,7 +48,7 @@ struct TwoLevelLru {
     requests: u64,
 }
 
-/// Returns the list of a frame with this heat.
+/// Returns the list of a frame with this usage value.
 fn list_of(heat: u8) -> usize {
     if heat & ACTIVE == 0 { 0 } else { usize::from(heat & !ACTIVE) }
 }
@@ -75,7 +75,7 @@ impl TwoLevelLru {
         }
     }
 
-    /// Returns the frame's heat.
+    /// Returns the frame's usage value.
     fn remove(&mut self, frame: u32) -> u8 {
         let heat = self.heats[frame as usize];
         let list = list_of(heat);

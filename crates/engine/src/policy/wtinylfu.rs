@@ -7,8 +7,8 @@
 //! probation. When the window is full, its oldest block competes with the oldest block in
 //! probation. The block that was requested more often stays, and the one in probation in a tie.
 //! Requests are counted up to 15, both hits and misses. After ten requests per frame, all counts
-//! are halved, and so is the number of requests. So later halvings follow after five requests per
-//! frame. The paper's doorkeeper, which saves counters, is left out.
+//! are halved, and so is the number of requests. So later, counts are halved again after only five
+//! requests per frame. The paper's doorkeeper, which saves counters, is left out.
 //!
 //! The implementation differs from the paper in where counts are kept. A block in the cache has its
 //! own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are not
@@ -44,10 +44,11 @@ const WINDOW: u8 = 1;
 const PROTECTED: u8 = 2;
 const LISTS: [u8; 3] = [PROBATION, WINDOW, PROTECTED];
 
-/// For each frame, a count in the low four bits, and its list above. A mark is also a heat value.
+/// For each frame, a count in the low four bits, and its list above. The byte that stores a frame's
+/// list and count is also its usage value.
 struct Marks {
     marks: Vec<u8>,
-    /// For each group of frames, the number of halvings applied, modulo 256.
+    /// For each group of frames, how many times its counts were halved, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
@@ -58,7 +59,7 @@ impl Marks {
         Marks { marks: vec![0; frames as usize], halvings_done: vec![0; groups], halvings: 0 }
     }
 
-    /// Returns a frame's mark, after applying all halvings.
+    /// Returns a frame's list and count, after halving the count as often as is overdue.
     fn at(&mut self, frame: FrameNo) -> &mut u8 {
         let group = frame.0 as usize / GROUP;
         let missed = self.halvings.wrapping_sub(self.halvings_done[group]);
@@ -73,7 +74,7 @@ impl Marks {
         &mut self.marks[frame.0 as usize]
     }
 
-    /// Returns a frame's mark without applying halvings.
+    /// Returns a frame's list and count as stored, without halving an overdue count.
     fn peek(&self, frame: FrameNo) -> u8 {
         let mark = self.marks[frame.0 as usize];
         let missed = self.halvings.wrapping_sub(self.halvings_done[frame.0 as usize / GROUP]);

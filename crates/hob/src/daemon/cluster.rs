@@ -80,7 +80,7 @@ struct DiskMembership {
     /// True if a request to etcd had no response. The request may still take effect until a later
     /// one has succeeded.
     in_doubt: bool,
-    /// True if a request in doubt would record that the disk has no dirty data.
+    /// True if an etcd request of unknown result would record that the disk has no dirty data.
     clean_in_doubt: bool,
     /// True if another host has acquired the disk while it was served here. This process
     /// acknowledges no further request of the disk.
@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     /// Commits a transaction about this disk. Each transaction writes all keys again that it
-    /// depends on, so earlier ones in doubt cannot take effect after it.
+    /// depends on, so an earlier transaction of unknown result cannot take effect after it.
     async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;

@@ -10,7 +10,7 @@ use crate::ring::Ring;
 /// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// Specification that opens the parent read-only.
+    /// Address that opens the parent read-only.
     pub spec: String,
     /// Its [name for ever](Backing::constant).
     pub constant: String,

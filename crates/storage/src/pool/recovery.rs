@@ -2,9 +2,9 @@
 //!
 //! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
-//! After that, the sectors of the tail that the journal cannot prove are read and checksummed,
-//! several at a time. Nothing is written: the new owner writes a new ring, and a crash before that
-//! changes nothing.
+//! After that, the daemon reads and checksums the sectors of the journal tail that the journal
+//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new ring,
+//! and a crash before that changes nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A

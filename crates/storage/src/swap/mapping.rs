@@ -19,7 +19,7 @@ const LAST: u32 = 1;
 const SHARED: u32 = 0x2000;
 
 /// Flags of extents without a final position: not on the device yet, compressed, encrypted, inside
-/// metadata, in a tail, or reserved and never written.
+/// metadata, packed with the ends of other files, or reserved and never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
 /// `struct fiemap_extent`

@@ -21,7 +21,7 @@ const DOUBLED_AT_ONCE: usize = 3;
 /// process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
-    /// Unique number of the flash lease.
+    /// Unique number of the flash lease, by which a host lends flash to another.
     pub(super) loan: u64,
     /// The owner does not write to the replica any more.
     pub(super) is_ended: bool,

@@ -252,9 +252,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// Excuses lost sectors if the only copy is on an unreliable device: the device may lose tail
-    /// sectors that an earlier crash had revealed. The content of sectors without a checksum is
-    /// then unknown (docs/decisions/0006). The simulation repairs garbage in these sectors.
+    /// Excuses lost sectors whose only copy is on an unreliable device: the device may lose sectors
+    /// of the journal tail although an earlier recovery read them. The content of sectors without a
+    /// checksum is then unknown (docs/decisions/0006). The simulation repairs garbage in these
+    /// sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;

@@ -139,8 +139,8 @@ impl Cluster {
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
-    /// Returns the same as `is_marked`, but false if a request in doubt could still change the
-    /// record.
+    /// Returns the same as `is_marked`, but false if an etcd request of unknown result could still
+    /// change the record.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;

@@ -26,7 +26,7 @@ use crate::daemon::vhost_user;
 /// Maximum time for examining all files that hob.toml names.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum length of a backing specification, in bytes.
+/// Maximum length of a backing's address, such as `nbd://HOST/EXPORT`, in bytes.
 const BACKING_CHARS_MAX: usize = 4096;
 
 /// Errors found so far.

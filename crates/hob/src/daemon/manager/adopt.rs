@@ -5,7 +5,7 @@
 //! | step | effect of an interruption after it |
 //! |---|---|
 //! | acquire the ownership lock; the ownership record stays | the owner has the disk as before when it restarts |
-//! | end the flash lease, so that the owner cannot write to the replica | the same |
+//! | End the flash lease, so that the owner can no longer write to the replica. | the same |
 //! | read the journal, verify the checksum of each dirty sector, open the backing | the same |
 //! | write the ownership record: from now on only the replica is valid | this host restarts the failover |
 //! | write every dirty sector to the backing, then flush it | the same |

@@ -23,7 +23,7 @@ pub(super) struct CacheContext {
     pub(super) peers: usize,
 }
 
-/// Returns the specification of a new cache, and notes.
+/// Returns the configuration of a new cache, and notes for the operator.
 pub(super) fn new_spec(
     pool: String,
     size: Size,
@@ -55,7 +55,7 @@ pub(crate) fn simulated(
     Ok((engine_config(&spec, segment_bytes)?, spec.journal.is_some()))
 }
 
-/// Returns the changed specification of a cache, and notes.
+/// Returns the changed configuration of a cache, and notes for the operator.
 pub(super) fn changed_spec(
     before: &CacheSpec,
     size: Option<Size>,
@@ -71,7 +71,7 @@ pub(super) fn changed_spec(
     Ok((spec, notes))
 }
 
-/// Converts a specification into the engine's settings.
+/// Converts a cache's configuration into the engine's settings.
 pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
     let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
     Ok(CacheConfig {

@@ -1,10 +1,9 @@
-//! The location of a disk's objects: parses its specification, and accesses its store through the
-//! `object_store` crate.
+//! The location of a disk's objects: parses the address of the backing, and accesses its store
+//! through the `object_store` crate.
 //!
-//! Specifications are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
+//! Addresses are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
 //! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options follow a question mark. Keys and passwords
-//! are read from the environment, never from a specification, because specifications are shown and
-//! stored.
+//! are read from the environment, never from the address, because hob shows and stores addresses.
 
 use std::error::Error as _;
 use std::io;

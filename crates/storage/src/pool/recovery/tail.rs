@@ -1,8 +1,8 @@
-//! Verifies the tail: reads the sectors from flash that the last records before a crash describe as
-//! written.
+//! Verifies the journal tail: reads from flash the sectors that the last records before a crash
+//! describe as written.
 //!
-//! The tail has about as many sectors as are written in one second. Several threads read them,
-//! because reading them one by one would take longer than the rest of the recovery.
+//! The journal tail has about as many sectors as are written in one second. Several threads read
+//! them, because reading them one by one would take longer than the rest of the recovery.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -327,8 +327,8 @@ impl Disks {
                     })
                     .await?;
                     tracing::info!(
-                        "the cache of {name}: nothing proves that the backing is unchanged; {} are compared with it before \
-                         they are served",
+                        "the cache of {name}: it is unknown whether the backing changed; {} are \
+                        compared with the backing before they are served",
                         bytes(recovered.sectors_unverified())
                     );
                 }

@@ -1,5 +1,5 @@
-//! Flash leases to other hosts: one file per borrower, which a shard serves to that borrower only,
-//! as an NBD export.
+//! Flash leases: this host lends flash to other hosts for their replicas. Each borrowing host gets
+//! one file, which a shard serves to that host only, as an NBD export.
 //!
 //! A lease is bound to the certificate of its first request. An open lease has an incarnation
 //! (field `epoch`), a random word that changes each time its file is opened. A connection names the
@@ -153,14 +153,14 @@ impl RemoteFlash {
         })
     }
 
-    /// Returns all flash leases to other hosts.
+    /// Returns all flash leases that this host has granted to other hosts.
     pub(in crate::daemon::manager) fn lent(&self) -> Vec<FlashLease> {
         let Some(lending) = self.0.exports.get() else { return Vec::new() };
         let (leases, me) = (lending.leases(), self.0.peers.own_name());
         leases.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
     }
 
-    /// Creates or renews the flash lease of another host.
+    /// Creates or renews the flash lease that another host requests.
     pub(crate) async fn lend(
         &self,
         borrower: String,
@@ -257,7 +257,8 @@ impl RemoteFlash {
             return Err(error.into());
         }
         self.0.registry.inner().lease_disks.remove(&open.disk);
-        tracing::warn!("the flash lease of {} ({}) is ended", kept.name, turn.borrower);
+        tracing::warn!("the flash lease of {} ({}) ended, so that host can no longer use this \
+            host's flash", kept.name, turn.borrower);
         Ok(())
     }
 
@@ -320,10 +321,11 @@ impl RemoteFlash {
         if kept.ended == Some(EndedBy::Operator) {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
-            tracing::info!("the flash lease of {borrower} is freed, and that host gets no new one");
+            tracing::info!("the flash lease of {borrower} ended and its space is free; that host \
+                gets no new lease");
         } else {
             turn.forget().await?;
-            tracing::info!("the flash lease of {borrower} is freed");
+            tracing::info!("the flash lease of {borrower} ended and its space is free");
         }
         Ok(true)
     }
@@ -357,7 +359,7 @@ impl RemoteFlash {
             let Some(turn) = lending.try_turn(&borrower) else { continue };
             let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
             if let Err(error) = self.free_export(&turn).await {
-                tracing::warn!("cannot free the flash lease of {borrower} yet: {error}");
+                tracing::warn!("cannot free the space of the flash lease of {borrower} yet: {error}");
             }
         }
     }
@@ -466,12 +468,13 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
     match kept.ended {
         None => {}
         Some(EndedBy::Operator) => {
-            return Err(ApiError::conflict("the lender's operator has ended the flash lease")
+            return Err(ApiError::conflict("the operator of the lending host has ended the flash lease")
                 .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
         }
         Some(EndedBy::Adoption) => {
             return Err(ApiError::conflict(
-                "the lender ended the flash lease to fail over a disk of this host; it lends again when this host has no dirty data",
+                "the lending host ended the flash lease to fail over a disk of this host; it grants \
+                a new lease when this host has no dirty data",
             ));
         }
         Some(EndedBy::Return) => {
