@@ -18,7 +18,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "arc",
-    summary: "balances recent against frequent blocks by which of them come back",
+    summary: "divides the cache between recently and frequently used blocks; evicted blocks that are requested again shift the division",
     source: "Megiddo and Modha, FAST 2003",
     serves: false,
     build: |frames| Box::new(Arc::new(frames)),

@@ -12,7 +12,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock",
-    summary: "first in, first out, but a block used since its last turn is spared once",
+    summary: "first in, first out, except that a block used since the clock hand last passed is spared once",
     source: "Corbató 1969",
     serves: true,
     build: |frames| Box::new(Clock::new(frames)),

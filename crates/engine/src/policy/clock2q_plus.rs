@@ -22,7 +22,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock2qplus",
-    summary: "like s3-fifo, but uses soon after a block came in count for nothing",
+    summary: "like s3-fifo, but uses soon after a block's insertion do not count",
     source: "Zhai et al., arXiv 2511.21958 (VLDB 2026)",
     serves: true,
     build: |frames| Box::new(Clock2QPlus::new(frames, Ghost::new(frames / 2))),

@@ -20,7 +20,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lfu",
-    summary: "the block used least often leaves; old uses count for less as the cache ages (LFU-DA)",
+    summary: "evicts the block used least often; uses long ago count for less (LFU-DA)",
     source: "Arlitt et al., SIGMETRICS PER 2000",
     serves: true,
     build: |frames| Box::new(Lfu::new(frames)),
@@ -99,7 +99,7 @@ impl Policy for Lfu {
         None
     }
 
-    /// The usage value of a block is its count minus the age of the cache.
+    /// The usage value of a block is its `value` minus the cache's age.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let queues = (0..=u8::MAX).map(|above| &self.queues[self.age.wrapping_add(above) as usize]);
         let mut order: Vec<_> = queues

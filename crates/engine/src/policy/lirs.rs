@@ -18,7 +18,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lirs",
-    summary: "keeps the blocks with the fewest others between their last two uses",
+    summary: "keeps the blocks with the fewest different blocks between their last two uses",
     source: "Jiang and Zhang, SIGMETRICS 2002",
     serves: false,
     build: |frames| Box::new(Lirs::new(frames)),

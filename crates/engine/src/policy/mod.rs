@@ -49,7 +49,7 @@ pub const POLICIES: &[PolicyInfo] = &[
 /// [`chooser`](crate::chooser).
 const AUTO: PolicyInfo = PolicyInfo {
     name: "auto",
-    summary: "simulations of several policies beside the cache choose one",
+    summary: "simulates several policies beside the cache, and uses the one with the best hit ratio",
     source: "Waldspurger et al., USENIX ATC 2017",
     serves: true,
     build: s3_fifo::INFO.build,

@@ -16,7 +16,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "s3-fifo",
-    summary: "blocks used once leave early, popular ones stay long; adapts by remembering what left",
+    summary: "evicts blocks that were used once early, and keeps popular blocks; remembers recently evicted blocks",
     source: "Yang et al., SOSP 2023",
     serves: true,
     build: |frames| Box::new(S3Fifo::new(frames)),

@@ -15,7 +15,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sieve",
-    summary: "a hand sieves the queue for blocks not used since it last passed; the others keep their place",
+    summary: "a clock hand evicts blocks that were not used since it last passed; the others keep their position",
     source: "Zhang et al., NSDI 2024",
     serves: true,
     build: |frames| Box::new(Sieve::new(frames)),

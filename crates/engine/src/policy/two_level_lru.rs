@@ -1,4 +1,4 @@
-//! Two-level LRU: the replacement part of the system in SYSTEMS §4. New blocks are Inactive, and
+//! Two-level LRU: the replacement policy of SmartX ZBS. New blocks are Inactive, and
 //! become Active when they are used again. When there are more Active than Inactive blocks, the
 //! least used Active blocks become Inactive until the numbers are equal. The earliest Inactive
 //! block is evicted.
@@ -21,7 +21,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "two-level-lru",
-    summary: "blocks used again become Active; only Inactive ones leave; Active keeps to half",
+    summary: "blocks used again become Active; only Inactive blocks are evicted; at most half of the blocks are Active",
     source: "SmartX ZBS",
     serves: true,
     build: |frames| Box::new(TwoLevelLru::new(frames)),

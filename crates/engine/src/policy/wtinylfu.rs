@@ -25,7 +25,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wtinylfu",
-    summary: "a small LRU window; what leaves it stays if it was asked for more often than what it displaces",
+    summary: "a small LRU window; a block that leaves it stays in the cache if it was requested more often than the block it replaces",
     source: "Einziger, Friedman, Manes, ToS 2017",
     serves: true,
     build: |frames| Box::new(WTinyLfu::new(frames, Sketch::new(frames.div_ceil(FRAMES_PER_SKETCH_LINE)))),

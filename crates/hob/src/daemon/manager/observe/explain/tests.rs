@@ -94,7 +94,11 @@ fn each_state_has_its_sentence() {
     let none = Disk { cache: None, ..disk(CacheState::None, None) };
     assert!(said(&none, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
     for (state, reason, part) in [
-        (CacheState::None, Some("pool p has room for 0 of 64M only"), "has none: pool p has room for 0"),
+        (
+            CacheState::None,
+            Some("pool p has room for 0 of 64M only"),
+            "has none of its configured cache: pool p has room for 0",
+        ),
         (CacheState::Changing, None, "is being changed"),
         (CacheState::Stalled, None, "hob pool show p"),
         (CacheState::Fenced, None, "hob pool remove-device p"),
@@ -136,7 +140,7 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     warm.recent = hob_control::RecentReads { reads: 2000, hit_percent: 98.0, first_percent: 0.5 };
     let smaller = said(&active, &warm);
     assert!(
-        smaller.contains("is warm: its data is smaller than it") && !smaller.contains("warming"),
+        smaller.contains("is warm: few recent reads asked for new data") && !smaller.contains("warming"),
         "{smaller}"
     );
     assert!(smaller.contains("Of the last 2000 reads, 98.0 %"), "{smaller}");
@@ -148,15 +152,12 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
         assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
     }
     let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
-    assert!(said(&active, &full).contains("nothing had to give way"), "{}", said(&active, &full));
+    assert!(said(&active, &full).contains("no block has been evicted yet"), "{}", said(&active, &full));
     let evictions = Evictions { operations: 100, blocks: 800, last_operation_at_ns: 1, last_blocks: 8 };
     let mut evicting = DiskStats { evictions, ..full };
     evicting.vsphere.evict_avg_num_blocks_per_op = 8.0;
     let busy = said(&active, &evicting);
-    assert!(
-        busy.contains("800 blocks gave way to others, 8.0 each time") && !busy.contains("too small"),
-        "{busy}"
-    );
+    assert!(busy.contains("800 blocks were evicted, 8.0 at a time") && !busy.contains("too small"), "{busy}");
     let small = DiskStats { hit_percent: 12.0, ..evicting.clone() };
     assert!(said(&active, &small).contains("only 12 % of the reads hit; try 'hob cache resize vm 128M'"));
     let sparse = DiskStats { sectors_valid: BLOCKS, ..evicting };
