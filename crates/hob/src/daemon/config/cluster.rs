@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without it, this host is not in a cluster.
+/// Without this table, this host is not in a cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClusterConfig {
@@ -19,19 +19,19 @@ pub(crate) struct ClusterConfig {
     pub(crate) ca: Option<PathBuf>,
     /// This host's certificate, if etcd requires one.
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key.
+    /// Private key of this certificate.
     pub(crate) key: Option<PathBuf>,
-    /// Name of this host in the cluster. Default: its host name.
+    /// Name of this host in the cluster. Default: the host name.
     pub(crate) host: Option<String>,
-    /// Address of its control API for other hosts and for people.
+    /// Address of this host's control API, for other hosts and for operators.
     pub(crate) address: Option<String>,
-    /// Time that a host keeps its disks without hearing from etcd, seconds. Default: 10.
+    /// Time that a host serves its disks without an answer from etcd, seconds. Default: 10.
     #[serde(default = "default_lease")]
     pub(crate) lease_seconds: u64,
     /// Additional time before other hosts take the disks of a vanished host, seconds. Default: 5.
     #[serde(default = "default_settle")]
     pub(crate) settle_seconds: u64,
-    /// Prefix of all keys; another cluster needs another one. Default: `/hob`.
+    /// Prefix of all etcd keys. Clusters that share an etcd need different prefixes. Default: `/hob`.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
 }

@@ -20,7 +20,7 @@ pub(crate) struct ControlConfig {
     pub(crate) socket_group: Option<String>,
     /// TLS certificates, required for TCP.
     pub(crate) tls: Option<TlsFiles>,
-    /// File with an admin's token.
+    /// File with a token of the role `admin`.
     pub(crate) token_file: Option<PathBuf>,
     /// Additional tokens with their roles.
     #[serde(rename = "token")]
@@ -30,23 +30,23 @@ pub(crate) struct ControlConfig {
     pub(crate) clients: Vec<ClientEntry>,
 }
 
-/// `[[control.token]]`.
+/// A token: `[[control.token]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenEntry {
     /// File with the token.
     pub(crate) file: PathBuf,
-    /// Its role.
+    /// Role of the token: `read-only` or `admin`.
     pub(crate) role: Role,
 }
 
-/// `[[control.client]]`.
+/// A client with a certificate: `[[control.client]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {
-    /// The certificates.
+    /// The client certificates that have the role, such as `cn:NAME`.
     pub(crate) certificate: CertificateMatch,
-    /// Their role.
+    /// Role of these clients: `read-only` or `admin`.
     pub(crate) role: Role,
 }
 

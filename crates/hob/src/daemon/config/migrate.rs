@@ -14,7 +14,7 @@ use crate::daemon::manager::MigrationTls;
 pub(crate) struct MigrateConfig {
     /// This host's certificate with its chain, PEM.
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// Private key of this certificate, PEM.
     pub(crate) key: Option<PathBuf>,
     /// CA certificates of other daemons, PEM.
     pub(crate) ca: Option<PathBuf>,

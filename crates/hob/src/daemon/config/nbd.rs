@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
 use crate::daemon::tls::TlsFiles;
 
-/// `[[nbd]]`.
+/// A listener for NBD clients: `[[nbd]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NbdEntry {
@@ -24,7 +24,7 @@ pub(crate) struct NbdEntry {
 pub(crate) struct NbdTlsFiles {
     /// This host's certificate with its chain, PEM.
     cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// Private key of this certificate, PEM.
     key: Option<PathBuf>,
     /// CA certificates, PEM. Clients must have a certificate of these CAs.
     client_ca: Option<PathBuf>,

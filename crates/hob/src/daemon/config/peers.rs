@@ -9,16 +9,16 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without `lend`, no flash is exported.
+/// Lending of flash to other hosts. Without `lend`, this host lends no flash.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PeersConfig {
-    /// Directory for the data of other hosts, one file per host.
+    /// Directory on flash for the data of other hosts, with one file for each host.
     pub(crate) lend: Option<PathBuf>,
-    /// Maximum size of all exported flash. Default: 0.
+    /// Maximum total size of the lent flash. Default: 0.
     pub(crate) lend_max: Size,
-    /// Name of this host for hosts whose flash it uses. Default: its name in the cluster, or its
-    /// host name.
+    /// Name by which hosts that lend flash to this host know it. Default: the name in the cluster, or
+    /// the host name.
     pub(crate) name: Option<String>,
     /// Time after which a peer that does not answer is abandoned, seconds. Default: 5.
     pub(crate) wait_seconds: u64,
