@@ -111,7 +111,7 @@ pub struct TraceStreamError(&'static str);
 #[derive(Debug, Default)]
 pub struct TraceDecoder {
     held: Vec<u8>,
-    /// Number of bytes of `held` that were decoded.
+    /// Number of bytes of `held`, the bytes received so far, that were decoded.
     used: usize,
 }
 

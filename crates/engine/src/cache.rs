@@ -168,7 +168,7 @@ impl Cache {
     }
 
     /// Marks these segments as being vacated, so that new data goes to other segments. An empty
-    /// list removes all marks.
+    /// list means that no segment is being vacated.
     pub(crate) fn set_leaving(&mut self, mut leaving: Vec<DataSegment>) {
         leaving.sort_unstable();
         self.leaving = leaving;

@@ -325,8 +325,8 @@ pub enum CacheChange {
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
-    /// Contents stay, and bitmaps mark the new part as changed. A ring is given if, and only if,
-    /// the cache is persistent.
+    /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
+    /// only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.

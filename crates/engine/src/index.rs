@@ -38,7 +38,8 @@ pub(crate) struct Index {
     /// Validity of each sector, numbered through all frames.
     valid: Bitmap,
     sums: Vec<u32>,
-    /// Marks of a persistent cache; `None` in a volatile one.
+    /// Flags of the sectors of a persistent cache (dirty, recorded, checksum unknown); `None` in a
+    /// volatile cache.
     marks: Option<Box<Marks>>,
     /// Unverified sectors of a cache that was recovered without evidence.
     unverified: Option<Box<Unverified>>,

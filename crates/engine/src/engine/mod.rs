@@ -609,8 +609,7 @@ impl Engine {
         }
     }
 
-    /// Marks a disk so that its journal and its destager look for work at the end of the current
-    /// call.
+    /// Queues a disk whose journal and destager check for work at the end of the current call.
     fn wake(&mut self, disk: DiskId) {
         let it = self.disk_mut(disk);
         let may_work = it.journal.is_some() || it.opening.is_some();

@@ -32,8 +32,8 @@ pub(super) struct Journal {
     pub(super) spared: BTreeSet<DeviceId>,
     /// True if a record or data was written that a guest's flush must make durable.
     pub(super) urgent: bool,
-    /// True if some marks of zones are not in a page yet; `marks_in` is the page with the newest
-    /// mark.
+    /// True if the bypass marks of some zones are not in a page yet; `marks_in` is the page with
+    /// the newest mark.
     pub(super) unsealed_marks: bool,
     pub(super) marks_in: u64,
     /// Number of the last durable page.
@@ -156,7 +156,7 @@ impl Journal {
         self.unsealed_marks = true;
     }
 
-    /// Returns true if there are marks that are not durable.
+    /// Returns true if the bypass marks of some zones are not durable.
     pub(super) fn marks_pending(&self) -> bool {
         self.unsealed_marks || self.marks_in > self.durable
     }

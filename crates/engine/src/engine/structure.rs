@@ -2,17 +2,17 @@
 //! a discard of dirty data, and a final end.
 //!
 //! Every structural change begins when the cache is quiesced, and requests wait until the change is
-//! complete. Except before a discard, the backing is flushed first, so that no zone needs its mark
-//! any more. The changes are:
+//! complete. Except before a discard, the backing is flushed first, so that no zone needs its
+//! bypass mark any more. The changes are:
 //! - A *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
 //!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
 //! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
-//!   failed, so zones keep their marks.
-//! - A *final end* marks all zones: recovery will use no clean data although the ring still exists.
-//!   It succeeds even if the backing cannot be flushed.
+//!   failed, so zones keep their bypass marks.
+//! - A *final end* sets the bypass marks of all zones: recovery will use no clean data although the
+//!   ring still exists. It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -411,7 +411,7 @@ impl Engine {
 
     /// Closes a cache whose backing could not be flushed. The disk is removed anyway, because
     /// otherwise its removal would never end. The current state is recorded without a closing page.
-    /// So zones keep their marks, and the next recovery checks them.
+    /// So zones keep their bypass marks, and the next recovery drops the clean data in these zones.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
         let (journal, index) =
             self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");
@@ -610,7 +610,7 @@ impl Disk {
 
     /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
     /// journal I/O may be in flight. No change of the backing may be in flight either, because a
-    /// new ring has no marks for it.
+    /// new ring has no bypass marks for it.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal

@@ -335,7 +335,7 @@ impl Replay {
         }
     }
 
-    /// Drops clean sectors in marked zones. Returns the number of dropped sectors.
+    /// Drops clean sectors in zones that have a bypass mark. Returns the number of dropped sectors.
     fn distrust(&mut self) -> u64 {
         if self.zones == [0; ZONES / 8] {
             return 0;

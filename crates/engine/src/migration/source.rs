@@ -13,8 +13,8 @@
 //! this host never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_call` until they return nothing. Then wait for
-//! an answer, the end of an act, or `poll_timeout`. At most one act and one call are in progress,
-//! and results of abandoned ones are ignored.
+//! an answer, the end of an action, or `poll_timeout`. At most one action and one call are in
+//! progress, and results of abandoned ones are ignored.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
@@ -56,7 +56,8 @@ pub enum Order {
     Cancel,
 }
 
-/// An act that the source requests from its owner. Each act ends with [`Source::handle_done`].
+/// An action that the source requests from its owner. When an action has ended, the owner calls
+/// [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
     /// Store this record durably.
@@ -129,7 +130,7 @@ pub struct Source {
     options: SourceOptions,
     phase: Phase,
     step: Step,
-    /// The act or call in progress.
+    /// The action or call in progress.
     under_way: Option<Ticket>,
     act_out: Option<(Ticket, SourceAct)>,
     call_out: Option<(Ticket, Message)>,
@@ -279,7 +280,7 @@ impl Source {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the end of an act. `Err` means that the act had no effect.
+    /// Handles the end of an action. `Err` means that the action had no effect.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;

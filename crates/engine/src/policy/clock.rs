@@ -2,9 +2,9 @@
 //! experiment with the Multics system", 1969. Each frame has one bit, which is clear when a block
 //! is inserted.
 //!
-//! The frames form a ring, and the hand is at the oldest frame. When the hand advances past a
-//! spared block, that block becomes the youngest. A new block is inserted just behind the hand.
-//! Memory use is 4⅛ bytes per frame.
+//! The frames form a ring, and the clock hand is at the oldest frame. When the clock hand advances
+//! past a spared block, that block becomes the youngest. A new block is inserted just behind the
+//! clock hand. Memory use is 4⅛ bytes per frame.
 
 use super::bits::Bits;
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};

@@ -38,7 +38,7 @@ const SAMPLE: u64 = 10;
 /// Number of frames whose counts are halved together, when the first of them is next used.
 const GROUP: usize = 64;
 
-/// The lists, as numbered in [`Marks`], coldest first.
+/// The lists, as stored in the byte of a frame, least used first.
 const PROBATION: u8 = 0;
 const WINDOW: u8 = 1;
 const PROTECTED: u8 = 2;

@@ -25,8 +25,8 @@ const CLASSES: usize = 80;
 /// Measurements of one datastore's throughput and latency.
 #[derive(Clone, Debug)]
 pub(super) struct Knee {
-    /// For each latency class, the highest and second-highest rate of an epoch, units per second.
-    /// The second-highest rate is used, since one epoch may be an outlier.
+    /// For each latency class, the highest and second-highest rate of a measuring interval, units
+    /// per second. The second-highest rate is used, since one interval may be an outlier.
     best: [[u32; 2]; CLASSES],
     since: Option<Instant>,
 }
@@ -38,7 +38,7 @@ impl Default for Knee {
 }
 
 impl Knee {
-    /// Records an epoch's rate (units per second) and mean latency.
+    /// Records the rate (units per second) and mean latency of a measuring interval.
     pub(super) fn note(&mut self, now: Instant, rate: u32, latency_ns: u64) {
         if now - *self.since.get_or_insert(now) >= VALID_NS {
             *self = Knee { since: Some(now), ..Knee::default() };

@@ -121,7 +121,7 @@ pub struct Window {
     latency_ns: u64,
     /// Use since the last adjustment.
     epoch: Use,
-    /// Highest rate of an epoch, units per second.
+    /// Highest rate of a measuring interval, units per second.
     peak: u32,
     knee: Knee,
     /// Time at which the current agreement expires.

@@ -166,7 +166,7 @@ enum Life {
     Ending,
     /// The helper thread closes the files.
     Closing,
-    /// The files are closed; the mark is the time of the last change.
+    /// The files are closed; the value is the time of the last change of the file.
     Closed(Option<ChangeMark>),
 }
 

@@ -1,9 +1,10 @@
 //! A file with a write cache that a kill discards.
 //!
-//! Written data is *held* in memory, in units of 512 bytes, and reads see it. A flush writes all
-//! unflushed units to the file, in pieces and in any order; a durable write writes its own range.
-//! In addition, random unflushed units are written: a whole write immediately, single units of it,
-//! and sometimes older ones. So a kill leaves any subset of the unflushed data, torn at 512 bytes.
+//! Written data stays in memory until a flush, in *unflushed units* of 512 bytes; reads see it. A
+//! flush writes all unflushed units to the file, in pieces and in any order; a durable write writes
+//! its own range. In addition, random unflushed units are written: a whole write immediately,
+//! single units of it, and sometimes older ones. So a kill leaves any subset of the unflushed data,
+//! torn at 512 bytes.
 //!
 //! "In the file" means in the kernel: a kill does not affect data there, and the tests never cut
 //! the real power.
@@ -36,7 +37,7 @@ const STRAY_PAGES: usize = 32;
 
 /// The unflushed units of one 4 KiB page of the file.
 struct Page {
-    /// One bit per unit that is held and not in the file.
+    /// One bit per unit that was written and is not in the file yet.
     held: u8,
     bytes: Box<[u8; PAGE_BYTES as usize]>,
 }
@@ -253,7 +254,7 @@ impl Cache {
         units.filter(|_| self.rng.once_in(2)).collect()
     }
 
-    /// Writes those of `units` that are held to the file, in pieces, in any order.
+    /// Writes those of `units` that are unflushed to the file, in pieces, in any order.
     fn let_through(&mut self, file: &File, mut units: Vec<u64>) -> io::Result<()> {
         units.sort_unstable();
         units.dedup();

@@ -94,8 +94,8 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
 #[error("the power-cut layer is on already")]
 pub struct AlreadyOn;
 
-/// Writes all held data to the files, for a process that ends cleanly. The function has no effect
-/// without the power-cut layer.
+/// Writes all unflushed data to the files, for a process that ends cleanly. The function has no
+/// effect without the power-cut layer.
 ///
 /// # Errors
 /// The first error of a file.

@@ -71,7 +71,7 @@ pub(super) struct State {
     pub(super) spare: Spare,
     /// True if the VM's CPUs run.
     pub(super) running: bool,
-    /// True if QEMU has the mark that hob paused the VM.
+    /// True if QEMU has the object which records that hob paused the VM.
     pub(super) marked: bool,
     /// True while a block job of hob runs in QEMU.
     pub(super) job: bool,

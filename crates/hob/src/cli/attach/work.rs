@@ -20,7 +20,7 @@ use super::survey::room;
 use crate::cli::drain::drain_first;
 use crate::cli::remote::explain;
 
-/// Object in QEMU which marks that hob paused the VM. The mark exists until the VM ends.
+/// Object in QEMU which marks that hob paused the VM. The object exists until the VM ends.
 const MARK: &str = "hob-paused";
 
 /// Maximum time for a daemon that does not answer to restart.

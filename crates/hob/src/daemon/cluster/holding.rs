@@ -67,8 +67,9 @@ impl Cluster {
         }
     }
 
-    /// Releases a disk of which this host keeps no data. This host may hold the lock, an earlier
-    /// process of it may have held it, or it may be the last owner only.
+    /// Releases a disk of which this host keeps no data. This host may have the ownership lock of
+    /// the disk, an earlier process of it may have had it, or this host may only be the last
+    /// recorded owner.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
         // The lock is held until the end, so that no other task of this host acquires the disk
@@ -95,9 +96,9 @@ impl Cluster {
         self.say_dirty(disk, true, || true).await
     }
 
-    /// Records that this host's flash has no dirty data, as long as that is true. A caller that
-    /// wants to make data dirty makes `is_so` false first and then calls [`Cluster::mark`], which
-    /// is ordered after everything recorded here.
+    /// Records that this host's flash has no dirty data, as long as that is true. A caller that is
+    /// about to make data dirty makes `is_so` false first, and then calls [`Cluster::mark`], which
+    /// is ordered after all records of this function.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }

@@ -50,7 +50,7 @@ pub(super) struct Files {
     active: VecDeque<u16>,
     /// Buffer for messages read from /dev/fuse.
     input: Vec<u8>,
-    /// Connections that hold requests because the engine or the arena was full.
+    /// Connections with requests that wait because the engine or the arena was full.
     refused: Vec<u16>,
     /// True if buffers or requests were released since the refused connections were last checked.
     room: bool,

@@ -32,7 +32,8 @@ pub(super) enum What {
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
-    /// A flush that covers the changes acknowledged before it; `mark` is their number.
+    /// A flush that covers the changes acknowledged before it; `mark` is the number of these
+    /// changes.
     Flush {
         mark: u64,
         /// Whether the flush makes a write durable, because the server has no FUA.

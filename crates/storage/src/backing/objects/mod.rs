@@ -212,8 +212,8 @@ pub(super) fn open(
     }))
 }
 
-/// Returns the change mark: the number of the disk's content takes the place of a modification
-/// time.
+/// Returns the change token of the disk: the number of the disk's content, in place of a
+/// modification time.
 fn mark(worker: &Worker) -> Option<ChangeMark> {
     let content = worker.disk.mark()?;
     Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })
