@@ -378,7 +378,7 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
         monitor.ask("blockdev-backup", job);
     }
     let said = refused("attach", &[]);
-    assert!(said.contains("block job is under way") && said.contains("backup 'backup1'"), "{said}");
+    assert!(said.contains("block job is running") && said.contains("backup 'backup1'"), "{said}");
     {
         let mut monitor = Monitor::connect(&stage.scratch.path("qmp.sock"));
         monitor.ask("block-job-cancel", json!({ "device": "backup1", "force": true }));

@@ -530,7 +530,7 @@ fn what_makes_no_sense_is_said() {
     })
     .start(&scratch);
     let said = lonely.try_ctl(&["cluster", "status"]);
-    assert!(!said.success() && said.all().contains("in no cluster"), "{}", said.all());
+    assert!(!said.success() && said.all().contains("not in a cluster"), "{}", said.all());
 }
 
 /// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts, etcd would do nothing else.

@@ -112,7 +112,7 @@ fn an_unused_disk_moves_to_another_host_and_back() {
     // What cannot be is said at once.
     for (args, part) in [
         (&["cluster", "move", "vm1", "--to", "nobody"][..], "members are host-a, host-b"),
-        (&["cluster", "move", "vm2", "--to", "host-b"], "no host of the cluster has or had"),
+        (&["cluster", "move", "vm2", "--to", "host-b"], "no host of the cluster owns or owned"),
         (&["cluster", "move", "vm1", "--to", "host-a"], "host-a has vm1 already"),
         (&["cluster", "move", "vm1"], "is not being moved"),
         (&["cluster", "move", "vm1", "--cancel"], "is not being moved"),

@@ -155,7 +155,10 @@ fn what_cannot_be_is_refused_in_a_line() {
     for (args, line) in [
         (&["disk", "resize", "vm", "--size", "8M"][..], "vm cannot get smaller: it has 16M"),
         (&["disk", "resize", "none"], "there is no disk 'none'"),
-        (&["disk", "resize", "vm", "--size", "17000001"], "a disk has a multiple of 512 bytes, not 17000001"),
+        (
+            &["disk", "resize", "vm", "--size", "17000001"],
+            "the size of a disk must be a multiple of 512 bytes, not 17000001",
+        ),
     ] {
         let output = daemon.try_ctl(args);
         assert!(!output.success() && output.stderr.contains(line), "{args:?}: {}", output.all());

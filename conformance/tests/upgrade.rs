@@ -436,7 +436,7 @@ fn an_invalid_upgrade_record_is_ignored() {
     wait_until("the socket", UPGRADE_MAX, || PathBuf::from(&nbd).exists());
     Client::connect(&Address::Unix(nbd.clone().into()), "disk").unwrap().read(0, 4096).unwrap();
     let log = process.stderr();
-    assert_eq!(log.matches("cannot be taken over").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot take over the state").count(), 1, "{log}");
     process.signal(Signal::TERM);
     assert!(process.finish(UPGRADE_MAX).success());
 }

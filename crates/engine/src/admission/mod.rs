@@ -64,7 +64,10 @@ pub struct AdmissionInfo {
 
 /// The forms that [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
-    AdmissionInfo { form: "auto", summary: "simulates several admission rules beside the cache, and uses the one with the best hit ratio" },
+    AdmissionInfo {
+        form: "auto",
+        summary: "simulates several admission rules beside the cache, and uses the one with the best hit ratio",
+    },
     AdmissionInfo { form: "always", summary: "admits each requested block" },
     AdmissionInfo {
         form: "while-free",

@@ -182,7 +182,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         record.cache.size = args.size.unwrap_or_else(|| usual_size(&record.file));
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
-            bail!("hob has a disk {} already; 'hob disk show {0}' shows it", record.disk);
+            bail!("hob already has a disk {}; 'hob disk show {0}' shows it", record.disk);
         }
         wanted.push(record);
     }
@@ -232,7 +232,7 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
     if args.stopped {
         let monitor = connect(&args.target).await;
         if monitor.is_ok() {
-            bail!("the VM runs; leave out --stopped");
+            bail!("the VM is running; omit --stopped");
         }
         let mut none = Monitor::None;
         for record in &chosen {
@@ -283,7 +283,7 @@ fn work<'a>(
 
 async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
     let state = work.look().await?;
-    let steps = steps(goal, state).map_err(|_| anyhow!("the daemon of hob does not answer"))?;
+    let steps = steps(goal, state).map_err(|_| anyhow!("the hob daemon does not answer"))?;
     let record = work.record;
     tell(&format!(
         "{}: {} ({}), as hob's disk {} with a cache of {} in pool {}, by {}",
@@ -365,8 +365,8 @@ async fn pool(client: &Client, name: Option<&str>) -> anyhow::Result<(String, u6
             pools.iter().find(|pool| pool.name == name).ok_or_else(|| anyhow!("there is no pool {name}"))?
         }
         (None, [only]) => only,
-        (None, []) => bail!("there is no pool; make one with 'hob pool create NAME DEVICE'"),
-        (None, _) => bail!("there are several pools; name one with --pool"),
+        (None, []) => bail!("there is no pool; create one with 'hob pool create NAME DEVICE'"),
+        (None, _) => bail!("there are several pools; choose one with --pool"),
     };
     Ok((found.name.clone(), found.free.bytes()))
 }

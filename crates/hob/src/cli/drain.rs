@@ -20,7 +20,7 @@ const BAR_CELLS: usize = 24;
 pub(crate) struct Drain {
     /// The disk
     disk: String,
-    /// Stop a drain, or the shrinking of a cache that waits for the backing
+    /// Stop a drain, or the shrinking of a cache
     #[arg(long)]
     stop: bool,
     /// Start the drain, and do not wait for its end

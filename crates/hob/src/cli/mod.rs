@@ -92,8 +92,8 @@ pub(crate) struct Global {
     /// Log filter for stderr, like info or hob=debug,warn [env: HOB_LOG]
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Global options")]
     log: Option<String>,
-    /// How each line of the log is written: text for people or json for programs [env: HOB_LOG_FORMAT]
-    /// [default: text]
+    /// Format of log lines: text for people or json for programs [env: HOB_LOG_FORMAT] [default:
+    /// text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT", help_heading = "Global options")]
     log_format: Option<LogFormat>,
 }

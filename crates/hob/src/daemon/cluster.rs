@@ -192,7 +192,7 @@ impl Cluster {
             Ok(Ok(joined)) => Ok(joined.clone().expect("waited for")),
             _ => {
                 let why = self.keeping.trouble().unwrap_or_else(|| "etcd does not answer".to_owned());
-                Err(TakeError::Unknown(format!("this host is no member of its cluster yet: {why}")))
+                Err(TakeError::Unknown(format!("this host is not a member of its cluster yet: {why}")))
             }
         }
     }

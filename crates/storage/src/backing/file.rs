@@ -239,7 +239,11 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         (None, true) => "in memory",
         (None, false) => {
             if options.direct {
-                tracing::warn!(path = spec, "no O_DIRECT here; the disk's data go through the page cache");
+                tracing::warn!(
+                    path = spec,
+                    "the filesystem does not support O_DIRECT; I/O of the \
+                    disk goes through the page cache"
+                );
             }
             "buffered"
         }

@@ -124,7 +124,7 @@ impl Handover {
             Phase::Taken => {
                 let is_uncached = error == IoError::Unsupported;
                 if !is_uncached && self.peer.is_some() {
-                    tracing::warn!("the host that had the disk does not deliver any more ({error:?})");
+                    tracing::warn!("the former owner of the disk no longer answers reads ({error:?})");
                     self.drop_peer(ring);
                 }
                 self.own.submit(ring, now, &read.io);

@@ -207,7 +207,8 @@ pub enum OpenError {
     },
     /// Another process has the backing open.
     #[error(
-        "{path} is in use: another process holds its lock. One disk has one writer; stop the other one first",
+        "{path} is in use: another process holds its lock. A disk can have only one writer; stop \
+        the other process first",
         path = path.display()
     )]
     InUse {

@@ -335,7 +335,12 @@ impl NbdBacking {
         let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
         let mut result = sample::read(link, offset, bytes, limit);
         if let Err(SampleError::Broken(why)) = &result {
-            tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
+            tracing::warn!(
+                backing = self.info.description,
+                why,
+                "the connection to the backing was \
+                lost; connecting again"
+            );
             // Shutting the old connection down ensures that it is not used again.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             let again = connect::connect(&self.uri, limit, silence_max(&self.options));

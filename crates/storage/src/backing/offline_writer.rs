@@ -84,7 +84,7 @@ impl<'a> OfflineWriter<'a> {
         self.take_done();
         while !self.backing.is_closed() {
             if let Err(error) = self.turn() {
-                tracing::error!("a backing is not closed yet: {error}");
+                tracing::error!("cannot close a backing yet: {error}");
                 std::thread::sleep(NAP);
             }
         }
@@ -115,7 +115,7 @@ impl<'a> OfflineWriter<'a> {
                 continue;
             }
             if let Err(error) = self.turn() {
-                tracing::error!("the ring of an offline writer failed: {error}");
+                tracing::error!("an I/O ring failed during a failover: {error}");
                 self.failed = Some(IoError::Failed);
             }
         }

@@ -81,7 +81,8 @@ pub enum RecoverError {
     Pool(#[from] PoolError),
     /// Pages of the journal differ at each reading.
     #[error(
-        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or remove the cache and its data"
+        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or \
+        remove the cache with its data"
     )]
     Unsteady {
         /// The ring.

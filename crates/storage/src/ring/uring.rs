@@ -170,7 +170,8 @@ impl Uring {
         let fixed_memory = match unsafe { ring.submitter().register_buffers(&[iovec]) } {
             Ok(()) => base as usize..base as usize + len,
             Err(error) => {
-                tracing::debug!(%error, "buffers are not registered (RLIMIT_MEMLOCK); each I/O pins its own");
+                tracing::debug!(%error, "buffers are not registered with io_uring (RLIMIT_MEMLOCK \
+                    is too low), so the kernel pins memory for each I/O");
                 0..0
             }
         };

@@ -41,7 +41,10 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
     let end = start + element[start..].find('>').context("the domain's XML is broken")? + 1;
     if !element[start..end].ends_with("/>") {
-        bail!("the disk's source has elements of its own in the domain's XML, which hob does not convert");
+        bail!(
+            "the disk's <source> in the domain's XML has additional elements, which hob does not \
+            convert"
+        );
     }
     let indent = " ".repeat(element[..start].len() - element[..start].trim_end_matches(' ').len());
     let source = format!(

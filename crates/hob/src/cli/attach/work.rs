@@ -351,7 +351,7 @@ impl Work<'_> {
         self.await_job(&job, |found| found.is_none()).await?;
         let now = Graph::read(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
         if now != node {
-            bail!("the block job ended, and the VM still uses the node {now}");
+            bail!("the block job ended, but the VM still uses the node {now}");
         }
         Ok(())
     }
@@ -423,7 +423,8 @@ fn path(graph: &Graph, record: &Record) -> anyhow::Result<Path> {
         _ if last == record.node_name() => Ok(Path::Hob),
         "file" | "host_device" => Ok(Path::Image),
         driver => bail!(
-            "{} is now at {} ({driver}); if the VM was started with hob's disk, stop it and use 'hob detach --stopped'",
+            "{} now uses {} ({driver}); if the VM was started with hob's disk, stop the VM and use \
+            'hob detach --stopped'",
             record.label,
             node.file
         ),

@@ -49,8 +49,8 @@ pub(crate) struct Latency {
     /// Type of the cache's flash: sata or pcie [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
-    /// When requests arrive: original, a factor like x10 or x0.5, or asap for one at a time
-    /// [default: original; asap for a trace without times]
+    /// Times at which requests are sent: original, a factor like x10 or x0.5, or asap for one at a
+    /// time [default: original; asap for a trace without times]
     #[arg(long)]
     pace: Option<Pace>,
     /// Play the trace once before measuring
@@ -71,7 +71,7 @@ pub(crate) struct Latency {
 fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     let settings = hob_control::CacheSettings::from(settings);
     if settings.ram.is_some_and(|ram| ram.bytes() > 0) {
-        anyhow::bail!("the model has no memory above the cache: leave --ram out");
+        anyhow::bail!("the model has no memory tier: omit --ram");
     }
     let refused = |refusal| anyhow!("{refusal}");
     // The segment size depends on the block size, which a preset may define.

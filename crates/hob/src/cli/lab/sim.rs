@@ -39,7 +39,7 @@ pub(crate) struct Sim {
     /// Policies; 'all' for every one, 'optimum' for Belady's bound
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "s3-fifo")]
     policy: Vec<String>,
-    /// Cache sizes, absolute or as a share of the bytes the trace touches
+    /// Cache sizes, absolute or as a share of the bytes that the trace accesses
     #[arg(
         long,
         value_name = "SIZE|PERCENT",
@@ -53,7 +53,8 @@ pub(crate) struct Sim {
     /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. All writes count as write-through, whatever the preset's mode
+    /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The simulation treats all writes
+    /// as write-through, whatever the preset's mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
     /// Track only this share of the blocks, in caches smaller by the same factor
@@ -197,8 +198,8 @@ impl Wanted {
             let row = preset(name)?;
             if row.layout != Layout::Unified {
                 bail!(
-                    "the simulation has no split caches, as '{name}' is; 'hob lab latency --preset {name}' plays it, or name \
-                     policy and admission by themselves"
+                    "'{name}' is a split cache, which the simulation does not support; use 'hob lab \
+                    latency --preset {name}', or pass policy and admission"
                 );
             }
             wanted.policies.extend(PolicyKind::from_name(row.policy));

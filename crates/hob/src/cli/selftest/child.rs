@@ -95,7 +95,7 @@ impl Daemon {
     pub(super) fn bury(mut self) -> anyhow::Result<()> {
         match self.wait(DEATH_MAX)? {
             Some(status) => demand_cut(status),
-            None => bail!("the daemon closed its connection and lives on"),
+            None => bail!("the daemon closed its connection but still runs"),
         }
     }
 
@@ -104,7 +104,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), Signal::TERM).context("cannot signal the daemon")?;
         let status = self.wait(SILENCE_MAX)?;
         let Some(status) = status else {
-            bail!("the daemon has not ended {} s after SIGTERM", SILENCE_MAX.as_secs())
+            bail!("the daemon still runs {} s after SIGTERM", SILENCE_MAX.as_secs())
         };
         ensure!(status.success(), "after SIGTERM the daemon ended with {status}");
         Ok(())

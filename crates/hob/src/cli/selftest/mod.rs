@@ -73,7 +73,7 @@ pub(crate) struct Selftest {
     /// [default: the time]
     #[arg(long)]
     seed: Option<u64>,
-    /// How the daemon does I/O: auto, io_uring or threads
+    /// I/O interface of the daemon: auto, io_uring or threads
     #[arg(long, default_value = "auto", value_parser = ["auto", "io_uring", "threads"])]
     ring: String,
     /// Simulate a device that ignores flushes, to show that the test detects it
@@ -346,7 +346,7 @@ impl<'a> Trial<'a> {
         let mut client = self.client(dialogue);
         match client.check_disk().and_then(|()| client.load(requests, stop)) {
             Ok(()) => {}
-            Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection by itself")),
+            Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection unexpectedly")),
             Err(Trouble::Wrong(error)) => return Err(error),
         }
         drop(client);

@@ -55,7 +55,7 @@ impl Cluster {
         let found = self.names.look_up(&self.etcd, host, QUESTION_MAX).await;
         let member: Member = match found {
             Ok(Some((member, ..))) => member,
-            Ok(None) => return Err(Unsaid(format!("{host} is no member of the cluster now"))),
+            Ok(None) => return Err(Unsaid(format!("{host} is not a member of the cluster now"))),
             Err(error) => return Err(Unsaid(error.to_string())),
         };
         if member.id == self.me.id {

@@ -155,7 +155,7 @@ impl Manager {
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
             return Err(ApiError::conflict(format!(
-                "{} dirty sectors are in the journal and not in the copy",
+                "{} dirty sectors of the owner's journal are missing in the replica",
                 summary.sectors_missing
             )));
         }
@@ -174,7 +174,7 @@ impl Manager {
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
                 ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
-                    .hint("repair the backing; it is tried again by itself")
+                    .hint("repair the backing; hob retries by itself")
             })
         });
         alone.close();
@@ -237,7 +237,7 @@ fn write_all(
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
             ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
-                .hint("repair the backing; it is tried again by itself")
+                .hint("repair the backing; hob retries by itself")
         });
         run.1.clear();
         written
@@ -245,7 +245,7 @@ fn write_all(
     dirty.each(|range, found| {
         let bytes = found.map_err(|lost| {
             ApiError::failed(format!(
-                "the dirty sector at {} could be read and cannot any more: {lost}",
+                "the dirty sector at {} was readable before, and is not any more: {lost}",
                 range.start
             ))
         })?;
@@ -269,7 +269,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     }
     if info.size_bytes < summary.disk_bytes {
         return Err(ApiError::conflict(format!(
-            "the backing has {} bytes here, and the copy is of a disk of {}",
+            "the backing has {} bytes on this host, and the replica is of a disk of {}",
             info.size_bytes, summary.disk_bytes
         )));
     }
@@ -277,7 +277,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     if identity != summary.identity {
         if is_same_everywhere(&info.identity_text) {
             return Err(ApiError::conflict(format!(
-                "the disk has another backing here than there; here it is {}",
+                "the disk has another backing on this host than on its owner; on this host it is {}",
                 info.identity_text
             )));
         }

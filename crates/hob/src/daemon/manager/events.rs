@@ -149,7 +149,8 @@ impl Manager {
                 // A short pause of the device may only have been counted so far.
                 tracing::error!(
                     device = device.0,
-                    "the lender of a remote flash device does not answer; hob abandons the device"
+                    "the host that lends a remote flash device does not answer; hob stops using the \
+                    device"
                 );
                 self.note_health(
                     device,
@@ -230,7 +231,10 @@ impl Manager {
         };
         for name in names {
             let Some(_guard) = self.guard_patiently(&name, "moved off a failed device").await else {
-                tracing::warn!("disk {name}: it is being changed; its cache leaves the failed device later");
+                tracing::warn!(
+                    "disk {name}: another change is in progress; hob moves the cache off \
+                    the failed device afterwards"
+                );
                 continue;
             };
             match self.pools.leave_device(&name, device).await {
@@ -289,8 +293,9 @@ impl Manager {
                 if let Some(pause) = entry.stalls.end(std::time::Instant::now()) {
                     let (count, pause) = (entry.stalls.count, pause.as_millis());
                     tracing::info!(
-                        "pool {pool}: {path} answers again, {pause} ms after the pause was noticed; pauses since hob \
-                         started: {count}; further pauses within the hour are only counted (metric hob_device_stalls)"
+                        "pool {pool}: {path} answers again, {pause} ms after hob noticed the pause; \
+                        pauses since hob started: {count}; hob does not log further pauses within \
+                        the hour, but counts them (metric hob_device_stalls)"
                     );
                 }
             }

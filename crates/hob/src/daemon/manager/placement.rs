@@ -125,7 +125,7 @@ impl Manager {
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
-            return Err(ApiError::not_found(format!("'{host}' is no member of the cluster now")).hint(
+            return Err(ApiError::not_found(format!("'{host}' is not a member of the cluster now")).hint(
                 "other hosts acquire the disks of a failed host by themselves, unless it has their dirty \
                  data; 'hob cluster disks' shows the owners",
             ));

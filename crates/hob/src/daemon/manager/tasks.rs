@@ -235,13 +235,13 @@ impl Tasks {
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
-            Err(_) => Err(ApiError::busy(format!(
-                "the change is not finished after {} s",
-                PATIENCE.as_secs()
-            ))
-            .hint(format!(
-                "it goes on in the background as task {id}; 'hob tasks' shows how far it is and how it ends"
-            ))),
+            Err(_) => {
+                Err(ApiError::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
+                    .hint(format!(
+                        "the change continues in the background as task {id}; 'hob tasks' shows its \
+                progress and result"
+                    )))
+            }
         }
     }
 
@@ -284,8 +284,10 @@ impl Tasks {
     pub(super) fn acknowledge(&self, id: u64) -> Result<(), ApiError> {
         let mut tasks = self.lock();
         if tasks.find(id)?.state == TaskState::Running {
-            return Err(ApiError::conflict(format!("task {id} has not ended"))
-                .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
+            return Err(ApiError::conflict(format!("task {id} has not ended")).hint(format!(
+                "'hob tasks' shows the progress, 'hob tasks cancel {id}' stops a \
+                    drain"
+            )));
         }
         tasks.list.remove(&id);
         drop(tasks);

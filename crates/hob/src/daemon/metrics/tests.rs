@@ -218,7 +218,7 @@ fn the_dashboard_the_alerts_and_the_documentation_ask_for_what_there_is() {
     for (text, least) in [
         (asked.as_str(), 30),
         (include_str!("../../../../../dashboard/prometheus/alerts.yml"), 8),
-        (docs_page().split_once("## What to ask").unwrap().1, 8),
+        (docs_page().split_once("## Example queries").unwrap().1, 8),
     ] {
         let names = names_in(text);
         assert!(names.len() >= least, "{names:?}");

@@ -74,7 +74,7 @@ pub(crate) enum TlsError {
         source: rustls::Error,
     },
     /// The certificate authorities are unusable.
-    #[error("cannot use the authorities in {}: {why}", path.display())]
+    #[error("cannot use the CA certificates in {}: {why}", path.display())]
     Authorities {
         /// The file.
         path: PathBuf,

@@ -107,10 +107,10 @@ pub(crate) struct ClientEntry {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     /// The bytes are not a record.
-    #[error("it is no record of a hand-over")]
+    #[error("the file is not a hand-off record of an upgrade")]
     Magic,
     /// The record has another version.
-    #[error("it has version {0}, and this hob knows version {VERSION}")]
+    #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
     /// The record contradicts itself.
     #[error("it is broken: {0}")]

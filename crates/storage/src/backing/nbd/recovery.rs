@@ -169,7 +169,8 @@ impl NbdBacking {
                     backing = self.info.description,
                     was,
                     is,
-                    "the server is back with another or a smaller disk; this disk fails until it is removed and added again"
+                    "the server is back, but its disk is another one or smaller; I/O fails until \
+                    the disk is removed and added again"
                 );
                 self.options.monitor.note_failed(&format!(
                     "the server is back with another or a smaller disk ({is} bytes instead of {was})"
@@ -186,7 +187,7 @@ impl NbdBacking {
                         backing = self.info.description,
                         was,
                         is,
-                        "the export has grown; 'hob disk resize' lets the disk have all of it"
+                        "the export has grown; run 'hob disk resize' to grow the disk"
                     );
                 }
                 self.start_connection(ring, link);

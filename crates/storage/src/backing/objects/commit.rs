@@ -106,7 +106,7 @@ impl Disk {
         if seen > committed
             && let Err(error) = self.flush().await
         {
-            tracing::warn!("writes to the disk do not reach the object store: {error:?}");
+            tracing::warn!("cannot write changes of the disk to the object store: {error:?}");
         }
         changes
     }
@@ -314,10 +314,7 @@ impl Disk {
     fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
         match Manifest::decode(bytes, sequence) {
             Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,
-            Ok(there) => tracing::error!(
-                "the disk was taken over by {}: writes on this host are not part of the disk any more",
-                there.owner
-            ),
+            Ok(there) => tracing::error!("{} took over the disk: writes on this host are lost", there.owner),
             Err(error) => {
                 tracing::error!(
                     "{}: {error}: this host can no longer flush the disk",

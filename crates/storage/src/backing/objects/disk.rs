@@ -246,7 +246,7 @@ impl Disk {
         }
         self.look_who_has_it().await;
         tracing::error!(
-            "{} is not in the object store: data is lost, or another host writes this disk",
+            "the object {} is not in the object store: data is lost, or another host writes this disk",
             Name::Data(part.index, gone)
         );
         Err(IoError::Failed)

@@ -40,7 +40,7 @@ impl Disk {
             }
         }
         if let Err(error) = self.sweep_manifests().await {
-            tracing::debug!("old manifests stay for now: {error}");
+            tracing::debug!("cannot delete old manifests yet: {error}");
         }
     }
 

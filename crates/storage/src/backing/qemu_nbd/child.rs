@@ -153,7 +153,8 @@ impl Server {
             if said.contains(LOCKED) {
                 return Err(self.lose(said));
             }
-            tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image ended by itself; hob starts another one");
+            tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image \
+                exited unexpectedly; hob starts another one");
             place.left = left;
         }
         if place.left != mark {
@@ -169,7 +170,7 @@ impl Server {
         tracing::error!(
             image = %self.image.path.display(),
             why,
-            "another process has opened the image since its qemu-nbd ended by itself"
+            "another process opened the image after its qemu-nbd exited unexpectedly"
         );
         self.is_taken.store(true, Ordering::Release);
         why

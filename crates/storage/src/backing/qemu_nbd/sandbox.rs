@@ -117,7 +117,8 @@ impl Sandbox {
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
                 tracing::warn!(
-                    "this kernel has no Landlock: qemu-nbd runs with hob's rights, and could open files that an image's header names"
+                    "this kernel has no Landlock, so qemu-nbd runs with hob's rights and can open \
+                    files that an image's header names"
                 );
             });
             return Ok(Sandbox { rules: None });

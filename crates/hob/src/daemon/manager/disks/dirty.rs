@@ -41,11 +41,11 @@ impl Dirty {
         let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
         let (recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
-            Found::Nothing(_) => return Err(ApiError::conflict("the cache holds nothing")),
+            Found::Nothing(_) => return Err(ApiError::conflict("the cache is empty")),
             Found::Damaged { what, .. } => {
                 return Err(ApiError::conflict(format!(
-                    "the journal of the cache is damaged ({what}), so it does not tell which data is \
-                     dirty"
+                    "the journal of the cache is damaged ({what}), so hob cannot determine which \
+                    data is dirty"
                 )));
             }
         };

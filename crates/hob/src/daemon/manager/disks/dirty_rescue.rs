@@ -159,7 +159,7 @@ impl Disks {
         match disk.cache().and_then(|spec| spec.journal) {
             // Without a ring, the cache never held data.
             Some(journal) if journal.ring > 0 => Err(ApiError::conflict(format!(
-                "{name} is offline, and its cache may hold data that is not on the backing"
+                "{name} is offline, and its cache may have dirty data"
             ))
             .hint(format!(
                 "'hob disk show {name}' shows the reason; repair the disk, save its dirty data with 'hob cache export-dirty {name} FILE', or discard it with --discard-dirty"

@@ -81,7 +81,10 @@ impl Disks {
             }
         }
         if is_new && let Err(error) = self.registry.save().await {
-            tracing::warn!("evidence that backings are unchanged is not saved: {error}");
+            tracing::warn!(
+                "cannot save the evidence that backings are unchanged: {error}; after a \
+                restart, hob compares caches with their backings"
+            );
         }
     }
 }

@@ -56,7 +56,7 @@ impl Disks {
                 .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
-                ApiError::conflict("nothing can be dirty in this cache: the backing has everything")
+                ApiError::conflict("this cache has no dirty data, because it never used write-back")
             })?;
             (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
         };

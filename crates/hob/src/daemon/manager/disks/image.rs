@@ -145,8 +145,8 @@ fn decide(path: &Path) -> Result<Format, ApiError> {
     match Format::resembled(path).map_err(|error| open_error(&error))? {
         Format::Raw => Ok(Format::Raw),
         other => Err(ApiError::invalid(format!(
-            "{}: its content looks like a {} image and its name does not say so; say --format={} (format = in hob.toml), or --format=raw \
-             if a guest wrote that",
+            "the content of {} looks like a {} image, but its name has another extension; pass \
+            --format={} (or format = in hob.toml), or --format=raw if a guest wrote this content",
             path.display(),
             other.title(),
             other.name()

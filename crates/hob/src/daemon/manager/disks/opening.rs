@@ -129,8 +129,9 @@ impl Disks {
         wanted: DiskState,
     ) -> Result<DiskChanged, ApiError> {
         let name = wanted.name.clone();
-        let guard =
-            self.enter(wanted, Some(ADDING))?.ok_or_else(|| ApiError::failed("the disk was not claimed"))?;
+        let guard = self
+            .enter(wanted, Some(ADDING))?
+            .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
             // The disk is added all the same. It comes online when the other host releases it.
@@ -520,7 +521,7 @@ impl Disks {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
             if news && disk.cluster_wait == ClusterWait::Served {
-                tracing::info!("{name} is not served here: {error}");
+                tracing::info!("{name} is not served on this host: {error}");
             } else if news {
                 let again =
                     if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
@@ -591,8 +592,11 @@ pub(in crate::daemon::manager) fn share_of(
     cache: Option<Size>,
 ) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
-        (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
-            .hint("also pass --share-parent, or set share_parent = true")),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "a cache size for the parent is only possible if \
+            the disk shares its parent",
+        )
+        .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }

@@ -202,8 +202,11 @@ impl Disks {
         if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
             return Ok(());
         }
-        Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
-            .hint("hob removes it with the last clone"))
+        Err(ApiError::conflict(format!(
+            "{name} serves the parent snapshot of these clones: {}",
+            clones.join(", ")
+        ))
+        .hint("hob removes it with the last clone"))
     }
 }
 
@@ -239,10 +242,10 @@ impl Inner {
             (Some(own), ..) => own,
             (None, Some(only), None) => only.clone(),
             (None, ..) => {
-                return Err(ApiError::invalid(
-                    "a cache for its parent needs a pool, and it is not clear which",
-                )
-                .hint("leave the size out and enable the cache of the parent's disk, or give the disk its cache in hob.toml"));
+                return Err(ApiError::invalid("cannot choose a pool for the cache of the parent").hint(
+                    "pass no cache size for the parent and enable the cache of the parent's disk \
+                    later, or configure the cache of this disk in hob.toml",
+                ));
             }
         };
         new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)

@@ -107,12 +107,12 @@ impl Inner {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {
-            return Err(ApiError::conflict(format!("{owner} is the cache of a disk"))
-                .hint("'hob cache disable' removes it"));
+            return Err(ApiError::conflict(format!("{owner} is the cache of a disk, not an orphan"))
+                .hint("'hob cache disable' removes the cache"));
         }
         if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
-            return Err(ApiError::not_found(format!("pool {pool} has nothing of {owner}"))
-                .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
+            return Err(ApiError::not_found(format!("pool {pool} has no data of the owner {owner}"))
+                .hint(format!("'hob pool show {pool}' lists orphans (caches that belong to no disk)")));
         }
         Ok(owner)
     }

@@ -219,7 +219,12 @@ impl Disks {
         let matters = reading.may_be_dirty();
         let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
         let spec = &spec;
-        let found = found.await.unwrap_or_else(|_| Err(ApiError::failed("an internal task ended")));
+        let found = found.await.unwrap_or_else(|_| {
+            Err(ApiError::failed(
+                "an internal task ended \
+            unexpectedly",
+            ))
+        });
         let found = match found {
             Ok(found) => found,
             Err(error) if matters => {
@@ -581,10 +586,8 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
         source.read(offset, &mut bytes[..len]).map_err(|error| {
-            ApiError::failed(format!(
-                "its backing cannot be compared with its cache: sector {sector}: {error:?}"
-            ))
-            .hint("repair the backing; hob retries every few seconds")
+            ApiError::failed(format!("cannot compare the cache with the backing: sector {sector}: {error:?}"))
+                .hint("repair the backing; hob retries every few seconds")
         })?;
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);

@@ -98,10 +98,14 @@ impl Disks {
         let expect = Expect { doubtful, is_void: false };
         shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await?;
         match waits {
-            0 => tracing::info!("{name} is served by its backing until its cache is recovered"),
+            0 => tracing::info!(
+                "{name} is online; requests go to the backing until its cache is \
+                recovered"
+            ),
             _ => tracing::info!(
-                "{name} is served by its backing until its cache is recovered, but for at most {waits} ‰ of it \
-                 that may be dirty, and for writes"
+                "{name} is online; until its cache is recovered, reads go to the backing, except \
+                that writes and reads of regions with possible dirty data (at most {waits} ‰ of the \
+                disk) wait"
             ),
         }
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
@@ -180,7 +184,8 @@ impl Disks {
             return;
         }
         tracing::info!(
-            "disk {name}: it is written during the recovery of its cache; a crash now would empty the cache"
+            "disk {name}: a guest wrote to it during the recovery of its cache; if the daemon \
+            crashes now, the cache will be empty"
         );
         let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
         // If the cache was recovered meanwhile, no write waits any more.

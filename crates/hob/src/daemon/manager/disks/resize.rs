@@ -62,9 +62,12 @@ impl Disks {
         };
         let gauge = gauge.ok_or_else(|| {
             ApiError::conflict(format!(
-                "cannot measure the size of the backing of {name} while the disk is served"
+                "hob cannot measure the size of the backing of {name} while the disk is online"
             ))
-            .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
+            .hint(
+                "hob measures the size of the backing when the daemon starts, or when you remove \
+                the disk and add it again",
+            )
         })?;
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
@@ -100,9 +103,10 @@ impl Disks {
         };
         let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
             true => Ok(()),
-            false => {
-                Err(ApiError::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
-            }
+            false => Err(ApiError::invalid(format!(
+                "the size of a disk must be a multiple of \
+                    {UNIT_BYTES} bytes, not {size}"
+            ))),
         };
         if let Some(wanted) = wanted {
             whole(wanted)?;
@@ -123,7 +127,8 @@ impl Disks {
             Some(wanted) if wanted < now => {
                 Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
                     format!(
-                        "'hob disk resize {name}' without --size gives the disk the size of its backing; {} is not possible",
+                        "'hob disk resize {name}' without --size grows the disk to the size of its \
+                        backing; {} is not possible",
                         Size(wanted)
                     ),
                 ))
@@ -131,19 +136,19 @@ impl Disks {
             Some(_) if read_only => Err(ApiError::conflict(format!(
                 "{name} is read-only, so hob does not make its backing larger"
             ))
-            .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))),
+            .hint(format!("enlarge the backing by other means, then run 'hob disk resize {name}'"))),
             Some(wanted) => {
                 let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
                 let grown = grown.ok_or_else(|| {
                     ApiError::conflict(format!(
-                        "the backing of {name} has {}, and hob makes raw files larger only",
+                        "the backing of {name} has {}, and hob can enlarge only raw files",
                         Size(now)
                     ))
                     .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
                 })?;
                 grown.map_err(|error| match error.kind() {
                     ErrorKind::FileTooLarge | ErrorKind::InvalidInput => ApiError::invalid(format!(
-                        "the file system of the backing of {name} has no files of {}",
+                        "the file system of the backing of {name} does not support files of {}",
                         Size(wanted)
                     )),
                     _ => cannot("made larger", &error),
@@ -162,10 +167,13 @@ impl Disks {
         }
         let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
         Err(ApiError::conflict(format!(
-            "a cache with blocks of {} is for disks of {most} at most",
+            "a cache with blocks of {} supports disks of at most {most}",
             spec.block_size
         ))
-        .hint(format!("give it larger blocks with 'hob cache set {name} --block-size', or take it away")))
+        .hint(format!(
+            "choose larger blocks with 'hob cache set {name} --block-size', or remove the \
+            cache"
+        )))
     }
 
     /// Grows a disk to a size that its backing already has.

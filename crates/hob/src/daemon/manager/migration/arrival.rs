@@ -91,7 +91,7 @@ impl Manager {
             return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
-            return Err(ApiError::invalid("no host has such a name"));
+            return Err(ApiError::invalid("this is not a valid name of a host"));
         }
         if let Some(datastore) = &arrival.datastore {
             check_name(datastore).map_err(|error| {
@@ -183,11 +183,15 @@ impl Inner {
                 match (pools.next(), pools.next()) {
                     (Some(only), None) => only.clone(),
                     (None, _) => {
-                        return Err(ApiError::conflict("there is no pool for its cache").hint("make one"));
+                        return Err(ApiError::conflict(
+                            "this host has no pool for the disk's \
+                            cache",
+                        )
+                        .hint("make one"));
                     }
                     _ => {
                         return Err(ApiError::conflict(format!(
-                            "there is no pool '{}', and there are several others: say which",
+                            "this host has no pool '{}' but several others; choose a pool",
                             cache.like_pool
                         )));
                     }

@@ -359,7 +359,7 @@ impl Task {
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
                 self.incoming.shared.facts().waited_ms = waited;
                 tracing::info!(
-                    "disk {name}: its migration to this host is complete, and it is served here now"
+                    "disk {name}: its migration to this host is complete; this host serves the disk now"
                 );
             }
             DestinationAct::Settle => {
@@ -473,10 +473,7 @@ impl IncomingDisk {
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
                 let arrival = arrival.ok_or_else(|| {
-                    ApiError::failed(
-                        "the order has no description of the \
-                 disk",
-                    )
+                    ApiError::failed("the migration request has no description of the disk")
                 })?;
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;

@@ -29,7 +29,12 @@ impl Manager {
         call: CallIn,
     ) -> Result<CallAnswer, ApiError> {
         self.peers.transport()?;
-        let session = calls::session(&of).ok_or_else(|| ApiError::invalid("there can be no such session"))?;
+        let session = calls::session(&of).ok_or_else(|| {
+            ApiError::invalid(
+                "the session number of \
+            the migration is invalid",
+            )
+        })?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
             self.let_rest(&name).await;
         }
@@ -93,7 +98,7 @@ impl Manager {
             )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
-                tracing::warn!("disk {name}: its migration to this host ({session:?}) is refused: {error}");
+                tracing::warn!("disk {name}: this host refuses its migration ({session:?}): {error}");
                 refuse(error.to_string())
             }),
         }
@@ -215,12 +220,8 @@ impl Manager {
 
     /// Returns the queue for a data connection of another host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
-        let not_awaited = || {
-            ApiError::conflict(format!(
-                "{name} is not migrating to this host in that \
-         session"
-            ))
-        };
+        let not_awaited =
+            || ApiError::conflict(format!("{name} is not migrating to this host in this session"));
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
             return Err(not_awaited());

@@ -355,7 +355,10 @@ impl Task {
                     facts.why = Some("it was cancelled".to_owned());
                 }
                 let why = facts.why.clone().unwrap_or_default();
-                tracing::info!("disk {name}: its migration failed, and it stays on this host: {why}");
+                tracing::info!(
+                    "disk {name}: its migration failed; this host still serves the disk: \
+                    {why}"
+                );
             }
             _ => {
                 facts.end(MigrationState::Over);

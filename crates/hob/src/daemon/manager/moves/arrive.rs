@@ -76,7 +76,8 @@ impl Manager {
         .map_err(|error| open_error(&error))?;
         match here {
             Some(here) if here != size_bytes => Err(ApiError::conflict(format!(
-                "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"
+                "{backing} has {here} bytes on this host, and the disk has {size_bytes}: it is \
+                another backing"
             ))),
             _ => Ok(()),
         }

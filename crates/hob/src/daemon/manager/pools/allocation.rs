@@ -58,8 +58,12 @@ impl Pools {
         };
         let target = spec.size.bytes().div_ceil(config.segment_bytes);
         if have > target {
-            let surplus =
-                u32::try_from(have - target).map_err(|_| ApiError::invalid("that is too large a change"))?;
+            let surplus = u32::try_from(have - target).map_err(|_| {
+                ApiError::invalid(
+                    "the change is larger \
+                    than the index supports",
+                )
+            })?;
             let released = self.shrink(name, target, surplus).await?;
             let free = self.let_go(name, &released, |_| false);
             self.registry.give_back(&spec.pool, &free).await;
@@ -100,7 +104,7 @@ impl Pools {
             return Ok(Vec::new());
         }
         let room = Size(disk.held.len() as u64 * config.segment_bytes);
-        let reason = format!("pool {} has room for {room} of {} only", spec.pool, spec.size);
+        let reason = format!("pool {} has space for only {room} of {}", spec.pool, spec.size);
         disk.cache_reason = Some(reason.clone());
         Ok(vec![format!("{reason}; the rest follows when there is room")])
     }
@@ -379,7 +383,7 @@ impl Pools {
         }
         let room = Size(disk.held.len() as u64 * segment_bytes);
         let wanted = disk.cache().map_or(Size(0), |spec| spec.size);
-        disk.cache_reason = Some(format!("pool {pool} has room for {room} of {wanted} only"));
+        disk.cache_reason = Some(format!("pool {pool} has space for only {room} of {wanted}"));
         let less = Size((leaving - got) as u64 * segment_bytes);
         Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has room again")])
     }

@@ -34,8 +34,7 @@ impl Pools {
         to: &str,
         size: Option<Size>,
     ) -> Result<PoolChanged, ApiError> {
-        let size =
-            size.ok_or_else(|| ApiError::invalid("say how much of the peer's flash is wanted: --size"))?;
+        let size = size.ok_or_else(|| ApiError::invalid("pass --size, the size of the remote flash"))?;
         let path = self.remote_flash.socket_for(to)?;
         let guard = self.registry.guard_pool(pool, "changed")?;
         {

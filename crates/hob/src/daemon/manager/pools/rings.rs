@@ -47,7 +47,7 @@ impl Pools {
                 }
                 let what = format!("the journal of {name} has no room: {}", error.problem.error);
                 ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
-                    .hint("make the cache smaller by that, or add a device")
+                    .hint("make the cache smaller by this amount, or add a device")
             })?;
         let mut inner = self.registry.inner();
         let entry = inner.pool_mut(&pool)?;

@@ -149,7 +149,7 @@ impl RemoteFlash {
     fn lending(&self) -> Result<&FlashExports, ApiError> {
         self.0.exports.get().ok_or_else(|| {
             ApiError::conflict("this host lends no flash")
-                .hint("[peers] in its hob.toml says what it lends: lend and lend_max")
+                .hint("set lend and lend_max in [peers] of hob.toml on the lending host")
         })
     }
 
@@ -187,11 +187,11 @@ impl RemoteFlash {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         if borrower.parse::<CacheOwner>().is_err() {
-            return Err(ApiError::invalid(format!("'{borrower}' is no host's identity")));
+            return Err(ApiError::invalid(format!("'{borrower}' is not a valid identity of a host")));
         }
         // Borrowers repeat their requests, which must not accumulate.
         let turn = lending.try_turn(borrower).ok_or_else(|| {
-            ApiError::busy("the flash lease is being changed").hint("ask again when that is done")
+            ApiError::busy("the flash lease is being changed").hint("try again when the change is complete")
         })?;
         let known = lending.leases().get(borrower).map(|entry| entry.kept.clone());
         match known {
@@ -221,7 +221,8 @@ impl RemoteFlash {
         match &entry.open {
             Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
             _ => Err(ApiError::conflict(
-                "the request names an earlier incarnation of the flash lease, which was closed since",
+                "the request names an earlier incarnation of the flash lease: the lending host has \
+                opened the file again since",
             )),
         }
     }
@@ -257,8 +258,12 @@ impl RemoteFlash {
             return Err(error.into());
         }
         self.0.registry.inner().lease_disks.remove(&open.disk);
-        tracing::warn!("the flash lease of {} ({}) ended, so that host can no longer use this \
-            host's flash", kept.name, turn.borrower);
+        tracing::warn!(
+            "the flash lease of {} ({}) ended, so that host can no longer use this \
+            host's flash",
+            kept.name,
+            turn.borrower
+        );
         Ok(())
     }
 
@@ -321,8 +326,10 @@ impl RemoteFlash {
         if kept.ended == Some(EndedBy::Operator) {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
-            tracing::info!("the flash lease of {borrower} ended and its space is free; that host \
-                gets no new lease");
+            tracing::info!(
+                "the flash lease of {borrower} ended and its space is free; that host \
+                gets no new lease"
+            );
         } else {
             turn.forget().await?;
             tracing::info!("the flash lease of {borrower} ended and its space is free");
@@ -469,7 +476,7 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
         None => {}
         Some(EndedBy::Operator) => {
             return Err(ApiError::conflict("the operator of the lending host has ended the flash lease")
-                .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+                .hint("'hob peer end BORROWER --forget' on the lending host allows a new lease"));
         }
         Some(EndedBy::Adoption) => {
             return Err(ApiError::conflict(
@@ -484,20 +491,20 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
         }
     }
     if kept.size != ask.size {
-        return Err(ApiError::conflict(format!("{} are lent to {} already", kept.size, kept.name))
-            .hint("give that back first: take the device out of its pool"));
+        return Err(ApiError::conflict(format!("this host already lends {} to {}", kept.size, kept.name))
+            .hint("first remove the device of that lease from its pool"));
     }
     Ok(())
 }
 
 fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> Result<(), ApiError> {
     if size.bytes() < LEASE_BYTES_MIN {
-        return Err(ApiError::invalid(format!("a flash lease has at least {}", Size(LEASE_BYTES_MIN))));
+        return Err(ApiError::invalid(format!("a flash lease must have at least {}", Size(LEASE_BYTES_MIN))));
     }
     let left = lending.bytes_max.saturating_sub(lent);
     if size.bytes() > left || leases >= LEASES_MAX {
         return Err(ApiError::conflict(format!(
-            "{} of the {} that this host lends are left",
+            "this host can lend {} more, of {} in total",
             Size(left),
             Size(lending.bytes_max)
         )));
@@ -518,7 +525,7 @@ async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
 }
 
 fn no_certificate() -> ApiError {
-    ApiError::conflict("flash is lent over TLS, to hosts that show a certificate")
+    ApiError::conflict("this host lends flash only over TLS, to hosts with a certificate")
 }
 
 fn no_lease(borrower: &str) -> ApiError {

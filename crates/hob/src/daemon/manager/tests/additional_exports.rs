@@ -62,7 +62,7 @@ fn names_are_told_apart() {
             bench.manager.disks.export_add("vm".into(), backup(&format!("b{n}"))).await.unwrap();
         }
         let error = bench.manager.disks.export_add("vm".into(), backup("b16")).await.unwrap_err();
-        assert!(error.problem.error.contains("16 further exports"), "{error}");
+        assert!(error.problem.error.contains("16 additional exports"), "{error}");
     });
 }
 

@@ -89,7 +89,7 @@ fn a_device_that_is_fenced_or_unknown_is_refused() {
         for admission in [Admission::In, Admission::Out] {
             let error = set(&bench, "a", admission).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
-            assert!(error.to_string().contains("is fenced and stays out"), "{error}");
+            assert!(error.to_string().contains("is fenced, so its allocation stays off"), "{error}");
         }
         assert_eq!((device(&bench, "a").0, bench.free()), (Admission::Out, 0));
     });

@@ -133,7 +133,7 @@ fn what_makes_no_sense_is_refused() {
         assert!(error.problem.error.contains("no disk 'vm'"), "{error}");
         bench.disk("vm").await;
         let error = bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap_err();
-        assert!(error.problem.error.contains("keeps no state"), "{error}");
+        assert!(error.problem.error.contains("saves no state"), "{error}");
     });
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;

@@ -447,7 +447,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         }
         let (_, shard, result) = serve("{}", false).await;
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("holds a persistent cache") && error.contains("--force"), "{error}");
+        assert!(error.contains("has a persistent cache") && error.contains("--force"), "{error}");
         shard.stop();
         tokio::time::sleep(Duration::from_millis(10)).await;
         let (manager, _shard, result) = serve("{}", true).await;

@@ -88,7 +88,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         refused("vm", Some(32 * MIB), ErrorKind::Conflict, "cannot get smaller").await;
         refused("vm", Some(0), ErrorKind::Conflict, "cannot get smaller").await;
         refused("vm", Some(64 * MIB + 1), ErrorKind::Invalid, "a multiple of 512 bytes, not 67108865").await;
-        refused("vm", Some(1 << 63), ErrorKind::Invalid, "has no files of 8E").await;
+        refused("vm", Some(1 << 63), ErrorKind::Invalid, "does not support files of 8E").await;
         refused("ro", Some(65 * MIB), ErrorKind::Conflict, "read-only").await;
         truncate(&bench.img("vm"), 80);
         refused("vm", Some(72 * MIB), ErrorKind::Conflict, "has 80M already").await;

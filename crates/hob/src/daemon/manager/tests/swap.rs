@@ -446,7 +446,7 @@ fn an_area_waits_for_its_device() {
         assert!(refused.contains("hob pool show p"), "{refused}");
         let refused =
             stage.bench.manager.pools.device_remove("p".into(), here.clone()).await.unwrap_err().to_string();
-        assert!(refused.contains("has swap of the host"), "{refused}");
+        assert!(refused.contains("has a swap area of the host"), "{refused}");
         std::fs::rename(&away, &here).unwrap();
         stage.kernel.bad_ground.store(true, Ordering::Relaxed);
         stage.bench.manager.pools.retry_devices("p").await;
