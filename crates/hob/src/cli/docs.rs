@@ -151,7 +151,7 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
 
 fn lifecycle_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Suspends, snapshots and restarts\n\n\
+        "{GENERATED}# Suspends, snapshots and restarts\n\nFor administrators whose VMs are suspended or restored from snapshots.\n\n\
          Some events of a VM affect the caches of its disks. hob cannot see them, so a hook of the hypervisor\n\
          must report them. You need this if your VMs are suspended, or if you take snapshots of their\n\
          backings. libvirt and Proxmox VE have ready hooks ([MIGRATION.md](MIGRATION.md)).\n\n\
