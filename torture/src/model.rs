@@ -12,9 +12,9 @@
 //!   durable. The content of units with versions after the durable version is uncertain. All these
 //!   versions and the durable version are allowed. The next successful FLUSH must still make the
 //!   acknowledged versions durable, because the guest got no error.
-//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. Either a
-//!   failed FLUSH told the guest about the fault, or two faults coincided and their combination
-//!   cannot be reported.
+//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. This
+//!   happens after a failed FLUSH reported the fault to the guest, or when two faults coincided and
+//!   hob cannot report the combination.
 //! * A read makes the content of a unit certain again. Later reads must return the same version,
 //!   and the next successful FLUSH makes this version durable. A version that a read has shown as
 //!   lost must not reappear.

@@ -28,7 +28,7 @@ pub struct DataSegment {
     pub place: Segment,
     /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
-    /// True if the segment holds only replicas, because it lies on another host's flash.
+    /// True if the segment has only replicas, because it is on another host's flash.
     pub seconds_only: bool,
 }
 
@@ -493,9 +493,9 @@ pub enum Event {
         /// Segments that the cache no longer uses.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// Number of a disk's guests that were not yet told that acknowledged writes may be lost. The
-    /// event is sent when the number changes, and before the end of the command that removes the
-    /// disk.
+    /// Number of a disk's guests that have not received a report that acknowledged writes may be
+    /// lost. The event is sent when the number changes, and before the end of the command that
+    /// removes the disk.
     FailuresOwed {
         /// The disk.
         disk: DiskId,

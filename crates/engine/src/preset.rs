@@ -1,7 +1,7 @@
 //! Presets: the systems whose caching hob reproduces. Each preset is a row of one table of
 //! independent settings, and every setting can also be set by itself. Parsers, output and
-//! documentation use the tables of this file. If a number is not in the source, [`Preset::notes`]
-//! says so.
+//! documentation use the tables of this file. If a number is hob's own choice instead of a
+//! published value, [`Preset::notes`] says so.
 
 use std::fmt;
 use std::str::FromStr;

@@ -98,7 +98,7 @@ pub enum Sabotage {
     IgnoresDirty,
     /// The host trusts its flash content even if another host had the disk since.
     BelievesFlash,
-    /// The host starts write-back before the ownership record says so.
+    /// The host starts write-back before the ownership record permits it.
     EarlyWriteBack,
     /// The host sends delayed replies with the next lease, before the disk's ownership is
     /// confirmed.
@@ -107,13 +107,14 @@ pub enum Sabotage {
     BelievesDeposed,
     /// The host keeps the disks that it acquired under an expired lease.
     IgnoresEnd,
-    /// A host that loses its replica continues without it before the ownership record says so.
+    /// A host that loses its replica continues without it before the ownership record permits that.
     FailsEarly,
     /// The ownership record names a replica before the replica is complete.
     SaysCopyEarly,
-    /// A host that acquires its disk again leaves an incomplete replica in the ownership record.
+    /// When a host acquires its disk again, it leaves an incomplete replica in the ownership
+    /// record.
     KeepsWord,
-    /// A host that reconfirms a disk that it still locks leaves an incomplete replica in the
+    /// When a host confirms its lock on a disk again, it leaves an incomplete replica in the
     /// ownership record.
     KeepsWordOfHeld,
     /// A failover counts as complete when all writes were sent to the backing, before they arrive.

@@ -1,4 +1,4 @@
-//! A simple model of a disk. The model knows which data a read may return and which data must
+//! A simple model of a disk. The model determines which data a read may return, and which data must
 //! survive a power cut.
 //!
 //! Changes are numbered in the order in which they began and are kept for the whole history. For
@@ -124,8 +124,8 @@ pub struct Model {
     lags: bool,
     /// Time of the last crash.
     crashed: u32,
-    /// The content after the last crash is durable: the power failed or a flush was acknowledged
-    /// since, and no data was given up meanwhile.
+    /// True if the content after the last crash is durable: since then the power failed or a flush
+    /// was acknowledged, and no data was given up meanwhile.
     settled: bool,
     /// Time at which data was last given up.
     forgot: u32,
@@ -341,13 +341,13 @@ impl Model {
         }
     }
 
-    /// Records that the engine has not heard of the last loss: changes in flight at the loss may be acknowledged
-    /// before it does.
+    /// Records that the backing lost data and the engine does not know that yet. Until it knows, it may
+    /// acknowledge changes that were in flight at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }
 
-    /// Records that the engine has heard of a hidden loss.
+    /// Records that the engine now knows of a loss that it did not know before.
     pub fn report_loss(&mut self) {
         self.unreported -= 1;
         self.lost = self.tick();
@@ -654,8 +654,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data has been given up completely. Units that no change touched since have the
-    /// backing's content.
+    /// Records that data was given up, so that reads must return the backing's data from now on.
+    /// Units that no change touched since have the backing's content.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {

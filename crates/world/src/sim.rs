@@ -206,7 +206,8 @@ impl Options {
 pub enum Sabotage {
     /// A simulated device has this defect.
     Defect(DeviceDefect),
-    /// A foreign writer sometimes changes a backing, so the copy on flash is stale.
+    /// Another program sometimes changes a backing without hob's knowledge, so that flash has stale
+    /// data.
     WriteBehind,
     /// The simulation delivers some replies twice.
     RepeatedReply,
@@ -249,11 +250,13 @@ pub enum Sabotage {
     /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
     /// changes before its cache is recovered.
     KeptVoidRings,
-    /// The engine is not told that a guest writes to memory into which the engine reads.
+    /// The daemon does not tell the engine that a guest writes to memory into which the engine
+    /// reads.
     SecretScribbles,
-    /// The engine is not told that a parent disk serves some of the data that it reads.
+    /// The daemon does not tell the engine that a parent disk serves some of the data that it
+    /// reads.
     UntoldSharing,
-    /// The engine is not told that a backing restarted.
+    /// The daemon does not tell the engine that a backing restarted.
     UntoldRestart,
     /// A failed flush of a backing that lost data is reported as a success.
     TrustedFlush,

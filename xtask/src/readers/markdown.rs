@@ -93,7 +93,7 @@ pub(super) fn blocks<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<B
     parts.blocks
 }
 
-/// The blocks found so far, and what stands above the next one.
+/// The blocks found so far, with the headings and columns that apply to the next one.
 #[derive(Debug, Default)]
 struct Parts {
     blocks: Vec<Block>,

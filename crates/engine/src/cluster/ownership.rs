@@ -94,7 +94,7 @@ pub struct Taking {
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The ownership record. Its content is unchanged so far, but its revision is new.
+    /// The ownership record. Its content is unchanged, but its revision is new.
     pub title: Found<OwnershipRecord>,
     /// The replica of the disk's dirty data.
     pub copy: SecondCopy,

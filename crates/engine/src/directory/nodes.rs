@@ -1,7 +1,8 @@
 //! Maps frames to the names that the replacement policy uses for them.
 //!
-//! A policy keeps its order by frame. A block that moves to another frame keeps its place in that order: the two frames
-//! exchange their names. Only a cache that gives segments back moves blocks; all others have no entries here.
+//! A policy keeps its order by frame. A block that moves to another frame keeps its place in the policy's order,
+//! because the two frames exchange their names in that order. Only a cache that gives segments back moves blocks; all
+//! others have no entries here.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Durability of a disk's backing, and which guests were told that acknowledged changes may be
-//! lost.
+//! Durability of a disk's backing, and reports to guests that acknowledged changes may be lost.
 //!
 //! # Storage contract
 //! After a failed flush, any subset of the writes since the last successful flush may be lost. The
@@ -16,12 +15,13 @@
 //!   covered by such a backing flush, or was already reported as lost to this session.
 //!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
-//! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. Each
-//! session remembers the last failure that it was told of. If a guest disconnects before it is told
-//! of a failure, a later session is told instead. This applies only to sessions that changed data:
-//! a client that only read or flushed leaves no failure for others. If a possible loss occurs while
-//! a change is in flight, hob sends that change again before it acknowledges it. The cache
-//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
+//! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. hob
+//! remembers for each session the last failure that was reported to the session. If a guest
+//! disconnects before it is told of a failure, a later session is told instead. This applies only
+//! to sessions that changed data: if a client only read or flushed, no later session is told. If a
+//! possible loss occurs while a change is in flight, hob sends that change again before it
+//! acknowledges it. The cache invalidates its clean copies of possibly lost changes, so reads
+//! return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ const INHERITED_MAX: u32 = 64;
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
-/// Durability of one disk's backing, and the failures that guests were told of.
+/// Durability of one disk's backing, and which failures were reported to guests.
 pub(super) struct Backed {
     /// Size of the disk, bytes.
     pub(super) disk_bytes: u64,
@@ -75,7 +75,8 @@ pub(super) struct Backed {
     absent: Vec<u64>,
     /// The session that last changed data.
     last_changer: Option<SessionId>,
-    /// Failures that each session was told of. A session without an entry was told of none.
+    /// For each session, the failures that were reported to it. A session without an entry has
+    /// received no report.
     sessions: BTreeMap<SessionId, Told>,
     /// Ranges that guests changed on the backing, bypassing flash: since the flush in progress
     /// began, and before it began.
@@ -84,12 +85,12 @@ pub(super) struct Backed {
     older_upto: Option<u64>,
 }
 
-/// Failures that a session was told of.
+/// Failures that were reported to a session.
 #[derive(Clone, Copy)]
 struct Told {
     /// Number of the last failure.
     failures: u64,
-    /// True if the session may be told of a failure of an earlier session.
+    /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
     /// True if the session has changed data.
     has_changed: bool,
@@ -251,8 +252,8 @@ impl Backed {
         sectors.for_each(|sector| self.newer.insert(sector, sector + 1, self.disk_bytes));
     }
 
-    /// Records the discard of acknowledged changes that only flash had. Current sessions are told,
-    /// and later sessions never relied on these changes. Earlier data of the same ranges on the
+    /// Records the discard of acknowledged changes that only flash had. Current sessions get a
+    /// report; later sessions never relied on these changes. Earlier data of the same ranges on the
     /// backing may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
@@ -284,7 +285,7 @@ impl Backed {
     }
 
     /// Returns true if the session began while a failed flush was still to be reported to guests
-    /// without a session. Any of the sessions may belong to such a guest, so each is told once.
+    /// without a session. Any of the sessions may belong to such a guest, so each gets one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
@@ -322,7 +323,7 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.has_changed)
     }
 
-    /// Returns the number of guests that changed data and were not told of a failure.
+    /// Returns the number of guests that changed data and have not received a report of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
         let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
         self.inherited + guests.filter(|(session, _)| self.owes_own(**session)).count() as u32
@@ -331,17 +332,17 @@ impl Backed {
 
 impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. They also report one earlier loss that an ended session was
-    /// not told of.
+    /// losses of acknowledged changes. They also report one earlier loss that was not reported to
+    /// an ended session.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
         }
     }
 
-    /// Ends a session. A failure that the session was not told of is kept for a later session. A
-    /// session that ends because its disk is removed is kept, because the last flush of the backing
-    /// may fail too, see [`Event::FailuresOwed`].
+    /// Ends a session. A failure that was not reported to the session is kept for a later session.
+    /// A session that ends because its disk is removed is kept, because the last flush of the
+    /// backing may fail too, see [`Event::FailuresOwed`].
     pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
         let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
         if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {
@@ -349,7 +350,7 @@ impl Engine {
         }
     }
 
-    /// Restores failures that guests of a disk were not told of before the disk was added
+    /// Restores failures that were not reported to guests of a disk before the disk was added
     /// ([`Event::FailuresOwed`]).
     pub fn owe_failures(&mut self, disk: DiskId, count: u32) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize)
@@ -398,7 +399,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Reports how many guests were not told of a failure. The daemon stores the number.
+    /// Reports to the daemon how many guests have not received a report of a failure. The daemon
+    /// stores the number.
     pub(super) fn report_owed(&mut self, id: DiskId) {
         let backed = &self.disk(id).backed;
         if backed.failures > 0 {

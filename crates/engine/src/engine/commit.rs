@@ -260,9 +260,9 @@ impl Engine {
         }
     }
 
-    /// Excludes a device that cannot make data durable. Returns true if no data depends on that
-    /// device alone: the ring and all dirty data have a copy elsewhere. Sectors being written
-    /// become dirty only after all their copies are written.
+    /// Excludes a device that cannot make data durable. Returns true if every byte on that device
+    /// has another copy: the ring and all dirty data are on other devices too. Sectors being
+    /// written become dirty only after all their copies are written.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
         let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };

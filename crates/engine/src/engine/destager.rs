@@ -54,8 +54,8 @@ struct Todo {
 pub(super) struct Destager {
     todo: BTreeMap<BlockNo, Todo>,
     order: DestageOrder,
-    /// For the order *coldest*: the blocks to destage that are not picked, in the order of their
-    /// turns. The queue may contain outdated entries.
+    /// For the order *coldest*: the blocks that wait to be destaged and are not picked, in the
+    /// order in which they will be picked. The queue may contain outdated entries.
     queue: VecDeque<(BlockNo, u32)>,
     turns: u32,
     picked: BTreeSet<BlockNo>,

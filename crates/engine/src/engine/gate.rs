@@ -172,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Sends the waiting I/Os whose time has come, at all gates.
+    /// Sends the waiting I/Os that may be sent now, at all gates.
     pub(super) fn pump_gates(&mut self, now: Instant) {
         for index in 0..self.gates.datastores.len() {
             self.pump_gate(now, Resource::Datastore(crate::units::DatastoreId(index as u16)));

@@ -196,7 +196,8 @@ pub struct Engine {
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have work.
     awake: Vec<DiskId>,
-    /// Disks to check for pending changes at the end of the current call.
+    /// Disks whose pending changes are checked at the end of the current call, because an I/O that
+    /// they waited for may have ended.
     unsettled: Vec<DiskId>,
     /// Flash locations of a read's or a fill's data. The memory is reused from call to call to save
     /// allocations.
@@ -222,12 +223,12 @@ struct Active {
     run: Run,
     /// Findings of the memory tier about the run that the request belongs to.
     seen: Seen,
-    /// Outcome of the request so far.
+    /// Present outcome of the request; it can change until the reply.
     outcome: Outcome,
     /// Buffer bytes of this request that `Engine::fill_bytes` includes.
     fill_bytes: u64,
-    /// True for a write, discard or zeroing that goes to the backing and is to replace dirty data
-    /// on flash.
+    /// True for a write, discard or zeroing that goes to the backing and will replace dirty data on
+    /// flash.
     over_dirty: bool,
     /// State of the partly covered sectors of a write.
     edges: Edges,

@@ -26,7 +26,7 @@ pub(super) struct Journal {
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Devices whose last flush failed although no data depended on them alone. Dirty data
+    /// Devices whose last flush failed, and of whose data other devices have copies. Dirty data
     /// overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
     /// tell which copy is correct. So no dirty data is overwritten while this set is not empty.
     pub(super) spared: BTreeSet<DeviceId>,
@@ -78,8 +78,8 @@ pub(super) struct Commit {
 /// writes, its pages are already written. Then the guest waits only for the device's flush.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Number of writes before the last flush; 0 if other requests waited with that flush, because
-    /// then commits follow one another anyway.
+    /// Number of writes before the last flush; 0 if other requests waited for that flush, because
+    /// then the next commit follows immediately.
     before: u32,
     /// Number of writes since the last flush.
     since: u32,
@@ -220,8 +220,8 @@ impl Journal {
         self.rewritten.insert(sector);
     }
 
-    /// Records the checksums of rewritten sectors. The caller does so before a commit that requests
-    /// wait for, because with two copies only a checksum tells which copy is correct.
+    /// Records the checksums of rewritten sectors. Called before a commit that requests wait for,
+    /// because with two copies only a checksum shows which copy is correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =

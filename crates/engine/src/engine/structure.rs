@@ -409,9 +409,10 @@ impl Engine {
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
-    /// Closes a cache whose backing could not be flushed. The disk is removed anyway, because
-    /// otherwise its removal would never end. The current state is recorded without a closing page.
-    /// So zones keep their bypass marks, and the next recovery drops the clean data in these zones.
+    /// Closes a cache whose backing could not be flushed. The disk is removed although the flush
+    /// failed, because otherwise its removal would never end. The current state is recorded without
+    /// a closing page. So zones keep their bypass marks, and the next recovery drops the clean data
+    /// in these zones.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
         let (journal, index) =
             self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");

@@ -1,8 +1,8 @@
 //! Decides, from the content of flash, about sectors whose state the journal does not determine.
 //!
-//! A dirty sector that is overwritten in place has no checksum until the next commit. If it has two
-//! copies, they may differ after a crash, and the journal does not say which one is right. Recovery
-//! then reads both copies:
+//! A dirty sector that is overwritten in place has no checksum until the next commit. If such a
+//! sector has two copies, they may differ after a crash, and the journal does not show which one is
+//! correct. Recovery then reads both copies:
 //!
 //! | the copies | chosen content |
 //! |---|---|

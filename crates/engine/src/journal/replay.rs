@@ -89,7 +89,7 @@ pub struct Replay {
     scratch: Box<FrameState>,
     /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
-    /// Number of sectors without a checksum whose two copies differ.
+    /// Number of dirty sectors without a recorded checksum whose two copies differ.
     pub(super) parted: u64,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),

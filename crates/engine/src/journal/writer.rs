@@ -22,10 +22,10 @@
 //! # Why the ring is long enough
 //!
 //! Let a dump take at most P pages, and let at most U pages be sealed and not committed. A
-//! committed page *C* names the newest dump that had ended by the commit that *C* knew. That commit
-//! is at most U pages before *C*. The next dump had not ended then, so the named dump began less
-//! than 2P pages before that commit. The page to be sealed next is at most U pages after *C*. So
-//! recovery never needs pages more than 2P + 2U back.
+//! committed page *C* names the newest dump that was complete at the last commit before *C*. That
+//! commit is at most U pages before *C*. The next dump had not ended then, so the named dump began
+//! less than 2P pages before that commit. The page to be sealed next is at most U pages after *C*.
+//! So recovery never needs pages more than 2P + 2U back.
 
 use std::collections::{BTreeMap, VecDeque};
 

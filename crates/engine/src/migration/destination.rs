@@ -4,7 +4,8 @@
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
 //! restart it still awaits the disk, trusts no cached data, and answers the source's calls as
 //! before. Cached data of an awaited disk was read from the owner since this state machine was
-//! created. Ranges that the owner changed after that are invalidated before `changed` is answered.
+//! created. Before `changed` is answered, ranges that the owner changed after they were read are
+//! invalidated.
 //!
 //! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in the
 //! same attempt. A source that has sent `yours` never serves the disk again.
@@ -49,7 +50,7 @@ pub enum DestinationAct {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The record says that the disk is unknown or belongs to another host.
+    /// According to the record, the disk is unknown or belongs to another host.
     Not,
     /// The disk is awaited and is being prepared.
     Preparing(Session),
@@ -67,7 +68,8 @@ pub struct Destination {
     record: Option<Record>,
     /// The session that this process was the first to await.
     begun: Option<Session>,
-    /// True if the record may say that the disk did not arrive, although the disk is awaited.
+    /// True if the record may say that the disk did not arrive, although this host still waits for
+    /// the disk.
     doubtful: bool,
     /// True if the destination gives the disk up once the action in progress has ended.
     gives_up: bool,

@@ -103,7 +103,7 @@ pub struct Message {
 pub struct View {
     /// True if a change waits for the disk at the destination, because the guest runs there now.
     pub wants: bool,
-    /// True if the destination has pulled all data that it wants for now.
+    /// True if the destination has pulled all data that it currently needs.
     pub done: bool,
     /// Number of bytes pulled.
     pub pulled_bytes: u64,
@@ -116,8 +116,8 @@ pub struct View {
 pub enum Refusal {
     /// The destination awaits the disk in another session, or not at all.
     NotAwaited,
-    /// The destination owns the disk, with this generation. Or the destination knows of an owner
-    /// with a later generation than the caller's.
+    /// The destination owns the disk, with this generation. Or the destination has a record of an
+    /// owner with a later generation than the caller's.
     Owner(u64),
     /// An action of the destination failed; the same call may succeed later.
     Failed,

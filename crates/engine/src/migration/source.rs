@@ -43,7 +43,7 @@ pub struct SourceOptions {
     /// Maximum time that the guest waits for a destination that does not answer, nanoseconds.
     pub freeze_ns_max: u64,
     /// True if this host's cache stays readable for the destination after the hand-over, until the
-    /// destination has pulled all data that it wants.
+    /// destination has pulled all data that it needs.
     pub serves_after: bool,
 }
 
@@ -141,7 +141,7 @@ pub struct Source {
     /// Time at which the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
-    /// True if the destination wants the disk.
+    /// True if the destination accepts the disk.
     wanted: bool,
     /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,

@@ -205,7 +205,7 @@ impl Partitioner {
 }
 
 /// Returns the mean cost of a miss, over the members whose cost is known. Members without backing
-/// I/O so far get this cost.
+/// I/O get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {

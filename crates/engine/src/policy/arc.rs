@@ -76,8 +76,8 @@ impl Arc {
     }
 
     /// Prepares an eviction for a block in neither B1 nor B2: keeps |T1| + |B1| within the cache's
-    /// size, and all four lists within twice that size. Returns false if the block that leaves T1
-    /// must not be remembered.
+    /// size, and all four lists within twice that size. Returns false if the block that is evicted
+    /// from T1 must not be remembered.
     fn make_room_for_a_stranger(&mut self) -> bool {
         let side = |side: usize| u64::from(self.held[side].len()) + u64::from(self.left[side].len());
         let (once, often, frames) = (side(ONCE), side(OFTEN), u64::from(self.frames));

@@ -58,8 +58,7 @@ pub type Shards = Sampler<0>;
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
 /// it is completely read or written. It is then valid in caches that are at least as large as the
-/// largest distance of its block since then.
-/// of its block since.
+/// largest reuse distance of its block since then.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
     /// A block is sampled if its position is not above this threshold.
@@ -82,7 +81,7 @@ pub struct Sampler<const SECTORS: usize> {
     weight: u64,
     /// Total weight of all accesses, as estimated from the samples.
     estimated: f64,
-    /// Part of `estimated` that comes from the first access of each block.
+    /// Part of `estimated` that was estimated from the first access of each block.
     first: f64,
 }
 

@@ -16,9 +16,9 @@
 //! file is unmounted.
 //!
 //! # Limits
-//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. [`Session::is_full`] tells the
-//! caller to stop reading messages. The kernel is not trusted: a malformed message is answered with
-//! EINVAL, an unknown one with ENOSYS.
+//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns
+//! true, the caller stops reading messages. The kernel is not trusted: a malformed message is
+//! answered with EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
 //! The shard loop drops the engine's reference to a buffer. The session drops its own reference to

@@ -1,7 +1,7 @@
 //! One NBD connection in its transmission phase.
 //!
 //! # Call order
-//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes received
+//! [`Connection::poll_receive`] returns where to receive the next bytes. The caller passes received
 //! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
 //! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
 //! status queries for the backing. The results go to [`Connection::handle_reply`] and
@@ -15,9 +15,9 @@
 //! parsed, only this connection ends.
 //!
 //! # Buffers
-//! The engine has one reference to a payload buffer; the shard loop drops it when the engine says
-//! so. The connection has a second reference to the buffer of a read, and drops it when the data
-//! was sent.
+//! The engine has one reference to a payload buffer; the shard loop drops that reference when the
+//! engine releases the buffer. The connection has a second reference to the buffer of a read, and
+//! drops it when the data was sent.
 
 mod command;
 mod reply;

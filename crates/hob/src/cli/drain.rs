@@ -1,7 +1,7 @@
 //! `hob drain DISK`: writes dirty data to the backing, with progress. Removing a cache uses it too.
 //!
-//! The daemon drains; this command watches. When interrupted, it says that the drain continues, and
-//! exits.
+//! The daemon drains; this command watches. If interrupted, the command prints that the drain
+//! continues, and exits.
 
 use clap::Args;
 use hob_control::client::Client;

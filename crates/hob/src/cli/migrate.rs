@@ -1,8 +1,8 @@
 //! `hob migrate DISK`: migrates a disk to another host with its cache; shows, changes and cancels
 //! migrations.
 //!
-//! The daemons migrate the disk; this command watches. When interrupted, it says that the migration
-//! continues, and exits.
+//! The daemons migrate the disk; this command watches. If interrupted, the command prints that the
+//! migration continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -54,8 +54,8 @@ pub(crate) struct Migrate {
     /// Take back a disk that moved away, if its new host will never serve it again
     #[arg(long, conflicts_with = "to", requires = "force")]
     take_back: bool,
-    /// The new host is gone for good. If it still serves the disk, two hosts write to it, and it is
-    /// corrupted
+    /// The new host will never return. If it still serves the disk, two hosts write to it, and it
+    /// is corrupted
     #[arg(long, requires = "take_back")]
     force: bool,
     #[command(flatten)]

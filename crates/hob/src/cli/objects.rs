@@ -31,7 +31,8 @@ pub(crate) enum Objects {
         #[arg(value_name = "SPEC")]
         spec: String,
     },
-    /// Unlock a disk whose host is gone for good and did not close it. If the host still runs, all its writes to the disk fail
+    /// Unlock a disk whose host will never return and did not close the disk. If the host still runs, all its writes to the
+    /// disk fail
     Unlock {
         /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]

@@ -10,7 +10,8 @@ use super::remote::ask;
 /// Options that set rules; at least one is required.
 const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
 
-/// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB unless hob.toml says otherwise, one at least each
+/// Shares, limits and reservations of disks. I/O is counted in units of 32 KiB, unless hob.toml sets another unit; each I/O
+/// counts as at least one unit
 #[derive(Debug, Subcommand)]
 pub(crate) enum Qos {
     /// Set a disk's shares, reservation and limits

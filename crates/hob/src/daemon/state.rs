@@ -166,8 +166,8 @@ pub(crate) struct DiskState {
     /// How long requests wait for its backing; the daemon's limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// Number of guests that were not told, when it was closed, that acknowledged writes may be
-    /// lost.
+    /// Number of guests that had not received a report, when the disk was closed, that acknowledged
+    /// writes may be lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if it was configured.

@@ -31,7 +31,7 @@ const MAGIC_BYTES: usize = 4;
 const EXTENT_BYTES: usize = 8;
 const KEPT_BYTES_MAX: usize = 4096;
 
-/// A request in flight, as the reply decoder needs to know it.
+/// A request in flight, with the properties that the reply decoder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// The command.

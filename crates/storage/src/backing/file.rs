@@ -71,7 +71,7 @@ const HELPER: u32 = u32::MAX;
 /// Pause before a change that the lease gate blocked is retried, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
 /// Number of I/Os per file that may each occupy a worker thread of the kernel. A shard has 1,024
-/// workers, so a filesystem that hangs leaves some for other files.
+/// kernel workers, so even if one filesystem hangs, other files have workers left.
 const WORKERS_MAX: usize = 64;
 
 /// Assumed limit of growth by other programs while hob opens a file without its lock, bytes.

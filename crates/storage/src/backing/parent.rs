@@ -66,7 +66,7 @@ impl Backing {
         self.driver.poll_parent_read()
     }
 
-    /// Handles the end of a read at the parent's disk, with or without its data.
+    /// Handles the end of a read that was sent to the disk of the parent, successful or not.
     pub fn handle_parent_read(
         &mut self,
         ring: &mut Ring,

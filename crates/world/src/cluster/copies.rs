@@ -59,7 +59,7 @@ pub(super) struct Copy {
     pub(super) half_done: BTreeMap<u64, u64>,
     /// Writes in progress that went only to the owner's flash.
     pub(super) alone: BTreeSet<u64>,
-    /// A change of the ownership record may still happen.
+    /// True if a change of the ownership record may have been made, because etcd has not answered.
     pub(super) in_doubt: bool,
 }
 

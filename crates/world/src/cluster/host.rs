@@ -107,7 +107,7 @@ pub(super) struct Local {
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// The cache mode changes once the ownership record says so.
+    /// The cache mode changes once the ownership record permits it.
     pub(super) mode_due: bool,
     /// The cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,

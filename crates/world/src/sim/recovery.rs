@@ -18,7 +18,8 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// Number of journal rings that a daemon tries before it leaves the disk offline for this life.
+/// Number of journal rings that a daemon tries to read. If none is usable, the disk stays offline
+/// until the next restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.

@@ -1,7 +1,7 @@
 //! `hob cluster move DISK --to HOST`: orders, watches and cancels a move.
 //!
-//! The hosts move the disk; this command watches. When interrupted, it says that the move
-//! continues, and exits.
+//! The hosts move the disk; this command watches. The hosts move the disk, and this command only
+//! shows the progress. If interrupted, the command prints that the move continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -131,8 +131,8 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     })
 }
 
-/// Returns the progress of a move. If its order is gone, the move has ended, and the disk's present
-/// owner shows the result.
+/// Returns the progress of a move. If the order is gone, the move has ended, and the present owner
+/// of the disk shows the result.
 pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {

@@ -33,8 +33,8 @@ const POINTS_A_DOUBLING: f64 = 16.0;
 
 /// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
 ///
-/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block by block and know
-/// the hits of reads only; they take a megabyte of memory.
+/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block by block, and
+/// have only hits of reads; they take a megabyte of memory.
 #[derive(Debug, Args)]
 pub(crate) struct Mrc {
     #[command(flatten)]

@@ -378,7 +378,8 @@ impl Row {
         }
     }
 
-    /// Returns `figure`, or a dash for the optimum, which knows blocks but no requests.
+    /// Returns `figure`, or a dash for the optimum, which is computed for blocks and not for
+    /// requests.
     fn by_request(&self, figure: String) -> String {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }

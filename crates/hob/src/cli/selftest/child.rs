@@ -18,7 +18,7 @@ use crate::daemon::power_cut;
 /// Maximum time for a daemon to serve its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum time for a request, and for a requested end.
+/// Maximum time until a request is answered, and until the process ends when asked to.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time for the kernel to end a killed process.

@@ -1,4 +1,4 @@
-//! Drawing of `hob top`. Colours only repeat what the text says.
+//! Drawing of `hob top`. Colours only repeat information that the text has too.
 
 use hob_control::{Health, HealthStatus, Size};
 use ratatui::Frame;
@@ -54,7 +54,7 @@ impl Theme {
     }
 }
 
-/// State of the screen besides the disks.
+/// State of the screen, except the disks.
 pub(super) struct Screen {
     endpoint: String,
     /// With colours or without.

@@ -85,7 +85,7 @@ impl ServedValue {
     }
 }
 
-/// What a host publishes about itself besides its identity.
+/// Information that a host publishes about itself, except its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) address: Option<String>,

@@ -29,7 +29,7 @@ const LOOK_MAX: Duration = Duration::from_secs(2);
 /// Maximum length of a backing's address, such as `nbd://HOST/EXPORT`, in bytes.
 const BACKING_CHARS_MAX: usize = 4096;
 
-/// Errors found so far.
+/// The errors that were found until now.
 #[derive(Debug)]
 pub(super) struct Findings<'a> {
     lines: &'a Lines,
@@ -56,7 +56,7 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// Checks the file alone.
+/// Checks hob.toml alone, without other files.
 pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
     if !(1..=64).contains(&config.shards) {
         found.add("shards", format!("shards = {}: there can be 1 to 64", config.shards));

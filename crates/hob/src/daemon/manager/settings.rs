@@ -1,5 +1,5 @@
 //! Cache settings: from a preset or the present cache, changed by the request, and checked for
-//! consistency. Errors tell what to do.
+//! consistency. Error messages contain the next step.
 
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};

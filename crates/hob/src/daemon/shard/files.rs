@@ -286,8 +286,8 @@ impl Files {
         self.forget_ended(number, ring);
     }
 
-    /// Ends a FUSE connection. The kernel is told when the engine has none of its requests any
-    /// more.
+    /// Ends a FUSE connection. The kernel is notified when the engine has no request of the
+    /// connection any more.
     fn end(&mut self, number: u16, ring: &mut Ring) {
         let Some(file) = self.files[usize::from(number)].as_mut() else { return };
         if !file.session.is_dead() {

@@ -152,8 +152,8 @@ impl WaitingClients {
         }
     }
 
-    /// Takes the inherited clients that are still waiting for their disks, and leaves them to the
-    /// next program.
+    /// Takes the inherited clients whose disks are still not open, and hands them over to the next
+    /// program.
     pub(super) fn leave(&self) -> impl Iterator<Item = (ClientEntry, OwnedFd, Vec<u8>)> + use<> {
         let clients = std::mem::take(&mut *self.clients());
         clients.into_iter().map(|(client, _)| (client.entry, client.socket, client.received))

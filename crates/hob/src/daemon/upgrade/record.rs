@@ -1,4 +1,5 @@
-//! The record of an upgrade, which describes the descriptors that one hob leaves open for the next.
+//! The record of an upgrade, which describes the open descriptors that one hob process hands over
+//! to the next.
 //!
 //! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and
 //! then the unprocessed bytes that clients had sent, one client after the other in the table's
@@ -84,13 +85,13 @@ pub(crate) struct FileEntry {
 pub(crate) struct ClientEntry {
     /// Name of the export that the client requested.
     pub(crate) export: String,
-    /// The export's size that the client was told, bytes.
+    /// Size of the export that was announced to the client, bytes.
     pub(crate) size: u64,
-    /// The export's transmission flags that the client was told.
+    /// Transmission flags of the export that were announced to the client.
     pub(crate) flags: u16,
-    /// The minimum block size that the client was told, bytes.
+    /// Minimum block size that was announced to the client, bytes.
     pub(crate) block_min: u32,
-    /// The maximum request length that the client was told, bytes.
+    /// Maximum request length that was announced to the client, bytes.
     pub(crate) block_max: u32,
     /// True if structured replies were negotiated.
     pub(crate) structured_replies: bool,

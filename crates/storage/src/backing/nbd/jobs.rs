@@ -165,7 +165,7 @@ impl Jobs {
         matches.then_some(slot)
     }
 
-    /// Returns what the reply decoder needs to know of the request with this cookie.
+    /// Returns the properties of the request with this cookie that the reply decoder needs.
     pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
         let request = &self.requests[self.find(cookie)? as usize];
         Some(Expected { command: request.command(), offset: request.offset, length: request.len })

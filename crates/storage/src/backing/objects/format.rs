@@ -168,7 +168,7 @@ impl Manifest {
         bytes
     }
 
-    /// Decodes the manifest named `sequence`. The error is a text for users.
+    /// Decodes the manifest with the number `sequence`. The error is a text for users.
     pub(super) fn decode(bytes: &[u8], sequence: u64) -> Result<Manifest, String> {
         check(bytes, MANIFEST_MAGIC, TABLE_AT)?;
         let shape = Shape {

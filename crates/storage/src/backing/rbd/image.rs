@@ -15,7 +15,7 @@ use super::spec::Spec;
 use crate::backing::Reader;
 use crate::backing::size_probe::Measured;
 
-/// Error code of librados with several meanings; one is that it knows no monitor.
+/// Error code of librados with several meanings; one is that no monitor is configured.
 const NOT_FOUND: c_int = -libc::ENOENT;
 
 /// An open RBD image and its connection to the cluster. Any thread may call its methods.

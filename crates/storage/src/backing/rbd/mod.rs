@@ -91,12 +91,12 @@ struct Rbd {
     /// Eventfd that librbd's threads signal.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// Whether the lock is taken after opening.
+    /// True if the image's lock is taken only after the image was opened.
     comes_later: bool,
     /// Whether a wait for `event` is in the ring.
     awaits: bool,
-    /// Whether the backing is closing: no I/O is submitted, and it leaves the ring after the last
-    /// completion.
+    /// True while the backing is closing: no I/O is submitted, and the backing detaches from the
+    /// ring after the last completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,

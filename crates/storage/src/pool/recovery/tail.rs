@@ -28,7 +28,7 @@ struct Run {
 }
 
 /// Returns the CRC-32C on flash of each sector in `wanted`; `None` if the sector cannot be read.
-/// Each entry of `wanted` is an index into `data` and a sector in that segment.
+/// Each entry of `wanted` is a pair: an index into `data`, and a sector in that segment.
 pub(super) fn sums(
     devices: &Devices,
     data: &[DataSegment],

@@ -1,5 +1,5 @@
-//! Evidence that backings are unchanged, recorded while their disks are served. After a crash it
-//! tells whether a cache can be used without verification (docs/decisions/0033).
+//! Evidence that backings are unchanged, recorded while their disks are served. After a crash, the
+//! evidence decides whether a cache can be used without verification (docs/decisions/0033).
 
 use std::convert::Infallible;
 use std::time::Duration;

@@ -32,7 +32,7 @@ use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_pat
 /// Time at which a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Open {
-    /// As soon as it is safe, even if the disk's cache is still being recovered.
+    /// Open the disk as soon as that is safe, even while its cache is being recovered.
     AtOnce,
     /// After the disk's cache is recovered.
     WithCache,

@@ -3,9 +3,9 @@
 //! opened, and is removed after the last clone.
 //!
 //! A disk that an operator added for the same snapshot is used instead. Backings name their
-//! snapshot with a permanent identifier, which tells the parent of each clone. The shard of the
-//! parent's disk serves the clones. While the parent's disk is offline, the clones read the parent
-//! themselves.
+//! snapshot with a permanent identifier, by which hob finds the parent of each clone. The shard of
+//! the parent's disk serves the clones. While the parent's disk is offline, the clones read the
+//! parent themselves.
 
 use std::pin::Pin;
 use std::time::Duration;

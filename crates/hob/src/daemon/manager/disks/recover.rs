@@ -127,8 +127,8 @@ impl Reading {
         self.missing.is_empty() && self.journal.ring > 0
     }
 
-    /// Returns true if the cache belongs to this unchanged backing, as far as the first pass can
-    /// tell.
+    /// Returns true if the cache belongs to this backing and the backing is unchanged, according to
+    /// the first pass.
     pub(in crate::daemon::manager) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No

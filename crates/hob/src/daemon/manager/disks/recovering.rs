@@ -3,7 +3,7 @@
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal tells what may be dirty, and the backing is the same | from then on; requests to that data wait |
+//! | the first pass over the journal found which data may be dirty, and the backing is the same | from then on; requests to that data wait |
 //! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
 //!
 //! A waiting write invalidates the old rings, if the cache has no dirty data, and then continues. A

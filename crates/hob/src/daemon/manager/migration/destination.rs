@@ -108,7 +108,7 @@ struct Task {
     pulls_rest: bool,
     /// Time at which the pull was complete after the hand-over.
     done_at: Option<Instant>,
-    /// True after the former owner was told that the pull is complete.
+    /// True after this host has reported to the former owner that the pull is complete.
     done_told: bool,
     over: bool,
 }

@@ -122,7 +122,7 @@ impl Manager {
         self.awaited_state(name, arrival).map(drop)
     }
 
-    /// Returns the task that handles a call. Starts one if the call brings the disk.
+    /// Returns the task that handles a call. Starts a task if the call announces a new disk.
     fn task_for(
         self: &Arc<Self>,
         name: &str,

@@ -104,7 +104,7 @@ impl Manager {
         }
     }
 
-    /// Continues a migration whose disk was handed over: tells the new host until it confirms.
+    /// Continues a migration whose disk was handed over: notifies the new host until it confirms.
     async fn stay_away(self: Arc<Self>, name: String, taken: bool) {
         let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
             return;

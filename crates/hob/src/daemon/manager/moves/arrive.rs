@@ -1,5 +1,5 @@
-//! The new host of an ordered move: tells whether it can take the disk, and acquires the disk when
-//! it is released.
+//! The new host of an ordered move: reports whether it can serve the disk, and acquires the disk
+//! when the former owner has released it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -18,7 +18,7 @@ use crate::daemon::exports::export_info;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// Maximum time for the other host to tell whether it can take the disk.
+/// Maximum time for the other host to report whether it can serve the disk.
 const WELCOME_MAX: Duration = Duration::from_secs(20);
 
 /// Time after which all other hosts have seen the order.
@@ -266,7 +266,7 @@ impl Manager {
         }
     }
 
-    /// Closes the disk and lets the other host acquire it.
+    /// Closes the disk, so that the other host can acquire it.
     async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.moves.give(&name, Some(&to));

@@ -254,7 +254,7 @@ impl DiskEntry {
         })
     }
 
-    /// Returns the state of the cache, as far as the control thread knows it.
+    /// Returns the state of the cache, without asking its shard.
     fn cache_state(&self, inner: &Inner) -> CacheState {
         if !matches!(self.phase, DiskPhase::Online(_)) {
             CacheState::None

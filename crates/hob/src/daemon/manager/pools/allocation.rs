@@ -4,7 +4,7 @@
 //! A change to the structure of a persistent cache needs a new ring for its journal
 //! ([`Manager::restructure`]). The engine refuses changes that would lose dirty data. After such a
 //! refusal, the cache is drained and the change repeated. A change that only releases segments
-//! drains these segments alone, and writes stay on flash.
+//! drains only these segments, and meanwhile writes still go to flash.
 
 use std::collections::BTreeSet;
 
@@ -233,8 +233,8 @@ impl Pools {
         self.restructure_after(name, segments_after, vacates, shrink).await
     }
 
-    /// Changes the structure like `restructure`. If only some segments are released, drains those,
-    /// and writes stay on flash.
+    /// Changes the structure like `restructure`. If the change only releases some segments, drains
+    /// only these segments; meanwhile writes still go to flash.
     async fn restructure_after(
         &self,
         name: &str,

@@ -159,8 +159,8 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) stalls: stalls::Stalls,
 }
 
-/// The two ids of a device: one in its pool and one on the shards, which know the devices of all
-/// pools.
+/// The two ids of a device: one in its pool, and one on the shards, where the devices of all pools
+/// have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct DeviceIds {
     pub(in crate::daemon::manager) in_pool: DeviceId,
@@ -204,7 +204,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) constant: Option<String>,
     /// State of the clone's parent since the disk was last opened.
     pub(in crate::daemon::manager) parent: Option<disks::ParentLink>,
-    /// Last observation of the dirty data.
+    /// State of the dirty data at the last check, to detect that a drain makes no progress.
     pub(in crate::daemon::manager) watch: pools::Watch,
     /// A refused cache is not read again before this time.
     pub(in crate::daemon::manager) retry_after: Option<tokio::time::Instant>,
@@ -212,7 +212,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) offline_reason: Option<String>,
     /// True if the log already mentions what the content looks like.
     pub(in crate::daemon::manager) content_noted: bool,
-    /// Number of guests that were not told of a failed flush.
+    /// Number of guests that have not received a report of a failed flush.
     pub(in crate::daemon::manager) owed: Owed,
     /// Reason within the cluster why the disk could not be acquired when it was last opened.
     pub(in crate::daemon::manager) cluster_wait: ClusterWait,

@@ -26,8 +26,8 @@ use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheOwner;
 
 /// Maximum number of connections per borrower: one for each of its shards, and one for metadata.
-/// One more connection closes the oldest. A borrower that lost power leaves dead connections behind
-/// and opens as many new ones.
+/// One more connection closes the oldest. If the borrower opens one more connection, hob closes the
+/// oldest.
 pub(in crate::daemon::manager) const CONNECTIONS_MAX: usize = 130;
 
 /// A flash lease that a shard serves.
