@@ -14,7 +14,7 @@
 //! Frames are sent many times a second, with or without records. A frame that reports a duration of
 //! t follows all records of requests before t, except dropped ones.
 
-/// Size of a frame's head, and of a record, bytes.
+/// Size in bytes of a frame's head, and also of a record.
 const UNIT_BYTES: usize = 24;
 
 /// Largest number of records in one frame.

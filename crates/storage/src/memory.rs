@@ -63,7 +63,7 @@ impl Memory {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Returns a range of the mapping.
+    /// Returns these bytes of the mapped memory.
     ///
     /// # Safety
     /// While the result exists, nothing may write to the range, including the kernel.

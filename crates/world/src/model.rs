@@ -129,8 +129,8 @@ pub struct Model {
     settled: bool,
     /// Time at which data was last given up.
     forgot: u32,
-    /// Changes with a lower index may be lost although they were durable, because their owner gave
-    /// them up.
+    /// Changes with a lower index may be lost although they were durable, because the owner gave
+    /// them up when it discarded the cache.
     forgotten: usize,
 }
 
@@ -308,7 +308,7 @@ impl Model {
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// Records that an acknowledged change went to flash and not to the backing.
+    /// Records that an acknowledged change is only on flash, and not on the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }

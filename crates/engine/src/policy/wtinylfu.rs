@@ -10,9 +10,9 @@
 //! are halved, and so is the number of requests. So later, counts are halved again after only five
 //! requests per frame. The paper's doorkeeper, which saves counters, is left out.
 //!
-//! The implementation differs from the paper in where counts are kept. A block in the cache has its
-//! own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are not
-//! in the cache. A count is copied from the sketch when a block is inserted, and returns to the
+//! The implementation differs from the paper in where it stores counts. A block in the cache has
+//! its own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are
+//! not in the cache. A count is copied from the sketch when a block is inserted, and returns to the
 //! sketch when the block is evicted. If no two blocks share counters in the sketch, the counts are
 //! those of the paper.
 //!

@@ -8,9 +8,10 @@
 //! resource without communication converge to the ratio of their weights. Throttling ends when no
 //! I/O had to wait for some seconds and the latency is below the threshold.
 //!
-//! Hosts that communicate agree on the window size ([`super::agree`]). The control law is then
-//! suspended until no agreement has arrived for some time. A size need not be an integer: the last
-//! I/O is permitted part of the time, so that the mean matches.
+//! Hosts that communicate agree on the window size ([`super::agree`]). The window size then follows
+//! the agreement instead of the measured latency, until no agreement has arrived for some time. A
+//! size need not be an integer: the last I/O is permitted part of the time, so that the mean
+//! matches.
 
 use super::Report;
 use super::knee::Knee;

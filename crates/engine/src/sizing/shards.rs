@@ -44,9 +44,9 @@ const REGION_BITS: u32 = 12;
 /// Step from the position of one block to the next in its region: 2⁶⁴ / φ.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Step from the position of one region to the next: 2⁶⁴ (√3 − 1). Among the usual badly
-/// approximable numbers, it combines best with the step between blocks. Over strides of 1 to 2²⁴,
-/// the variation of the samples of a progression is a third of that of random ones on average, and
-/// 1.7 times at worst.
+/// approximable numbers, it combines best with the step between blocks. Among the numbers that are
+/// usual for such sequences (badly approximable ones), this number combines best with the step
+/// between blocks.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
 /// Estimates the miss-ratio curve of accesses to whole blocks.

@@ -87,7 +87,7 @@ enum When {
     Ask,
 }
 
-/// How long to watch.
+/// Step of the migration at which the command returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Until {
     /// The migration is recorded, and dirty data is being written to the backing

@@ -102,7 +102,7 @@ pub(crate) struct PoolState {
     /// The devices among them on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
-    /// The devices among them on other hosts.
+    /// Devices of the pool that are on other hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peers: Vec<PeerState>,
     /// Unit of allocation.

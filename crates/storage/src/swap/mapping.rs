@@ -87,7 +87,7 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
     Ok(None)
 }
 
-/// Advances `at` to the end of the contiguous extents from there.
+/// Moves `at` to the end of the contiguous extents that begin there.
 fn walk(at: &mut u64, end: u64, extents: &[Extent]) -> Option<Lack> {
     for extent in extents.iter().filter(|extent| extent.logical < end) {
         if extent.logical > *at || extent.flags & ELSEWHERE != 0 {

@@ -111,7 +111,7 @@ pub(super) struct Local {
     pub(super) mode_due: bool,
     /// The cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,
-    /// The current ownership record must be read again.
+    /// True if the host must read the current ownership record again.
     pub(super) look_again: bool,
     /// Open number of the disk's backing.
     pub(super) epoch: u64,

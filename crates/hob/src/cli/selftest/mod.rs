@@ -37,7 +37,7 @@ use load::{Client, Counts, Trouble};
 use model::{Model, UNIT_BYTES};
 use setup::{SETUPS, Setup, Stage};
 
-/// Number of requests before the clean end of each setup.
+/// Number of requests that are sent before each setup's daemon is stopped cleanly.
 const LAST_REQUESTS: u64 = 2_000;
 
 /// Maximum time of the last drain, which has little data and a file as its backing.

@@ -217,7 +217,7 @@ impl FromStr for CacheOwner {
     }
 }
 
-/// Evidence as 32 hexadecimal digits.
+/// Serializes evidence as 32 hexadecimal digits.
 mod evidence {
     use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
 

@@ -9,7 +9,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::daemon::manager::api_error::ApiError;
 
-/// Location of dirty data in a pool. Creating this value needs the pool; the slow reading does not.
+/// The cache in a pool whose dirty data is read. Creating this value needs the pool; the slow
+/// reading does not.
 pub(in crate::daemon::manager) struct Source {
     recovery: Recovery,
     reader: SectorReader,

@@ -25,7 +25,7 @@ pub(in crate::daemon::manager) enum Same {
 pub(in crate::daemon::manager) enum Changed {
     No,
     Yes,
-    /// There is no evidence.
+    /// There is no evidence whether the backing changed.
     Unknown,
 }
 

@@ -91,7 +91,7 @@ impl Manager {
             return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
-            return Err(ApiError::invalid("this is not a valid name of a host"));
+            return Err(ApiError::invalid("the name of the other host is not valid"));
         }
         if let Some(datastore) = &arrival.datastore {
             check_name(datastore).map_err(|error| {

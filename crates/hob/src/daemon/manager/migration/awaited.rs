@@ -1,5 +1,5 @@
-//! Disks in standby: opening an incoming disk with an empty cache and with the source host as its
-//! backing, making it this host's, and closing it again.
+//! Disks in standby: opens an incoming disk with an empty cache and with the source host as its
+//! backing, makes this host the owner of the disk, or closes the disk again.
 
 use std::path::Path;
 use std::sync::Arc;
