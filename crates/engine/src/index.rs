@@ -149,8 +149,8 @@ impl Index {
         Some(frame)
     }
 
-    /// Sets the group of each segment. The second copy of a block is in another group than the
-    /// first.
+    /// Sets the device group of each segment. The second copy of a block is in another device group
+    /// than the first.
     pub(crate) fn set_places(&mut self, places: SegmentPlaces) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);

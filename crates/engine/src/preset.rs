@@ -15,7 +15,7 @@ use crate::policy::PolicyKind;
 pub struct Word<T: 'static> {
     /// The word.
     pub name: &'static str,
-    /// The value of the word.
+    /// The value that the name stands for.
     pub value: T,
     /// The effect of the value.
     pub summary: &'static str,

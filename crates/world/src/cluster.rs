@@ -96,7 +96,7 @@ pub enum Sabotage {
     NoSettling,
     /// The host takes a disk although another host's flash has the newest data.
     IgnoresDirty,
-    /// The host trusts its flash content even if another host had the disk since.
+    /// The host trusts its flash content, even if another host owned the disk in the meantime.
     BelievesFlash,
     /// The host starts write-back before the ownership record permits it.
     EarlyWriteBack,

@@ -63,8 +63,8 @@ struct Unit {
     pinned: Option<Tag>,
     /// Time of the first read of the pinned value.
     pinned_at: u32,
-    /// A flush has been acknowledged after the read of the pinned value, so a crash does not lose
-    /// the value.
+    /// True if a flush was acknowledged after the read that returned the pinned value, so a crash
+    /// does not lose that value.
     kept: bool,
 }
 
@@ -646,7 +646,7 @@ impl Model {
     }
 
     /// Sets the disk's expected content to the backing's content `now`. No change may be in
-    /// progress. The backing may still lose the content that is not in `durable`.
+    /// progress. The backing may still lose the part of the content that differs from `durable`.
     pub fn adopt(&mut self, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
         self.forget(durable)?;
         self.forget(now)?;

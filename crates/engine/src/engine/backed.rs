@@ -55,8 +55,8 @@ pub(super) struct Backed {
     pub(super) bypassed: u64,
     /// Number of failed flushes of the backing and losses that it reported.
     pub(super) doubts: u64,
-    /// Number of failed flushes and reported losses that affected guests' changes, and of discards
-    /// of dirty data.
+    /// Number of events that guests must be told about: failed flushes and losses that affected
+    /// their changes, and discards of dirty data.
     failures: u64,
     /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
     /// before the disk was added.

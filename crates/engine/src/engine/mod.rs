@@ -247,8 +247,8 @@ struct Active {
     not_admitted: bool,
     /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
-    /// Number of writes to the backing that had ended when the request's flush of the backing
-    /// began.
+    /// Number of writes to the backing that were complete when the request's flush of the backing
+    /// began; the flush covers these.
     flush_mark: u64,
     /// Number of the disk's failed flushes when the request's flush, read or write began, see
     /// `backed.rs`.

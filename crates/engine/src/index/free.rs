@@ -36,7 +36,7 @@ pub(super) struct FreeFrames {
 /// The device groups of a cache's segments.
 #[derive(Clone, Debug)]
 pub(crate) struct SegmentPlaces {
-    /// The place of each segment.
+    /// The device group of each segment.
     pub(crate) of_segments: Vec<u8>,
     /// Base-2 logarithm of the number of frames in a segment.
     pub(crate) frame_shift: u32,
@@ -45,7 +45,7 @@ pub(crate) struct SegmentPlaces {
     /// Number of device groups for first copies, which have the lowest numbers. The other device
     /// groups are for second copies only.
     pub(crate) firsts: usize,
-    /// True if second copies are only in places of their own.
+    /// True if second copies are only in separate device groups.
     pub(crate) apart: bool,
 }
 
@@ -89,7 +89,7 @@ impl FreeFrames {
         }
     }
 
-    /// Returns true if second copies are only in places of their own.
+    /// Returns true if second copies are only in separate device groups.
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
     }

@@ -267,7 +267,8 @@ impl Index {
         pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
     }
 
-    /// Counts dirty sectors again after pairs of copies have become known.
+    /// Counts dirty sectors again, after recovery found out which frames are copies of the same
+    /// block.
     pub(crate) fn recount_dirty(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         let shift = self.block_shift;

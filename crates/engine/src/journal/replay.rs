@@ -96,8 +96,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Creates the replay of a plan. `ordinals` are those of all present data segments, in the
-    /// order of memory.
+    /// Creates the replay of a plan (the result of the first reading). `ordinals` are those of all
+    /// present data segments, in the order of memory.
     pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
         let segment_frames = plan.segment_frames;
         let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);

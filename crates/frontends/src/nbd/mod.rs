@@ -117,7 +117,7 @@ pub struct Connection {
     /// Bytes of the buffers in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
     sending_bytes: usize,
-    /// An empty list that was sent; the next list reuses its memory.
+    /// The emptied list of the previous send; the next list reuses its memory.
     spare: Gather,
     /// Whether the connection is quiesced: no new command starts.
     resting: bool,

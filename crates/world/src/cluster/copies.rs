@@ -159,7 +159,7 @@ impl Simulation<'_> {
         self.other_half(host, disk, op)
     }
 
-    /// Completes a request that waited for the lending host.
+    /// Completes a write that waited for its replica on the lending host.
     fn other_half(&mut self, host: usize, disk: usize, op: u64) -> Result<(), Violation> {
         let local = &mut self.hosts[host].local[disk];
         if let Some(Op { kind: Kind::Double(_), .. }) = local.ops.get(&op) {

@@ -47,8 +47,8 @@ pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &st
 }
 
 impl Image {
-    /// Returns the image's parent, if the parent can be a disk of its own. Waits for the cluster.
-    /// The error says why it cannot.
+    /// Returns the image's parent, if hob can serve the parent as a separate disk. Waits for the
+    /// cluster. The error says why it cannot.
     pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, String> {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
