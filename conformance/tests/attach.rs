@@ -1,5 +1,5 @@
-//! `hob attach` and `hob detach` below a running VM, whose guest writes and checks its disk all the time. The guest sees no
-//! error, no write is lost, and the image is whole after every kill -9.
+//! `hob attach` and `hob detach` below a running VM, whose guest writes and checks its disk all the
+//! time. The guest sees no error, no write is lost, and the image is whole after every kill -9.
 //!
 //! `HOB_QUIET=1` says that nothing else uses the processors: then the VM's pause has a limit.
 
@@ -155,7 +155,8 @@ impl Stage {
         pause_ms(&output.stderr)
     }
 
-    /// Starts a command that stops itself after `steps` steps, and waits until it has. `None` if it ended before.
+    /// Starts a command that stops itself after `steps` steps, and waits until it has. `None` if it
+    /// ended before.
     #[track_caller]
     fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
         let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
@@ -206,7 +207,8 @@ impl Stage {
         });
     }
 
-    /// Ends the load: the guest checks all of the disk, and so does this test. The disk is detached.
+    /// Ends the load: the guest checks all of the disk, and so does this test. The disk is
+    /// detached.
     #[track_caller]
     fn end(mut self) {
         let mut console = UnixStream::connect(self.scratch.path("console.sock")).expect("the console");
@@ -290,8 +292,9 @@ fn a_cache_that_writes_through_is_attached_and_detached() {
     again_and_again(Given::Nodes, "vfrc", &[], 2);
 }
 
-/// hob's daemon is killed after every step of both plans, and restarted. The command continues. The cache
-/// writes through: under write-back a kill may lose unflushed writes, and the guest's load checks these too.
+/// hob's daemon is killed after every step of both plans, and restarted. The command continues. The
+/// cache writes through: under write-back a kill may lose unflushed writes, and the guest's load
+/// checks these too.
 #[track_caller]
 fn daemon_killed_at_every_step(given: Given) {
     let _cores = cores();
@@ -327,7 +330,8 @@ fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
     daemon_killed_at_every_step(Given::Drive);
 }
 
-/// The command itself is killed after every step. Repeating it reaches the goal, and so does the other command.
+/// The command itself is killed after every step. Repeating it reaches the goal, and so does the
+/// other command.
 #[test]
 fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
     let _cores = cores();
@@ -386,7 +390,8 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
             monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
         });
     }
-    // What was done before a step that fails is undone: QEMU cannot reach hob, and hob refuses the cache's settings.
+    // What was done before a step that fails is undone: QEMU cannot reach hob, and hob refuses the
+    // cache's settings.
     for more in [["--nbd", "/nowhere.sock"], ["--block-size", "3K"]] {
         let said = refused("attach", &more);
         assert!(said.contains("everything is as before"), "{said}");

@@ -1,5 +1,6 @@
-//! Two hosts and a real etcd: whatever fails or stops, one of them serves a disk at a time, and nothing that was acknowledged is lost
-//! (docs/CLUSTER.md, docs/decisions/0019). The backing is somebody else's NBD server, which locks nothing and fences nobody.
+//! Two hosts and a real etcd: whatever fails or stops, one of them serves a disk at a time, and
+//! nothing that was acknowledged is lost (docs/CLUSTER.md, docs/decisions/0019). The backing is
+//! somebody else's NBD server, which locks nothing and fences nobody.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -377,11 +378,12 @@ fn mend(host: &Host, address: &str) {
     Tool::new("ip").args(["route", "replace", &format!("{address}/32"), "dev", "net0"]).inside(host).run();
 }
 
-/// Longer than the kernel of a host pauses before it sends again what had no answer for a fail-over.
+/// Longer than the kernel of a host pauses before it sends again what had no answer for a
+/// fail-over.
 const SENT_AGAIN: Duration = Duration::from_secs(20);
 
-/// Needs root, for the namespaces. A write is under way to a backing that is cut off when the host dies: its kernel has it, and would send it
-/// again for minutes.
+/// Needs root, for the namespaces. A write is under way to a backing that is cut off when the host
+/// dies: its kernel has it, and would send it again for minutes.
 #[test]
 fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
     let [left, right] = Host::pair();
@@ -406,7 +408,8 @@ fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
     assert_eq!(number_in(&store.block(15)), 1 << 40, "a write of the old owner arrived");
 }
 
-/// Needs root, for the namespaces. The host lives and reaches neither etcd nor the backing; then the backing first.
+/// Needs root, for the namespaces. The host lives and reaches neither etcd nor the backing; then
+/// the backing first.
 #[test]
 fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun() {
     let [left, right] = Host::pair();
@@ -436,7 +439,8 @@ fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun(
     guest.end();
 }
 
-/// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own, and nobody else writes.
+/// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own,
+/// and nobody else writes.
 #[test]
 fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     let [left, right] = Host::pair();
@@ -533,7 +537,8 @@ fn what_makes_no_sense_is_said() {
     assert!(!said.success() && said.all().contains("not in a cluster"), "{}", said.all());
 }
 
-/// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts, etcd would do nothing else.
+/// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts,
+/// etcd would do nothing else.
 #[test]
 fn a_host_that_waits_for_many_disks_sends_few_requests() {
     const DISKS: usize = 40;
@@ -553,7 +558,8 @@ fn a_host_that_waits_for_many_disks_sends_few_requests() {
     let before = etcd.reads();
     std::thread::sleep(Duration::from_secs(10));
     let asked = etcd.reads() - before;
-    // Two hosts with a lease of 3 s read once for each of their renewals; 40 looks a second would be 800 keys in this time.
+    // Two hosts with a lease of 3 s read once for each of their renewals; 40 looks a second would
+    // be 800 keys in this time.
     assert!(asked < 150, "{asked} reads in 10 s by two hosts, one of which waits for {DISKS} disks");
     let begin = Instant::now();
     first.stop();

@@ -1,5 +1,6 @@
-//! Two hosts, a real etcd, and disks that go from one to the other because somebody said so; evacuation, and advice (docs/CLUSTER.md,
-//! docs/decisions/0024). The backings are files that both hosts see.
+//! Two hosts, a real etcd, and disks that go from one to the other because somebody said so;
+//! evacuation, and advice (docs/CLUSTER.md, docs/decisions/0024). The backings are files that both
+//! hosts see.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -93,7 +94,8 @@ fn word(shown: &Value, name: &str) -> String {
     shown[name].as_str().unwrap_or_default().to_owned()
 }
 
-/// Ordered at the host that does not have it, drained on the way, and back again; told and not told of it before.
+/// Ordered at the host that does not have it, drained on the way, and back again; told and not told
+/// of it before.
 #[test]
 fn an_unused_disk_moves_to_another_host_and_back() {
     let shared = Shared::new(&["vm1"]);
@@ -152,8 +154,9 @@ fn an_unused_disk_moves_to_another_host_and_back() {
     assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
 }
 
-/// With a client the disk migrates: the other host has it in standby, and nothing happens until the machine is there. A third
-/// party may call it off. With `--cache` and no client it goes at once, with its cache.
+/// With a client the disk migrates: the other host has it in standby, and nothing happens until the
+/// machine is there. A third party may call it off. With `--cache` and no client it goes at once,
+/// with its cache.
 #[test]
 fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let shared = Shared::new(&["vm1"]);
@@ -205,7 +208,8 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     assert!(a.daemon().stats("vm1").hits() >= hits + 3, "its cache has come along");
 }
 
-/// A migration drains the disk and writes through until it is over: etcd says that, and says first when that is not so any more.
+/// A migration drains the disk and writes through until it is over: etcd says that, and says first
+/// when that is not so any more.
 #[test]
 fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     let mut shared = Shared::new(&["vm1"]);
@@ -244,7 +248,8 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     assert_eq!(shared.block("vm1", 9), filled(43), "it writes back");
 }
 
-/// What it had dirty is on the backing: a third host has the disk, and nobody has to give anything up.
+/// What it had dirty is on the backing: a third host has the disk, and nobody has to give anything
+/// up.
 #[test]
 fn a_host_lost_during_a_migration_loses_no_data() {
     let shared = Shared::new(&["vm1"]);
@@ -300,7 +305,8 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     wait_until("the migration to be over", SOON, || a.state("vm1") == "away");
 }
 
-/// Every disk goes but the one that is used; the plan is shown first, and giving the order again goes on.
+/// Every disk goes but the one that is used; the plan is shown first, and giving the order again
+/// goes on.
 #[test]
 fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];
@@ -340,7 +346,8 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     assert!(a.ctl(&["cluster", "evacuate"]).contains("host-a has no disk"));
 }
 
-/// A disk that reads much on a host with little flash is advised to go where flash is to spare, and what that brings is about what it brings.
+/// A disk that reads much on a host with little flash is advised to go where flash is to spare, and
+/// what that brings is about what it brings.
 #[test]
 fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let shared = Shared::new(&["busy", "idle"]);

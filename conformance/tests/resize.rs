@@ -1,4 +1,5 @@
-//! Disks that get larger while they are served: what NBD clients see of it, what a guest's kernel does, what is left of it after a kill.
+//! Disks that get larger while they are served: what NBD clients see of it, what a guest's kernel
+//! does, what is left of it after a kill.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -68,7 +69,8 @@ impl Stage {
     }
 }
 
-/// Promises 1 and 2 over a change of size: in write-back, with a kill right after it, and one between the backing's growth and hob's.
+/// Promises 1 and 2 over a change of size: in write-back, with a kill right after it, and one
+/// between the backing's growth and hob's.
 #[test]
 fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     let stage = Stage::new(64);

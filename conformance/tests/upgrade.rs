@@ -1,5 +1,5 @@
-//! A daemon that becomes another program under load: nobody notices more than a pause. The other program is the same one here, or one that
-//! cannot start.
+//! A daemon that becomes another program under load: nobody notices more than a pause. The other
+//! program is the same one here, or one that cannot start.
 //!
 //! These tests mount, and so need root and /dev/fuse.
 
@@ -134,7 +134,8 @@ fn ended_well(mut fio: Process) {
     assert!(output.success(), "{:?}: {}", output.status, output.all());
 }
 
-/// Three upgrades under fio over NBD, whose client does not connect again, and a file system on a loop device on the disk's file.
+/// Three upgrades under fio over NBD, whose client does not connect again, and a file system on a
+/// loop device on the disk's file.
 fn nothing_is_noticed(settings: &str) {
     let mut stage = Stage::new(settings, "");
     let uri = stage.address().uri("vm");
@@ -242,7 +243,8 @@ fn a_guest_reconnects_by_itself() {
     hob.stop();
 }
 
-/// A client in the middle of a request when the upgrade comes: it is given time for the rest, and the one that does not use it goes alone.
+/// A client in the middle of a request when the upgrade comes: it is given time for the rest, and
+/// the one that does not use it goes alone.
 #[test]
 fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     let mut stage = Stage::new("persistent = true", "");
@@ -340,7 +342,8 @@ fn descriptors_and_children_do_not_pile_up() {
     stage.daemon.stop();
 }
 
-/// A program that cannot start, cannot take over, or does not answer is refused, and nobody notices that it was tried.
+/// A program that cannot start, cannot take over, or does not answer is refused, and nobody notices
+/// that it was tried.
 #[test]
 fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
     let mut stage = Stage::new("persistent = true", "");
@@ -441,7 +444,8 @@ fn an_invalid_upgrade_record_is_ignored() {
     assert!(process.finish(UPGRADE_MAX).success());
 }
 
-/// Inside TLS nothing can be kept: such clients are told of the end, and come again, to a door that was never shut.
+/// Inside TLS nothing can be kept: such clients are told of the end, and come again, to a door that
+/// was never shut.
 #[test]
 fn tls_clients_reconnect_after_an_upgrade() {
     let scratch = Scratch::new();

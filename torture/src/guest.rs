@@ -142,8 +142,8 @@ pub struct Habits {
     pub pause_us_max: u64,
     /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
-    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests: if one of them has
-    /// not received a report of a loss, each connection gets one failed flush.
+    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests: if one of
+    /// them has not received a report of a loss, each connection gets one failed flush.
     pub shares_disk: bool,
 }
 

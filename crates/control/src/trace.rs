@@ -1,7 +1,8 @@
 //! The stream of `GET /v1/disks/{disk}/trace`: frames of records, until the disk is removed or the
 //! client disconnects.
 //!
-//! All numbers are little-endian. A frame is a head of 24 bytes and `count` records of 24 bytes each:
+//! All numbers are little-endian. A frame is a head of 24 bytes and `count` records of 24 bytes
+//! each:
 //!
 //! | offset | head | record |
 //! |---|---|---|

@@ -44,7 +44,8 @@ pub const DEFAULT_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Name of the metadata context that every export has.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation (`docs/interop/nbd.rst`).
+/// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation
+/// (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// Handshake flags of the server; the client's flags use the same bits.

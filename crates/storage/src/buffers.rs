@@ -267,7 +267,8 @@ impl Arena {
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
-        // SAFETY: as in `slice`; and of the arena's slices this one is the only one, by `&mut self`.
+        // SAFETY: as in `slice`; and of the arena's slices this one is the only one, by `&mut
+        // self`.
         unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
     }
 

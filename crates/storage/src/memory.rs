@@ -84,8 +84,8 @@ impl Memory {
     }
 }
 
-// SAFETY: the mapping belongs to no thread, and its bytes are accessed only through `unsafe` functions
-// whose callers prevent races.
+// SAFETY: the mapping belongs to no thread, and its bytes are accessed only through `unsafe`
+// functions whose callers prevent races.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}

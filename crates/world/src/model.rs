@@ -341,8 +341,8 @@ impl Model {
         }
     }
 
-    /// Records that the backing lost data and the engine does not know that yet. Until it knows, it may
-    /// acknowledge changes that were in flight at the loss.
+    /// Records that the backing lost data and the engine does not know that yet. Until it knows, it
+    /// may acknowledge changes that were in flight at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }

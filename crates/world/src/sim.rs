@@ -423,7 +423,8 @@ struct Simulation<'a> {
     /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
-    /// Failed flushes of backings that the backing has performed and whose replies have not arrived.
+    /// Failed flushes of backings that the backing has performed and whose replies have not
+    /// arrived.
     late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.

@@ -275,7 +275,8 @@ impl OwnershipState {
 
     /// Returns the transaction that makes the replica valid instead of the former owner's flash,
     /// and the record after it. This host has the ownership lock of the disk during the failover.
-    /// The transaction comes before any change of the backing. Returns `None` if the record already
+    /// The transaction must succeed before any change of
+    /// the backing. Returns `None` if the record already
     /// has this content.
     pub fn begin_adopting(
         &self,

@@ -72,9 +72,9 @@ enum Kind {
 
 impl Kind {
     /// Returns true if the backing must be flushed first, after `tries` attempts. A new ring and a
-    /// clean close record which data is clean, so they need the flush. A cache that ends has no
-    /// dirty data, so a failed flush does not keep it. The backing of another host's disk is not
-    /// flushed. A discard does not need the backing.
+    /// clean close record which data is clean, so they need the flush. A cache that is removed has
+    /// no dirty data, so it is removed even if the flush fails. The backing of another host's disk
+    /// is not flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,

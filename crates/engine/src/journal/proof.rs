@@ -107,8 +107,8 @@ mod tests {
         restoring.finish(8)
     }
 
-    /// Returns the decision if flash has `known` in sectors 0, 1, 2 and 4, and `one` and `two` in the
-    /// copies 3 and 7.
+    /// Returns the decision if flash has `known` in sectors 0, 1, 2 and 4, and `one` and `two` in
+    /// the copies 3 and 7.
     fn chosen(known: [u32; 4], one: Option<u32>, two: Option<u32>) -> Option<u32> {
         let [a, b, c, d] = known.map(Some);
         let sums = [a, b, c, one, d, two];

@@ -67,7 +67,8 @@ pub struct FlashSector {
 }
 
 impl Recovered {
-    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
+    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the
+    /// cache.
     pub fn samples(&self, count: usize) -> Vec<(u64, u32)> {
         let is_clean = |sector: &u64| self.index.is_valid(*sector) && !self.index.is_dirty(*sector);
         let clean = || {

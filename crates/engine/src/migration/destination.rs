@@ -7,8 +7,8 @@
 //! created. Before `changed` is answered, ranges that the owner changed after they were read are
 //! invalidated.
 //!
-//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in the
-//! same attempt. A source that has sent `yours` never serves the disk again.
+//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
+//! the same attempt. A source that has sent `yours` never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
 //! action is in progress, besides any number of `Forget` actions, which end in any order.
@@ -336,8 +336,8 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
-                // The source had the disk when it first called, unless this destination waited for the
-                // disk in an earlier process.
+                // The source had the disk when it first called, unless this destination waited for
+                // the disk in an earlier process.
                 if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
                 {
                     self.begun = Some(session);

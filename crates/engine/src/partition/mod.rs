@@ -80,7 +80,8 @@ pub struct Member<'a> {
     pub dirty_segments: u64,
     /// Limits of the cache.
     pub limits: Limits,
-    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if unknown.
+    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if
+    /// unknown.
     pub miss_cost_ns: u64,
     /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
     /// a request.

@@ -1,6 +1,6 @@
-//! Least frequently used, with ageing: LFU-DA, "dynamic ageing". Arlitt, Cherkasova, Dilley, Friedrich,
-//! Jin: "Evaluating content management techniques for web proxy caches", ACM SIGMETRICS Performance
-//! Evaluation Review 27(4), 2000.
+//! Least frequently used, with ageing: LFU-DA, "dynamic ageing". Arlitt, Cherkasova, Dilley,
+//! Friedrich, Jin: "Evaluating content management techniques for web proxy caches", ACM SIGMETRICS
+//! Performance Evaluation Review 27(4), 2000.
 //!
 //! A block's value is the number of its uses, including the first one, plus the cache's age at its
 //! last use. The block with the least value is evicted, and the cache's age becomes that value. So

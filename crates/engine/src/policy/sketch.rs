@@ -1,7 +1,7 @@
-//! Estimates how often each block was accessed: a count-min sketch of 4-bit counters, four for each block,
-//! with conservative update (only a block's least counters rise). Cormode, Muthukrishnan: "An improved data
-//! stream summary: the count-min sketch and its applications", J. Algorithms 55, 2005; Estan, Varghese:
-//! "New directions in traffic measurement and accounting", SIGCOMM 2002.
+//! Estimates how often each block was accessed: a count-min sketch of 4-bit counters, four for each
+//! block, with conservative update (only a block's least counters rise). Cormode, Muthukrishnan:
+//! "An improved data stream summary: the count-min sketch and its applications", J. Algorithms 55,
+//! 2005; Estan, Varghese: "New directions in traffic measurement and accounting", SIGCOMM 2002.
 //!
 //! A block's four counters are in one cache line, one in each of the line's four rows of 32
 //! counters. To halve all counters, the sketch only increments a number. A line halves its counters

@@ -1,5 +1,5 @@
-//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad,
-//! "Efficient MRC construction with SHARDS", FAST 2015).
+//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and
+//! Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
 //!
 //! Each block has a position from 0 to 2⁶⁴ that depends only on its number. A block is sampled if
 //! its position is not above a threshold. The LRU stack distance among the samples, divided by the

@@ -1,10 +1,11 @@
 //! Blocks in the order of their last use. Counts the blocks used after any given one in O(log n).
 //!
-//! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A bitmap
-//! records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for cumulative
-//! frequency tables", 1994) counts them in the bitmap's 64-bit words. The word that is being filled
-//! is not in the tree yet, so that most uses do not touch the tree. When the last slot has been
-//! used, the slots in use are compacted. Memory use is 8.5 bytes per member of the capacity.
+//! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A
+//! bitmap records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for
+//! cumulative frequency tables", 1994) counts them in the bitmap's 64-bit words. The word that is
+//! being filled is not in the tree yet, so that most uses do not touch the tree. When the last slot
+//! has been used, the slots in use are compacted. Memory use is 8.5 bytes per member of the
+//! capacity.
 
 const WORD_BITS: u32 = 64;
 

@@ -103,8 +103,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session for `disk`. `number` must be unique among the sessions of one engine, and below
-    /// [`NUMBER_BIT`].
+    /// Creates a session for `disk`. `number` must be unique among the sessions of one engine, and
+    /// below [`NUMBER_BIT`].
     pub fn new(disk: DiskId, number: u32, file: Attributes, read_only: bool) -> Session {
         Session {
             disk,
@@ -127,7 +127,8 @@ impl Session {
         Session { promote, ..self }
     }
 
-    /// Returns the session number in a request id; `None` if the request is not from a FUSE session.
+    /// Returns the session number in a request id; `None` if the request is not from a FUSE
+    /// session.
     #[inline]
     pub fn number_of(id: RequestId) -> Option<u32> {
         let number = (id.0 >> 32) as u32;

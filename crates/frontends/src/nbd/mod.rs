@@ -190,7 +190,8 @@ impl Connection {
         &self.negotiated.export
     }
 
-    /// Returns the bytes of buffers that the connection's commands hold, until their answers are sent.
+    /// Returns the bytes of buffers that the connection's commands hold, until their answers are
+    /// sent.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -301,8 +302,8 @@ impl Connection {
         self.requests.pop_front()
     }
 
-    /// Returns the client's command that a polled request begins; `None` if the request is a later piece.
-    /// Call it before the request is answered.
+    /// Returns the client's command that a polled request begins; `None` if the request is a later
+    /// piece. Call it before the request is answered.
     pub fn command_begun_by(&self, request: &Request) -> Option<&hob_nbd::Request> {
         let command = self.commands.get(request.id.0 as u32);
         (command.header.offset == request.offset).then_some(&command.header)
@@ -359,7 +360,8 @@ impl Connection {
         }
     }
 
-    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to send.
+    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to
+    /// send.
     #[inline]
     pub fn poll_send(&mut self) -> Option<Gather> {
         if self.sending || self.outbox.is_empty() {

@@ -80,14 +80,15 @@ struct Common {
 
 /// Cache the disks of a running VM, without stopping it
 ///
-/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails, everything is undone. Repeat a
-/// command that was interrupted: it continues where it was.
+/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails,
+/// everything is undone. Repeat a command that was interrupted: it continues where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
     /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
     #[arg(required_unless_present = "list", value_name = "TARGET")]
     target: Option<Target>,
-    /// Disks: the name of the device, drive or node, or the path of the image; all writable disks if absent
+    /// Disks: the name of the device, drive or node, or the path of the image; all writable disks
+    /// if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
     /// List attached disks
@@ -113,12 +114,14 @@ pub(crate) struct Attach {
 
 /// Return the disks of a running VM to their images, without stopping it
 ///
-/// Dirty data is written to the image first. Repeat a command that was interrupted: it continues where it was.
+/// Dirty data is written to the image first. Repeat a command that was interrupted: it continues
+/// where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
     /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
     target: Target,
-    /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks of the VM if absent
+    /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks
+    /// of the VM if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
     /// Detach from a stopped VM: write dirty data to the image, and remove hob's disk

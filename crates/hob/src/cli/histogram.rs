@@ -15,10 +15,11 @@ use super::remote::ask;
 /// Length of the longest bar in characters.
 const BAR_CELLS: u64 = 40;
 
-/// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of vscsiStats
+/// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of
+/// vscsiStats
 ///
-/// Only a guest's reads and writes are counted. Reads among reads, and writes among writes, are looked at as if there were
-/// no others.
+/// Only a guest's reads and writes are counted. Reads among reads, and writes among writes, are
+/// looked at as if there were no others.
 #[derive(Debug, Args)]
 pub(crate) struct Histogram {
     /// The disk

@@ -60,7 +60,8 @@ pub(crate) struct Migrate {
     force: bool,
     #[command(flatten)]
     consent: Confirmation,
-    /// When the command returns [default: over, or arrived with --finish; at once if nothing was started]
+    /// When the command returns [default: over, or arrived with --finish; at once if nothing was
+    /// started]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,
 }

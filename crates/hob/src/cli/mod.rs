@@ -68,8 +68,9 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS
-    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen on this address; other commands connect to it, or to HOB_CONTROL
+    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS [default:
+    /// unix:/run/hob/control.sock]. `serve` and `daemon` listen on this address; other commands
+    /// connect to it, or to HOB_CONTROL
     #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
     #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,

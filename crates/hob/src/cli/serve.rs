@@ -19,10 +19,12 @@ use crate::daemon::{Plan, Serving};
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
-    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
+    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI,
+    /// VHDX or VPC image
     #[arg(long, value_name = "SPEC")]
     disk: String,
-    /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+    /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension
+    /// if absent, otherwise raw
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
     /// Also serve the disk at this vhost-user socket
@@ -48,8 +50,8 @@ pub(crate) struct Serve {
     /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
     #[arg(long, value_name = "CLIENT")]
     allow: Vec<ClientMatch>,
-    /// Also make the disk available as a file (FUSE) for loop devices and other programs: a new name, or an
-    /// existing regular file, which is hidden until hob exits
+    /// Also make the disk available as a file (FUSE) for loop devices and other programs: a new
+    /// name, or an existing regular file, which is hidden until hob exits
     #[arg(long, value_name = "PATH")]
     fuse: Option<String>,
     /// Name of the export

@@ -24,7 +24,8 @@ pub(super) struct Settings {
     /// for reads (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
-    /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with
+    /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
     /// Replacement policy
@@ -51,7 +52,8 @@ pub(super) struct Settings {
     /// Number of copies on flash, of all data or only of dirty data
     #[arg(long, value_name = "N", value_parser = words(COPIES))]
     copies: Option<String>,
-    /// Destage in write order, so that the backing always has a past state of the disk; destaging is slower
+    /// Destage in write order, so that the backing always has a past state of the disk; destaging
+    /// is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
     /// Restarts after which a persistent cache is compared with its backing

@@ -32,7 +32,8 @@ pub(crate) enum Swap {
         /// The device of the pool [default: the one with the most free space]
         #[arg(long)]
         device: Option<String>,
-        /// Swap priority, 0 to 32767: swap of higher priority is filled first [default: after all swap with a priority]
+        /// Swap priority, 0 to 32767: swap of higher priority is filled first [default: after all
+        /// swap with a priority]
         #[arg(long, value_name = "N")]
         priority: Option<u16>,
         /// Leave it off
@@ -54,7 +55,8 @@ pub(crate) enum Swap {
     Off {
         /// The area
         name: String,
-        /// Turn the area off even if memory may be too small for its pages; the kernel may then kill programs
+        /// Turn the area off even if memory may be too small for its pages; the kernel may then
+        /// kill programs
         #[arg(long)]
         force: bool,
         /// Do not wait until the swap area is off

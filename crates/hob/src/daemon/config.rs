@@ -116,12 +116,13 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// Maximum number of NBD connections of each listener; further connections wait in the kernel. Default: 256.
+    /// Maximum number of NBD connections of each listener; further connections wait in the kernel.
+    /// Default: 256.
     pub(crate) connections_max: usize,
     /// Memory for data in flight, for each shard. Default: 64M.
     pub(crate) buffer_bytes_max: Size,
-    /// Time that requests wait for their backing during an outage, for disks without a limit of their
-    /// own: a duration or `forever`. Default: `forever`.
+    /// Time that requests wait for their backing during an outage, for disks without a limit of
+    /// their own: a duration or `forever`. Default: `forever`.
     pub(crate) backing_timeout: Option<BackingTimeout>,
     /// `backing_timeout` in milliseconds, as in earlier versions.
     pub(crate) backing_wait_ms_max: Option<u64>,
@@ -129,7 +130,8 @@ pub(crate) struct Limits {
     pub(crate) flash_stall_ms_max: u64,
     /// Number of failed I/Os after which a flash device is fenced. Default: 16.
     pub(crate) flash_errors_max: u32,
-    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0 means never. Default: 20.
+    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0
+    /// means never. Default: 20.
     pub(crate) shard_silence_s_max: u64,
     /// Unit of I/O in which shares, limits and reservations count. Default: 32K.
     pub(crate) qos_unit: Size,
@@ -144,8 +146,9 @@ impl Default for Limits {
             backing_wait_ms_max: None,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
-            // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than WatchdogSec in
-            // packaging/hob.service; hundreds of times what any turn of a shard takes.
+            // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than
+            // WatchdogSec in packaging/hob.service; hundreds of times what any turn of a shard
+            // takes.
             shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
@@ -153,7 +156,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the time that requests of a disk without a limit of its own wait for its backing (docs/decisions/0045).
+    /// Returns the time that requests of a disk without a limit of its own wait for its backing
+    /// (docs/decisions/0045).
     pub(crate) fn backing_timeout(&self) -> BackingTimeout {
         let older =
             self.backing_wait_ms_max.map(|millis| BackingTimeout::Limit(Duration::from_millis(millis)));
@@ -169,7 +173,8 @@ pub(crate) struct DiskEntry {
     pub(crate) name: String,
     /// Path or URI of the disk's data.
     pub(crate) backing: String,
-    /// Image format, if the backing is a path. Default: that of the file's extension, otherwise raw.
+    /// Image format, if the backing is a path. Default: that of the file's extension, otherwise
+    /// raw.
     pub(crate) format: Option<String>,
     /// Refuse writes. Default: false.
     #[serde(default)]
@@ -183,10 +188,12 @@ pub(crate) struct DiskEntry {
     /// Size of the parent snapshot's cache, if adding this disk creates that cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
-    /// Time that requests of the disk wait for its backing during an outage. Default: as in `[limits]`.
+    /// Time that requests of the disk wait for its backing during an outage. Default: as in
+    /// `[limits]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// Name of the datastore: the storage that this backing shares with other backings. Detected by default.
+    /// Name of the datastore: the storage that this backing shares with other backings. Detected by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Absolute path of the disk's vhost-user socket.

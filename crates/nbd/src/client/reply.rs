@@ -23,7 +23,8 @@ use crate::wire::{
     chunk,
 };
 
-/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds add.
+/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds
+/// add.
 const ERROR_BYTES_MIN: u32 = 6;
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
 /// Length of the magic number at the start of every reply header, bytes.
@@ -265,7 +266,8 @@ impl ReplyDecoder {
             State::Fixed(header, expected) => {
                 let payload = self.intake.take();
                 self.on_fixed(header, expected, &payload)?;
-                // Headers are frequent and small, so a buffer that an error message enlarged is dropped.
+                // Headers are frequent and small, so a buffer that an error message enlarged is
+                // dropped.
                 if payload.capacity() <= KEPT_BYTES_MAX {
                     self.intake.restore(payload);
                 }

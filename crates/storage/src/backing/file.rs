@@ -251,8 +251,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     if direct.is_some() {
         let _ = rustix::fs::fadvise(&buffered, 0, None, rustix::fs::Advice::Random);
     }
-    // Behind the end nothing is lost, and the answer is the same. Without the lock, another program may extend the file at
-    // this moment.
+    // Behind the end nothing is lost, and the answer is the same. Without the lock, another program
+    // may extend the file at this moment.
     let grows_max = if options.locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
     let beyond = size_bytes.next_multiple_of(SECTOR_BYTES) + grows_max;
     let can_punch =
@@ -544,7 +544,8 @@ impl FileBacking {
         if !self.working.is_empty() {
             self.working.remove(&io);
         }
-        // The kernel reports a failed writeback, or flush of the device, once for the file: the next flush succeeds.
+        // The kernel reports a failed writeback, or flush of the device, once for the file: the
+        // next flush succeeds.
         if !self.durable.is_empty() && self.durable.remove(&io) {
             self.has_lost |= matches!(result, Err(IoError::Failed | IoError::NoSpace));
         }
@@ -778,7 +779,8 @@ impl Driver for FileBacking {
     fn change_mark(&self) -> Option<ChangeMark> {
         match self.life {
             Life::Closed(mark) => mark,
-            // Asking a file may block its shard: it is asked before it is attached, and when it is closed.
+            // Asking a file may block its shard: it is asked before it is attached, and when it is
+            // closed.
             _ if self.is_block_device || self.attached.is_some() => None,
             _ => mark_of(self.buffered(), self.volatile.as_deref()),
         }

@@ -184,7 +184,8 @@ impl Driver for Handover {
             self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
         }
-        // An earlier life of this process may have written, and died before it could record that the disk is its own.
+        // An earlier life of this process may have written, and died before it could record that
+        // the disk is its own.
         if self.phase == Phase::Standby && io.op != IoOp::Flush {
             return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }

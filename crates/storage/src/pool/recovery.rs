@@ -121,7 +121,8 @@ enum Outcome {
     Changed(usize, u64),
 }
 
-/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as known.
+/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as
+/// known.
 ///
 /// # Errors
 /// [`RecoverError`]. A cache without any data left is not an error.
@@ -236,8 +237,8 @@ impl Cache<'_> {
             .collect();
         progress.expect(bytes_of(&runs));
         let new = || Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
-        // Interpreting the pages takes longer than reading them: two threads share it, each with both
-        // copies of its pages.
+        // Interpreting the pages takes longer than reading them: two threads share it, each with
+        // both copies of its pages.
         let (mine, others): (Vec<Run>, Vec<Run>) =
             runs.into_iter().partition(|run| run.first_page < pages / 2);
         let (read_by_other, mut noted) = (AtomicU64::new(0), 0);

@@ -150,14 +150,14 @@ impl Uring {
             Ok(ring) => (ring, true),
             Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
         };
-        // Each operation on a file of a hanging filesystem keeps a kernel worker. The default maximum, four
-        // per CPU, would soon be exhausted, and the fsync of every other disk would wait. Older kernels
-        // keep the default.
+        // Each operation on a file of a hanging filesystem keeps a kernel worker. The default
+        // maximum, four per CPU, would soon be exhausted, and the fsync of every other disk would
+        // wait. Older kernels keep the default.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
             tracing::debug!(%error, "the maximum number of io_uring workers cannot be raised");
         }
-        // Timed waits (5.11), stable submissions and no dropped completions are required: older kernels use
-        // threads.
+        // Timed waits (5.11), stable submissions and no dropped completions are required: older
+        // kernels use threads.
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
@@ -291,8 +291,8 @@ impl Uring {
     }
 
     fn try_push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place until the
-        // kernel reports its end (see `Ring`'s guarantees).
+        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place
+        // until the kernel reports its end (see `Ring`'s guarantees).
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 

@@ -70,7 +70,8 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
             reserved: 0,
             extents: [extent; EXTENTS],
         };
-        // SAFETY: `map` is what the request reads and fills, and has room for as many extents as it says.
+        // SAFETY: `map` is what the request reads and fills, and has room for as many extents as it
+        // says.
         if unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut map) } != 0 {
             return Err(io::Error::last_os_error());
         }

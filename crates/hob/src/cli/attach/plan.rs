@@ -67,7 +67,7 @@ pub(super) struct State {
     /// True if QEMU has a node that is connected to hob.
     pub(super) node: bool,
     pub(super) path: Path,
-    /// Spare nodes; only meaningful with [`Path::Hob`].
+    /// Block nodes of QEMU that the VM does not use while its requests go to hob ([`Path::Hob`]).
     pub(super) spare: Spare,
     /// True if the VM's CPUs run.
     pub(super) running: bool,

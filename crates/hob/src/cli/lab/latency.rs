@@ -27,9 +27,10 @@ const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one
 ///
-/// The full engine serves the trace on models of backing and flash, which takes seconds where the trace took days.
-/// Reports percentiles, by outcome too, and latency over time. The cache is what the daemon would make of the same options;
-/// where it keeps two copies it has two such flash devices.
+/// The full engine serves the trace on models of backing and flash, which takes seconds where the
+/// trace took days. Reports percentiles, by outcome too, and latency over time. The cache is what
+/// the daemon would make of the same options; where it keeps two copies it has two such flash
+/// devices.
 #[derive(Debug, Args)]
 pub(crate) struct Latency {
     #[command(flatten)]

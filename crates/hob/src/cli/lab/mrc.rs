@@ -33,8 +33,8 @@ const POINTS_A_DOUBLING: f64 = 16.0;
 
 /// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
 ///
-/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block by block, and
-/// have only hits of reads; they take a megabyte of memory.
+/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block
+/// by block, and have only hits of reads; they take a megabyte of memory.
 #[derive(Debug, Args)]
 pub(crate) struct Mrc {
     #[command(flatten)]
@@ -45,7 +45,8 @@ pub(crate) struct Mrc {
     /// Write mode of the cache
     #[arg(long, value_enum, default_value_t)]
     mode: Writes,
-    /// Track every block, also in traces of more than 8 million requests, where the default is --samples 16384
+    /// Track every block, also in traces of more than 8 million requests, where the default is
+    /// --samples 16384
     #[arg(long, conflicts_with_all = ["sample", "samples"])]
     exact: bool,
     /// Track only this share of the blocks, like 0.01

@@ -50,11 +50,12 @@ pub(crate) struct Sim {
     /// Sizes of a cache block
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
-    /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with
+    /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The simulation treats all writes
-    /// as write-through, whatever the preset's mode
+    /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The
+    /// simulation treats all writes as write-through, whatever the preset's mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
     /// Track only this share of the blocks, in caches smaller by the same factor

@@ -31,7 +31,8 @@ pub(crate) struct ClusterConfig {
     /// Additional time before other hosts take the disks of a vanished host, seconds. Default: 5.
     #[serde(default = "default_settle")]
     pub(crate) settle_seconds: u64,
-    /// Prefix of all etcd keys. Clusters that share an etcd need different prefixes. Default: `/hob`.
+    /// Prefix of all etcd keys. Clusters that share an etcd need different prefixes. Default:
+    /// `/hob`.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
 }

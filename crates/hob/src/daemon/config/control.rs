@@ -14,7 +14,8 @@ use crate::daemon::tls::{CertificateMatch, TlsFiles};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ControlConfig {
-    /// Addresses of the control API: `unix:PATH` or `tcp:HOST:PORT`. Default: `unix:/run/hob/control.sock`.
+    /// Addresses of the control API: `unix:PATH` or `tcp:HOST:PORT`. Default:
+    /// `unix:/run/hob/control.sock`.
     pub(crate) listen: Vec<Endpoint>,
     /// Group, by name or number, that may open the Unix sockets too.
     pub(crate) socket_group: Option<String>,

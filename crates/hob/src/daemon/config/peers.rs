@@ -17,8 +17,8 @@ pub(crate) struct PeersConfig {
     pub(crate) lend: Option<PathBuf>,
     /// Maximum total size of the lent flash. Default: 0.
     pub(crate) lend_max: Size,
-    /// Name by which hosts that lend flash to this host know it. Default: the name in the cluster, or
-    /// the host name.
+    /// Name by which hosts that lend flash to this host know it. Default: the name in the cluster,
+    /// or the host name.
     pub(crate) name: Option<String>,
     /// Time after which a peer that does not answer is abandoned, seconds. Default: 5.
     pub(crate) wait_seconds: u64,

@@ -29,7 +29,8 @@ impl NbdBacking {
     /// again.
     fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
         let oldest = self.waiting_since().unwrap_or(now).min(now);
-        // A server that another is to replace has no outage, and nor has a disk that another host owns.
+        // A server that another is to replace has no outage, and nor has a disk that another host
+        // owns.
         if self.hold != Hold::Lost && !self.is_provisional() {
             self.options.monitor.note_outage(Duration::from_nanos(now - oldest), why);
         }

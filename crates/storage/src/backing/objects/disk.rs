@@ -30,8 +30,8 @@ use super::owner::{Here, Owner};
 use super::store::{RetryingStore, StoreError};
 use crate::backing::StatusExtent;
 
-/// Memory for data that is not in the store yet, bytes. A disk of large objects has at least
-/// `LAYERS_MIN` layers.
+/// Maximum memory for data that is not in the store yet, bytes. A disk of large objects has at
+/// least `LAYERS_MIN` layers.
 const LAYER_BYTES_MAX: u64 = 64 << 20;
 const LAYERS_MIN: u64 = 4;
 
@@ -239,7 +239,8 @@ impl Disk {
                     layer::fill(out, &missing, &bytes);
                     return Ok(());
                 }
-                // It was replaced and deleted since the look at the map; or it should be there, and is not.
+                // It was replaced and deleted since the look at the map; or it should be there, and
+                // is not.
                 Err(StoreError::Absent) => gone = generation,
                 Err(error) => return Err(io_error(&error)),
             }

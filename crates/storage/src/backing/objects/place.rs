@@ -150,7 +150,8 @@ impl Objects for DiskLocation {
                             .into_iter()
                             .for_each(&mut *each);
                     }
-                    // A directory in which nothing was put yet, or a file that was deleted meanwhile.
+                    // A directory in which nothing was put yet, or a file that was deleted
+                    // meanwhile.
                     Err(StoreError::Absent) => {}
                     Err(error) => return Err(error),
                 }

@@ -248,8 +248,8 @@ fn spawn(
 ) -> io::Result<Running> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is
-    // what a multi-threaded program may do there. It is needed because only the child itself can
+    // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which
+    // is what a multi-threaded program may do there. It is needed because only the child itself can
     // ask to be told of its parent's death.
     unsafe {
         command.pre_exec(move || {

@@ -143,8 +143,9 @@ impl Sandbox {
     /// Makes the program of `command` enter the sandbox before it starts.
     pub(super) fn enter(self, command: &mut Command) {
         let rules = self.rules;
-        // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is what a
-        // multi-threaded program may do there. It is needed because a process can only restrict itself.
+        // SAFETY: between fork and exec only two system calls are made and nothing is allocated,
+        // which is what a multi-threaded program may do there. It is needed because a process can
+        // only restrict itself.
         unsafe {
             command.pre_exec(move || {
                 let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
@@ -182,9 +183,11 @@ fn new_ruleset() -> io::Result<Option<(OwnedFd, u64)>> {
         access_net: if version >= VERSION_OF_TCP { 0b11 } else { 0 },
         scoped: if version >= VERSION_OF_SCOPES { 0b11 } else { 0 },
     };
-    // Older kernels refuse a structure that is longer than theirs unless the rest is zeroes, which it is.
+    // Older kernels refuse a structure that is longer than theirs unless the rest is zeroes, which
+    // it is.
     let size = size_of::<RulesetAttr>();
-    // SAFETY: the call reads `size` bytes of `attr`, and returns a descriptor that nothing else has.
+    // SAFETY: the call reads `size` bytes of `attr`, and returns a descriptor that nothing else
+    // has.
     let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());

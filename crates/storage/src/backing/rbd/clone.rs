@@ -169,7 +169,8 @@ impl Image {
     fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
         let size = self.size_bytes()?;
         let map: *mut OwnMap = own;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that no other code uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a
+        // map that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
         };
@@ -214,7 +215,8 @@ impl Aside {
         let (_, id) = image.ids()?;
         let id = CString::new(id).map_err(|_| "its id has a NUL")?;
         let mut aside = ptr::null_mut();
-        // SAFETY: the context is open, the id outlives the call; the handle is written before it is read.
+        // SAFETY: the context is open, the id outlives the call; the handle is written before it is
+        // read.
         let result = unsafe {
             (library.rbd_open_by_id_read_only)(image.context, id.as_ptr(), &mut aside, ptr::null())
         };

@@ -96,7 +96,8 @@ impl Image {
         let (pool, name) = (string(&spec.pool), string(&spec.image));
         let snapshot = spec.snapshot.as_deref().map(string);
         let snapshot = snapshot.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        // SAFETY: the cluster is connected, all strings outlive the calls, and the handles are written before they are read.
+        // SAFETY: the cluster is connected, all strings outlive the calls, and the handles are
+        // written before they are read.
         unsafe {
             let result = (library.rados_ioctx_create)(image.cluster, pool.as_ptr(), &mut image.context);
             check(&format!("pool {}", spec.pool), result)?;

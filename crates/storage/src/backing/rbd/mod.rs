@@ -235,7 +235,8 @@ impl Rbd {
         let library = open.library;
         let mut completion = ptr::null_mut();
         let argument = ptr::without_provenance_mut::<c_void>(id.0 as usize);
-        // SAFETY: no callback is given; the argument is a number that is handed back and not looked behind.
+        // SAFETY: no callback is given; the argument is a number that is handed back and not looked
+        // behind.
         let made = unsafe { (library.rbd_aio_create_completion)(argument, ptr::null_mut(), &mut completion) };
         if made < 0 {
             return Err(IoError::Failed);

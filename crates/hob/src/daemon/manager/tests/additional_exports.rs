@@ -144,7 +144,8 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     });
 }
 
-/// Where it cannot be mounted at a restart, an export's file is as a disk's: the disk is served, says why not, and it is tried again.
+/// Where it cannot be mounted at a restart, an export's file is as a disk's: the disk is served,
+/// says why not, and it is tried again.
 #[test]
 fn a_disk_says_which_of_its_files_is_not_there() {
     run(async |bench| {

@@ -91,7 +91,8 @@ fn discarded_data_is_changed_data() {
     });
 }
 
-/// Whatever of a rotation cannot be kept: afterwards everything that was noted is in one of the two.
+/// Whatever of a rotation cannot be kept: afterwards everything that was noted is in one of the
+/// two.
 #[test]
 fn a_rotation_that_fails_loses_nothing() {
     run(async |bench| {

@@ -18,7 +18,8 @@ pub(super) const LAZY: &str =
 /// After that, the journal has what was brought in.
 pub(super) const COMMITTED: Duration = Duration::from_secs(5);
 
-/// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk `vm`.
+/// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk
+/// `vm`.
 pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
     let (manager, shard) = manager(store);
@@ -154,7 +155,8 @@ fn change_secretly(dir: &Path) {
     assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
 }
 
-/// Promise 2. The directory for temporary files has to be on a filesystem whose timestamps count: ext4, XFS, Btrfs, F2FS.
+/// Promise 2. The directory for temporary files has to be on a filesystem whose timestamps count:
+/// ext4, XFS, Btrfs, F2FS.
 #[test]
 fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     run(async |bench| {
@@ -174,7 +176,8 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     });
 }
 
-/// Lets the daemon look at the backing until what it sees is new: opening a file changes its timestamps, and these have to settle.
+/// Lets the daemon look at the backing until what it sees is new: opening a file changes its
+/// timestamps, and these have to settle.
 async fn heartbeat(bench: &Bench) {
     let recorded = || bench.manager.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
     let before = recorded();
@@ -297,7 +300,8 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
     });
 }
 
-/// An export takes hours, and a lost journal has half a minute until there is a new one: whoever comes for the pool meanwhile has it.
+/// An export takes hours, and a lost journal has half a minute until there is a new one: whoever
+/// comes for the pool meanwhile has it.
 #[test]
 fn an_export_does_not_keep_the_pool() {
     // One thread for all that may wait: what was asked for comes in that order.

@@ -104,7 +104,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     });
 }
 
-/// Promises 1 and 2: what was flushed is there, and what the cache holds is believed, at the new size.
+/// Promises 1 and 2: what was flushed is there, and what the cache holds is believed, at the new
+/// size.
 #[test]
 fn a_persistent_cache_knows_the_new_size_over_crashes_and_ends() {
     run(async |bench| {
@@ -135,7 +136,8 @@ fn a_crash_between_the_backing_and_the_journal_keeps_what_the_cache_holds() {
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_and_grow(bench, 96).await;
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (100, 100)));
-        // A backing that is another one, or does not hold what the cache remembers, is not one that has grown.
+        // A backing that is another one, or does not hold what the cache remembers, is not one that
+        // has grown.
         let bench = crash_and_grow(bench, 80).await;
         let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(disk.state, DiskLife::Offline, "it got smaller");

@@ -247,7 +247,8 @@ fn an_area_that_is_being_removed_is_not_turned_on() {
     });
 }
 
-/// Whatever the daemon does, the kernel goes on; and when the host has restarted, what was on is turned on.
+/// Whatever the daemon does, the kernel goes on; and when the host has restarted, what was on is
+/// turned on.
 #[test]
 fn areas_outlive_the_daemon() {
     play(async |stage| {
