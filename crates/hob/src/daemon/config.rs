@@ -146,9 +146,9 @@ impl Default for Limits {
             backing_wait_ms_max: None,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
-            // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than
-            // WatchdogSec in packaging/hob.service; hundreds of times what any turn of a shard
-            // takes.
+            // The time is less than the 30 s after which guests' SCSI and NVMe drivers reset a
+            // disk, and less than WatchdogSec in packaging/hob.service. It is hundreds of times as
+            // long as a turn of a shard.
             shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }

@@ -253,14 +253,14 @@ mod tests {
             [file("mid.qcow2", Format::Qcow2, Role::Backing), file("base", Format::Raw, Role::Backing)];
         assert_eq!(found, expected);
         assert_eq!(files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap(), found);
-        // In the middle of the chain, another file.
+        // In the middle of the chain, an image refers to another file.
         qemu_img(dir.path(), "rebase -u -f qcow2 -F raw -b other mid.qcow2");
         let error = files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap_err();
         assert!(error.contains("base (raw) was recorded") && error.contains("other (raw)"), "{error}");
         qemu_img(dir.path(), "rebase -u -f qcow2 -b  mid.qcow2");
         let error = files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap_err();
         assert!(error.contains("base was recorded below") && error.contains("not there any more"), "{error}");
-        // An image that was alone is given a backing file, or an external data file.
+        // An image that had no other files gets a backing file or an external data file.
         qemu_img(dir.path(), "create -q -f qcow2 alone.qcow2 1M");
         assert_eq!(files_of(&at("alone.qcow2"), Format::Qcow2, None).unwrap(), []);
         qemu_img(dir.path(), "rebase -u -f qcow2 -F raw -b base alone.qcow2");

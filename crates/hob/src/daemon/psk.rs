@@ -272,7 +272,7 @@ mod tests {
         write_secret(&path, &format!("host7:{KEY}\nhost9:{KEY}\n"));
         assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
         meet(&keys, "host8", OTHER).await.unwrap_err();
-        // A broken file changes nothing.
+        // An unusable file changes nothing.
         write_secret(&path, "nothing");
         assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
     }

@@ -325,7 +325,7 @@ impl Device {
         let mut device = Device { open, superblock, copy: 0, table };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Otherwise it would be refused next time because it holds a pool.
+            // Otherwise the device would be refused next time, because it has a pool.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)

@@ -409,7 +409,8 @@ impl Uring {
                 if self.run_deferred() {
                     continue;
                 }
-                // It ended while it was submitted: a failure would have been reported by now.
+                // The operation ended while it was submitted; a failure would have been reported by
+                // now.
                 let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
                 return Some(Ended { op, result, more_to_receive: false });
             };
@@ -418,7 +419,7 @@ impl Uring {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                // It counts as done, and its operation's index may have been reused.
+                // The operation counts as complete, and its index may have been reused.
                 name if name & HASTY != 0 && !self.hasty.forget(name) => {}
                 name => return Some(Ended { op: name as u32, result: entry.result(), more_to_receive }),
             }
@@ -434,9 +435,10 @@ impl Uring {
         }
         self.hasty.is_sure = true;
         let is_late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
-        // Once only: the kernel may set the flag for work that it has just done, and leave it set.
+        // This is done only once: the kernel may set the flag for work that it has just completed,
+        // and leave it set.
         if is_late && self.submit().is_ok() && !self.ring.completion().is_empty() {
-            // There may be more than it handles at once.
+            // There may be more completions than one call handles.
             self.hasty.is_sure = false;
         }
         !self.hasty.is_sure
@@ -467,7 +469,8 @@ impl Drop for Uring {
             self.wake_awaited = !self.ring.completion().any(|entry| entry.user_data() == WAKE);
         }
         if !self.wake_awaited {
-            // SAFETY: made by `Box::into_raw`, and the kernel has finished with it.
+            // SAFETY: `Box::into_raw` returned this address, and the kernel does not use it any
+            // more.
             drop(unsafe { Box::from_raw(self.wake_count) });
         }
     }

@@ -99,7 +99,7 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
         let path = PathBuf::from("/dev").join(entry.file_name());
         let device = match File::open(&path) {
             Ok(device) => device,
-            // It was removed at this moment.
+            // The loop device was removed at this moment.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => continue,
             Err(error) => return Err(error),
         };

@@ -72,8 +72,8 @@ impl Cluster {
     /// recorded owner.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
-        // The lock is held until the end, so that no other task of this host acquires the disk
-        // meanwhile.
+        // This host keeps the lock until the end, so that no other task of this host acquires the
+        // disk meanwhile.
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;

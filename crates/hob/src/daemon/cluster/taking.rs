@@ -185,9 +185,9 @@ impl Attempt<'_> {
         let before = look.title;
         let had_it = before.as_ref().map(|title| &title.value.member);
         match verdict {
-            // A transaction in doubt cannot take effect after the record was written again. The
-            // record must also announce dirty data before it exists, even for a disk whose lock was
-            // held all the time.
+            // A transaction of unknown result cannot take effect after the record was written
+            // again. The record must also announce dirty data before the data exists, even for a
+            // disk whose lock this host had all the time.
             Verdict::Mine(title) if self.place.in_doubt || self.wish.dirty && !title.value.dirty => {
                 let dirty = self.wish.dirty || title.value.dirty;
                 let txn = self.place.seat.mark(self.membership.lease, &title, dirty);

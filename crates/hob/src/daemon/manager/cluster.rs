@@ -171,11 +171,11 @@ impl Manager {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (manager, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            // The loop ends if the disk comes back.
+            // The loop ends if the disk is acquired again.
             while matches!(manager.record_of(&name), Some(Record::Away { .. })) {
                 let (known, _) = manager.wish(&name).unwrap_or((None, false));
-                // The disk was drained before it left. Its record may still say otherwise, if etcd
-                // or this host was down since.
+                // The disk was drained before it left this host. Its ownership record may still
+                // announce dirty data, if etcd or this host was down since.
                 match cluster.give_up(&name, known).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!("disk {name}: cannot release it in the cluster yet: {why}"),
@@ -280,7 +280,7 @@ impl Manager {
                     continue;
                 }
                 changed = memberships.changed() => if changed.is_err() {
-                    // The daemon is ending.
+                    // The daemon is shutting down.
                     return std::future::pending().await;
                 },
             }

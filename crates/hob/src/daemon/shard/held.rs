@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
         let other = Reply { disk: DiskId(0), ..reply(3) };
         assert_eq!(leases.pass(Some(Instant(100)), other), Some(other), "a disk without a lease");
-        // It proves to hold; what came first goes first.
+        // The lease turned out to be valid; what waits is sent in order of arrival.
         leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200), 50));
         assert_eq!(leases.pass(Some(Instant(101)), reply(4)), None);
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);

@@ -78,7 +78,7 @@ pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;
-    // Neither other code nor a child may find the message there.
+    // Neither other code nor a child process may find the variable there.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     unpack(&message).map(Some)
 }
@@ -138,7 +138,7 @@ mod tests {
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
             assert_eq!(File::from(fd).metadata().unwrap().len(), number as u64);
         }
-        // Its content was taken.
+        // The message was taken from the descriptor.
         assert!(unpack(&message).is_err());
     }
 
@@ -153,7 +153,7 @@ mod tests {
         rustix::net::send(&near, b"noise", SendFlags::empty()).unwrap();
         drop(near);
         assert!(matches!(unpack(&far), Err(MessageError::Record(_))));
-        // A pair that is open and empty.
+        // A socket pair that is open and has no data.
         let (_near, far) = pair();
         assert!(matches!(unpack(&far), Err(MessageError::System(_))));
     }

@@ -309,7 +309,7 @@ mod tests {
             if next() % 4 == 0 {
                 changed.truncate(next() as usize % changed.len());
             }
-            // A change of a letter in a name may leave the record valid.
+            // The record may stay valid if only a letter of a name changes.
             if let Ok(record) = Record::decode(&changed, 6) {
                 assert_eq!(record.table.descriptors(), 6);
             }

@@ -29,8 +29,8 @@ impl NbdBacking {
     /// again.
     fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
         let oldest = self.waiting_since().unwrap_or(now).min(now);
-        // A server that another is to replace has no outage, and nor has a disk that another host
-        // owns.
+        // There is no outage while a server is replaced on purpose, or while another host owns the
+        // disk.
         if self.hold != Hold::Lost && !self.is_provisional() {
             self.options.monitor.note_outage(Duration::from_nanos(now - oldest), why);
         }
@@ -162,7 +162,7 @@ impl NbdBacking {
         };
         ring.detach(fd);
         match attempt.result() {
-            // It may have begun before.
+            // The outage may have begun earlier.
             Ok(_) if self.hold != Hold::No => self.state = State::Pausing(now),
             Ok(link) if !self.is_same_disk(&link.negotiated) => {
                 let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);

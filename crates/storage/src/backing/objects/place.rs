@@ -70,7 +70,7 @@ impl DiskLocation {
             return Err(format!("{} is not a directory", path.display()));
         }
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
-        // Without it, written objects are only in the page cache.
+        // Without this sync, written objects are only in the page cache.
         let store = Arc::new(store.with_fsync(true));
         Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
@@ -150,7 +150,7 @@ impl Objects for DiskLocation {
                             .into_iter()
                             .for_each(&mut *each);
                     }
-                    // A directory in which nothing was put yet, or a file that was deleted
+                    // This is a directory without any stored object, or a file that was deleted
                     // meanwhile.
                     Err(StoreError::Absent) => {}
                     Err(error) => return Err(error),

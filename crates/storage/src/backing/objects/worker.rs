@@ -86,7 +86,7 @@ impl CompletionQueue {
     }
 
     fn ring(&self) {
-        // Fails only when 2⁶⁴ − 2 calls are unread.
+        // The write fails only if 2⁶⁴ − 2 calls are unread.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 

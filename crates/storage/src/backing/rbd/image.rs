@@ -40,8 +40,8 @@ unsafe impl Sync for Image {}
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: each handle is null or was made by the call that its release belongs to, and is
-        // not used any more. No I/O is in flight: the driver that started it has seen it end.
+        // SAFETY: each handle is null, or was created by the call that belongs to this release, and
+        // is not used any more. No I/O is in flight: the driver that started it has seen it end.
         unsafe {
             if !self.image.is_null() {
                 if self.locked.load(Ordering::Relaxed) {
@@ -127,7 +127,7 @@ impl Image {
             if conf.is_some() || result != -libc::ENOENT {
                 check(spec.conf.as_deref().unwrap_or("ceph.conf"), result)?;
             } else {
-                // Options may say all that is needed.
+                // The options alone may be sufficient.
                 is_configured = false;
             }
             (library.rados_conf_parse_env)(self.cluster, ptr::null());
@@ -158,8 +158,8 @@ impl Image {
         let mut bytes = 0;
         // SAFETY: the image is open.
         check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
-        // If another thread has asked meanwhile, it is unknown which answer is newer. The next one
-        // will be.
+        // If another thread has asked meanwhile, it is unknown which answer is newer. The next
+        // answer is.
         let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
         Ok(bytes)
     }
@@ -197,7 +197,7 @@ impl Image {
         let result =
             unsafe { (self.library.rbd_snap_get_id)(self.image, string(name).as_ptr(), &mut number) };
         check("the snapshot's id", result)?;
-        // A snapshot of the same name may be another one tomorrow.
+        // The same name may later belong to another snapshot.
         let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
     }
