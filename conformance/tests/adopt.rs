@@ -147,7 +147,7 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
         killed.elapsed()
     );
     assert!(
-        reasons.iter().any(|it| it.contains("brought to the backing") && it.contains('%')),
+        reasons.iter().any(|it| it.contains("written to the backing") && it.contains('%')),
         "{reasons:?}"
     );
     stage.check_backing();

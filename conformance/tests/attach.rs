@@ -394,7 +394,7 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     // cache's settings.
     for more in [["--nbd", "/nowhere.sock"], ["--block-size", "3K"]] {
         let said = refused("attach", &more);
-        assert!(said.contains("everything is as before"), "{said}");
+        assert!(said.contains("nothing was changed"), "{said}");
         assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "the disk is still there");
         assert!(!stage.scratch.path("records/web-vda.json").exists(), "the record is still there");
         stage.guest_continues();

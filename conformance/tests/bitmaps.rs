@@ -246,6 +246,6 @@ fn changes_that_hob_did_not_see_are_marked_in_bitmaps() {
     stage.daemon.ctl(&["disk", "event", "vm", "snapshot-revert", "--yes"]);
     assert_eq!(stage.map("b"), [(0, DISK)]);
     let said = stage.daemon.ctl(&["bitmap", "list", "vm"]);
-    assert!(said.contains("its backing was put back to a snapshot"), "{said}");
+    assert!(said.contains("the backing was reverted to a snapshot"), "{said}");
     drop(stage.daemon.stop());
 }

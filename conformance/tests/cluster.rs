@@ -256,7 +256,7 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     b.ctl(&["cache", "disable", "vm1"]);
     b.stop();
     wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || {
-        a.reason("vm1").contains("had it meanwhile")
+        a.reason("vm1").contains("owned the disk in the meantime")
     });
     assert!(a.reason("vm1").contains("discard-dirty"), "{}", a.reason("vm1"));
     assert_eq!(number_in(&shared.block(9)), 43);

@@ -92,13 +92,13 @@ fn each_role_can_do_its_part_with_tokens_and_with_certificates() {
         std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(MIB).unwrap();
         let backing = stage.scratch.text(name);
         let add = ["disk", "add", name, "--backing", &backing];
-        refused(&stage.hob(reader, &add), "may only read");
+        refused(&stage.hob(reader, &add), "has the role read-only");
         let output = stage.hob(admin, &add);
         assert!(output.success(), "{}", output.all());
         let output = stage.hob(reader, &["disk", "list"]);
         assert!(output.success() && output.stdout.contains(name), "{}", output.all());
     }
-    refused(&stage.hob(&watcher, &["disk", "remove", "vm1"]), "watcher may only read");
+    refused(&stage.hob(&watcher, &["disk", "remove", "vm1"]), "watcher has the role read-only");
     // The socket beside it is the owner's, who needs nothing.
     stage.daemon.ctl(&["disk", "remove", "vm1"]);
     let log = stage.daemon.stop();
@@ -118,9 +118,9 @@ fn strangers_are_refused_in_one_line() {
     secret(&wrong, "a-wrong-token-0123456789abcdefg");
     let list = ["disk", "list"];
     refused(&stage.hob(&[], &list), "--token-file");
-    refused(&stage.hob(&["--token-file", &text(&wrong)], &list), "token is not known");
+    refused(&stage.hob(&["--token-file", &text(&wrong)], &list), "does not know this token");
     let stranger = shown(&stage.client("stranger"));
-    refused(&stage.hob(&stranger.each_ref().map(String::as_str), &list), "no role here");
+    refused(&stage.hob(&stranger.each_ref().map(String::as_str), &list), "has no role in this daemon");
     let expired = shown(&stage.authority.expired_client(stage.scratch.dir(), "ops"));
     refused(&stage.hob(&expired.each_ref().map(String::as_str), &list), "Expired");
     let other = Authority::new("another").client(stage.scratch.dir(), "foreign");

@@ -169,6 +169,6 @@ fn exports_survive_a_restart_and_are_removed_separately() {
     assert_same(&guest.read(0, 4096).unwrap(), &stage.image[..4096], 0, "the guest's");
     let refused = stage.daemon.try_ctl(&["export", "remove", "vm", "vm-backup"]);
     assert!(refused.status.is_some_and(|status| !status.success()), "{refused:?}");
-    assert!(refused.stderr.contains("no further export 'vm-backup'"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no additional export 'vm-backup'"), "{}", refused.stderr);
     stage.daemon.stop();
 }

@@ -244,7 +244,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
 fn a_client_without_permission_is_refused_in_one_line() {
     let stage = Stage::new("write-through", "read-only");
     let output = stage.migrate(&[]);
-    assert!(!output.success() && output.stderr.contains("may only read"), "{}", output.all());
+    assert!(!output.success() && output.stderr.contains("has the role read-only"), "{}", output.all());
     assert_eq!(output.stderr.trim().lines().count(), 1, "{}", output.all());
     let other = Authority::new("others");
     let who = other.client(stage.scratch.dir(), "stranger");

@@ -168,9 +168,9 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     let used = areas(&daemon)[0]["used"].as_u64().unwrap();
     assert!(used >= PAGED_MIB * MIB / 2, "{used} bytes are swapped out");
     refused(&daemon, &["swap", "remove", "swap0"], "hob swap off swap0");
-    refused(&daemon, &["pool", "remove", "fast"], "has swap of the host: swap0");
+    refused(&daemon, &["pool", "remove", "fast"], "has a swap area of the host: swap0");
     let file = text(&stage.pool_file());
-    refused(&daemon, &["pool", "remove-device", "fast", &file], "has swap of the host: swap0");
+    refused(&daemon, &["pool", "remove-device", "fast", &file], "has a swap area of the host: swap0");
 
     daemon.kill();
     assert!(is_on(&device), "swap needs no daemon");
@@ -245,7 +245,7 @@ fn unsafe_swap_devices_are_refused() {
     let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let file = text(&memory.path().join("flash"));
     daemon.ctl(&["pool", "create", "memory", &file, "--size", "16M", "--segment-size", "1M"]);
-    refused(&daemon, &["swap", "create", "--size", "1M", "--pool", "memory"], "lies in memory");
+    refused(&daemon, &["swap", "create", "--size", "1M", "--pool", "memory"], "is in memory");
     refused(&daemon, &["swap", "create", "--size", "1M"], "choose one with --pool");
 
     // A disk that a hob serves as a file, and a loop device over it: swapping there would wait for a program.

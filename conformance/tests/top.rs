@@ -82,7 +82,7 @@ fn the_terminal_is_given_back_however_it_ends() {
         let (enter, leave) = ("\x1b[?1049h", "\x1b[?1049l");
         let (begun, ended) = (screen.find(enter), screen.rfind(leave));
         assert!(begun.is_some() && ended > begun, "{what}: {screen:?}");
-        assert!(screen.contains("everything is in order"), "{what}: {screen:?}");
+        assert!(screen.contains("no problems"), "{what}: {screen:?}");
         let cursor = (screen.rfind("\x1b[?25h"), screen.rfind("\x1b[?25l"));
         assert!(cursor.0 > cursor.1, "{what} leaves no cursor: {screen:?}");
     }
@@ -96,7 +96,7 @@ fn without_a_terminal_or_a_daemon_it_says_so() {
     let refused = hob.try_ctl(&["top"]);
     assert!(!refused.success() && refused.stderr.contains("--once"), "{}", refused.all());
     let health = hob.try_ctl(&["health"]);
-    assert!(health.success() && health.stdout == "everything is in order\n", "{}", health.all());
+    assert!(health.success() && health.stdout == "no problems\n", "{}", health.all());
     hob.stop();
     let nobody = format!("unix:{}", scratch.text("nobody.sock"));
     let refused = conformance::hob::command(&["top", "--once", "--control", &nobody]);

@@ -128,7 +128,7 @@ pub struct UnknownWord {
 
 impl fmt::Display for UnknownWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is no {}; it is one of {}", self.text, self.what, self.names.join(", "))
+        write!(f, "'{}' is not a {}; use one of {}", self.text, self.what, self.names.join(", "))
     }
 }
 

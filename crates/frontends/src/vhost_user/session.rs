@@ -409,11 +409,11 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("a block device has no GPU"))
+        Err(Error::InvalidOperation("a block device does not support GPU messages"))
     }
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
-        Err(Error::InvalidOperation("a block device shares no objects"))
+        Err(Error::InvalidOperation("a block device does not share objects"))
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

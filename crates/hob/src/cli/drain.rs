@@ -91,7 +91,8 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
         watch.show(&bar(whole, &dirty), &sentence(&dirty));
         let goes_on = || {
             format!(
-                "the drain of {disk} continues; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
+                "the drain of {disk} continues; 'hob drain {disk}' shows the progress, 'hob drain \
+                {disk} --stop' stops it"
             )
         };
         if !watch.wait(goes_on).await {

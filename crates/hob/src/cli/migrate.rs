@@ -195,7 +195,8 @@ async fn watch(
         watch.show("", &sentence(&shown));
         let goes_on = || {
             format!(
-                "the migration of {disk} continues; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
+                "the migration of {disk} continues; 'hob migrate {disk}' shows the progress, 'hob \
+                migrate {disk} --cancel' keeps the disk on this host"
             )
         };
         if !watch.wait(goes_on).await {

@@ -323,11 +323,11 @@ fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), Stri
     let text = filter.or(from_env.as_deref()).unwrap_or("info");
     let filter = tracing_subscriber::EnvFilter::builder()
         .parse(text)
-        .map_err(|error| format!("the log filter '{text}' makes no sense: {error}"))?;
+        .map_err(|error| format!("the log filter '{text}' is invalid: {error}"))?;
     let format = match (format, std::env::var("HOB_LOG_FORMAT")) {
         (Some(format), _) => format,
         (None, Ok(name)) if !name.is_empty() => LogFormat::from_str(&name, false)
-            .map_err(|_| format!("HOB_LOG_FORMAT is '{name}'; it can be text or json"))?,
+            .map_err(|_| format!("HOB_LOG_FORMAT is '{name}'; the value must be text or json"))?,
         _ => LogFormat::Text,
     };
     let log = tracing_subscriber::fmt()

@@ -88,7 +88,7 @@ pub(super) fn run(command: Objects, global: &Global) -> anyhow::Result<()> {
             let before = objects::unlock(&spec, &options)?;
             print(global.output, &Shown::of(spec, &before), |before| {
                 let owner = before.owner.as_deref().unwrap_or("nobody");
-                format!("unlocked: {owner} had it, and can write it no more")
+                format!("unlocked: {owner} had the disk, and can no longer write to it")
             })
         }
     }

@@ -85,7 +85,7 @@ pub(crate) struct Serve {
 }
 
 fn ring_name(name: &str) -> Result<RingKind, String> {
-    ring_kind(name).ok_or_else(|| "it can be auto, io_uring or threads".to_owned())
+    ring_kind(name).ok_or_else(|| "the value must be auto, io_uring or threads".to_owned())
 }
 
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {

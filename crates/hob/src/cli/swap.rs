@@ -136,7 +136,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
             watch.end();
             return match (wanted, &area.reason) {
                 (Some(wanted), why) if area.state != wanted => {
-                    let why = why.as_deref().unwrap_or("that was stopped");
+                    let why = why.as_deref().unwrap_or("that was cancelled");
                     Err(anyhow::anyhow!("{} is {}: {why}", area.name, word(&area.state)))
                 }
                 _ => Ok(true),
@@ -146,8 +146,8 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
         wanted.get_or_insert(if is_coming { SwapState::On } else { SwapState::Off });
         let (name, left) = (&area.name, area.left.unwrap_or_default().human());
         let sentence = match is_coming {
-            true => format!("{name}: {left} of {} are still to be written", area.size.human()),
-            false => format!("{name}: {left} are still to be brought back"),
+            true => format!("{name}: {left} of {} must still be written", area.size.human()),
+            false => format!("{name}: {left} must still be read back"),
         };
         watch.show("", &sentence);
         let (now, other) = if is_coming { ("on", "off") } else { ("off", "on") };

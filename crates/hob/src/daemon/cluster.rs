@@ -120,7 +120,10 @@ impl Cluster {
     ) -> anyhow::Result<Arc<Cluster>> {
         let name = config.host.clone().unwrap_or_else(host_name);
         check_name(&name).with_context(|| {
-            format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
+            format!(
+                "'{name}' cannot be this host's name in the cluster; set another name with host \
+                in [cluster]"
+            )
         })?;
         let me = Member { name, id: identity(directory)? };
         let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);

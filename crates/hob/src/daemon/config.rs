@@ -376,7 +376,10 @@ pub(crate) fn ring_kind(name: &str) -> Option<RingKind> {
 fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
     let name = String::deserialize(deserializer)?;
     ring_kind(&name).ok_or_else(|| {
-        serde::de::Error::custom(format!("ring = '{name}': it can be auto, io_uring or threads"))
+        serde::de::Error::custom(format!(
+            "ring = '{name}': the value must be auto, io_uring or \
+            threads"
+        ))
     })
 }
 

@@ -275,7 +275,11 @@ impl State {
         match fs::metadata(&file) {
             Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(State::default()),
             Err(other) => Err(failed(other)),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken("it is far too long".to_owned())),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken(
+                "the file is far too \
+                long"
+                    .to_owned(),
+            )),
             Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
         }
     }
@@ -460,7 +464,7 @@ fn parse(text: &[u8]) -> Result<State, String> {
     // The version is checked first, because a file of another version has other fields.
     let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if version != VERSION {
-        return Err(format!("it has version {version}, this hob knows version {VERSION}"));
+        return Err(format!("it has version {version}, and this hob supports version {VERSION}"));
     }
     let state: State = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     state.check()?;

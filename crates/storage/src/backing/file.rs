@@ -220,7 +220,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let size_bytes = buffered.seek(SeekFrom::End(0)).map_err(system)?;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
         return Err(unfit(format!(
-            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors; `truncate -s %512 {spec}` pads the file"
+            "{size_bytes} bytes are not a positive multiple of 512; `truncate -s %512 {spec}` pads \
+            the file"
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;

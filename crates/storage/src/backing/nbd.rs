@@ -118,9 +118,7 @@ pub(crate) fn open_uri(
     let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
     let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
-        return Err(unfit(format!(
-            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors"
-        )));
+        return Err(unfit(format!("{size_bytes} bytes are not a positive multiple of 512")));
     }
     if u64::from(block_size_min) > SECTOR_BYTES {
         return Err(unfit(format!(
@@ -609,7 +607,8 @@ impl Driver for NbdBacking {
             self.break_connection(
                 ring,
                 now,
-                "this host may not own the disk any more, and changes have no answer",
+                "this host may not own the disk any more, and the results of changes in flight are \
+                unknown",
             );
         }
     }
@@ -623,7 +622,7 @@ impl Driver for NbdBacking {
     fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.hold = Hold::Lost;
         match self.state {
-            State::Connected(_) => self.break_connection(ring, now, "the disk is another host's"),
+            State::Connected(_) => self.break_connection(ring, now, "another host owns the disk"),
             State::Pausing(_) | State::Connecting(..) => self.fail_all(IoError::ShuttingDown),
             _ => {}
         }

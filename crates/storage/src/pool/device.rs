@@ -188,7 +188,7 @@ impl OpenDevice {
             open.created = created;
             if open.size_bytes == 0 {
                 open.size_bytes = spec.size_bytes.ok_or_else(|| PoolError::Unworkable {
-                    reason: format!("{} does not exist; give its size to create it", path.display()),
+                    reason: format!("{} does not exist; pass a size to create it", path.display()),
                 })?;
                 open.resize()?;
             }

@@ -257,7 +257,7 @@ impl Cache<'_> {
         let plan = match survey.finish() {
             Ring::Unfinished => return Ok(Outcome::Unfinished),
             Ring::Damaged { missing } => {
-                return Ok(Outcome::Damaged(format!("its page {missing} is on no device that is there")));
+                return Ok(Outcome::Damaged(format!("its page {missing} is on a missing device")));
             }
             Ring::Whole(plan) => plan,
         };

@@ -67,8 +67,7 @@ impl Work<'_> {
         self.interrupted = Arc::default();
         match self.pursue(Goal::Detached).await {
             Ok(()) => {
-                Err(error
-                    .context(format!("{} is not attached, and everything is as before", self.record.label)))
+                Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
             }
             Err(second) => Err(anyhow!(
                 "{0}: {error:#}; undoing this failed as well: {second:#}. Repeat 'hob attach {1}', or undo it with \
@@ -116,7 +115,7 @@ impl Work<'_> {
     }
 
     async fn await_daemon(&self) -> anyhow::Result<()> {
-        tell("the daemon of hob does not answer; waiting for it");
+        tell("the hob daemon does not answer; waiting for it");
         let deadline = Instant::now() + DAEMON_MAX;
         loop {
             match self.client.disks().await {

@@ -93,7 +93,8 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
             watch.show("", &sentence(&shown));
             let goes_on = || {
                 format!(
-                    "the move of {disk} continues; 'hob cluster move {disk}' shows it, 'hob cluster move {disk} --cancel' cancels it"
+                    "the move of {disk} continues; 'hob cluster move {disk}' shows the progress, \
+                    'hob cluster move {disk} --cancel' cancels it"
                 )
             };
             if !watch.wait(goes_on).await {
@@ -157,13 +158,16 @@ pub(super) fn sentence(shown: &ClusterMove) -> String {
     let note = note.as_deref();
     let with = |text: String| note.map_or(text.clone(), |note| format!("{text}: {note}"));
     match state {
-        Asked => format!("{disk} is to go to {to}; the host that has it has not seen that yet"),
-        Offered => format!("{disk} moves from {from} to {to}, which checks whether it can take it"),
-        Welcome => format!("{disk} moves from {from} to {to}, which can take it"),
+        Asked => format!("{disk} has an order to move to {to}; its owner has not read the order yet"),
+        Offered => format!(
+            "{disk} moves from {from} to {to}; {to} checks whether it can serve the \
+            disk"
+        ),
+        Welcome => format!("{disk} moves from {from} to {to}; {to} can serve the disk"),
         Leaving => with(format!("{disk} moves from {from} to {to}")),
-        Given => format!("{disk} was given back by {from}, and {to} takes it"),
+        Given => format!("{disk} was released by {from}; {to} acquires it"),
         Done => format!("{disk} is at {to}"),
-        Failed => with(format!("{disk} did not move to {to}")),
+        Failed => with(format!("{disk} was not moved to {to}")),
     }
 }
 

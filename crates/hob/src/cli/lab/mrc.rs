@@ -241,8 +241,8 @@ impl Pass<'_> {
                     }
                 }
                 notes.push(format!(
-                    "more than {EXACT_REQUESTS_MAX} requests: the curve is from a sample of the blocks, \
-                     --exact follows all"
+                    "more than {EXACT_REQUESTS_MAX} requests: the curve is from a sample of the \
+                    blocks; --exact uses all blocks"
                 ));
                 Shards::fixed_size(SAMPLES_MAX)
             }
@@ -252,7 +252,7 @@ impl Pass<'_> {
         let fed = feed.finish()?;
         if shards.samples() < SAMPLES_FEW && shards.rate() < 1.0 {
             notes.push(format!(
-                "only {} blocks of {} were followed: the curve scatters",
+                "only {} of {} blocks were sampled: the curve is inaccurate",
                 shards.samples(),
                 Size(self.block_bytes)
             ));

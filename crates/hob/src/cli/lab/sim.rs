@@ -170,7 +170,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let out_of_reach = results.iter().map(|row| row.out_of_reach).max().unwrap_or(0);
     notes.extend(wanted.preset.and_then(not_simulated));
     if out_of_reach > 0 {
-        notes.push(format!("{out_of_reach} requests lie beyond 2^32 blocks and were left out"));
+        notes.push(format!("{out_of_reach} requests are beyond 2^32 blocks and were left out"));
     }
     let trace = args.source.trace.display().to_string();
     let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results };
@@ -249,9 +249,9 @@ fn not_simulated(row: &Preset) -> Option<String> {
     let Preset { name, mode, .. } = row;
     (*mode != Mode::WriteThrough).then(|| {
         format!(
-            "{name} is a {mode} cache, and writes were counted as written through: its policy and admission decide as they \
-             do there, but flash keeps no second copies here and nothing waits to be written to the backing; 'hob lab \
-             latency --preset {name}' plays that too"
+            "{name} is a {mode} cache, and writes were counted as write-through: its policy and \
+            admission decide as in that mode, but the simulation has no second copies and no dirty \
+            data; 'hob lab latency --preset {name}' simulates these too"
         )
     })
 }
@@ -284,7 +284,7 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     }
     let mut blocks = args.source.open_blocks()?;
     let bar = bar(None)?;
-    bar.set_message("counting what the trace touches");
+    bar.set_message("counting the bytes that the trace accesses");
     let mut profiler = Profiler::default();
     let mut requests = 0;
     loop {

@@ -65,7 +65,7 @@ impl Daemon {
             match tried {
                 Ok(connection) => return Ok(Some(Dialogue::open(connection, SILENCE_MAX)?)),
                 Err(error) if start.elapsed() > READY_MAX => {
-                    let said = format!("the daemon's disk is not there after {} s", READY_MAX.as_secs());
+                    let said = format!("the daemon does not serve the disk after {} s", READY_MAX.as_secs());
                     return Err(error.context(format!("{said}; {}", stage.last_complaint())));
                 }
                 Err(_) => thread::sleep(POLL),
@@ -132,6 +132,10 @@ impl Drop for Daemon {
 
 /// Requires that a process was killed. A daemon that ends by itself has a bug.
 fn demand_cut(status: ExitStatus) -> anyhow::Result<()> {
-    ensure!(status.signal() == Some(Signal::KILL.as_raw()), "the daemon ended by itself, with {status}");
+    ensure!(
+        status.signal() == Some(Signal::KILL.as_raw()),
+        "the daemon ended unexpectedly, with \
+        {status}"
+    );
     Ok(())
 }

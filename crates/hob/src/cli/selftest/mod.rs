@@ -293,7 +293,7 @@ impl<'a> Trial<'a> {
         let disk = converse(&self.global(), async |client| Ok(client.disk("disk").await?))?;
         let cache = disk.cache.context("the daemon did not set up the cache; see its log")?;
         ensure!(disk.state == DiskState::Online, "the disk is not online: {:?}", disk.reason);
-        ensure!(cache.state != CacheState::None, "the cache is not on: {:?}", cache.reason);
+        ensure!(cache.state != CacheState::None, "the cache is not active: {:?}", cache.reason);
         ensure!(cache.mode == self.setup.mode, "the cache's mode is {}, not {}", cache.mode, self.setup.mode);
         Ok(())
     }
@@ -308,7 +308,7 @@ impl<'a> Trial<'a> {
                 match dirty {
                     Some(dirty) if dirty.size.bytes() > 0 || dirty.draining => {
                         let (size, why) = (dirty.size, dirty.why.unwrap_or_default());
-                        ensure!(start.elapsed() < DRAIN_MAX, "{size} are not drained: {why}");
+                        ensure!(start.elapsed() < DRAIN_MAX, "{size} were not drained: {why}");
                     }
                     _ => return Ok(()),
                 }
@@ -376,8 +376,8 @@ enum Phase {
 fn show(report: &Report) -> String {
     let all: u64 = report.setups.iter().map(|setup| setup.cuts.all()).sum();
     let verdict = match report.interrupted {
-        true => "interrupted; nothing was wrong until then",
-        false => "passed: nothing that was flushed is missing, and nothing else appeared",
+        true => "interrupted; no error was found until then",
+        false => "passed: all flushed data was read back, and no other data",
     };
     let facts = [
         ("power cuts", all.to_string()),

@@ -177,7 +177,7 @@ fn the_screen_shows_disks_and_the_past_of_one() {
         lines[0].starts_with("hob  2 of 3 disks  2100 IOPS  8.20 MiB/s read  0 B/s written"),
         "{lines:#?}"
     );
-    assert_eq!(lines[1], "everything is in order");
+    assert_eq!(lines[1], "no problems");
     assert!(lines[2].starts_with("DISK      STATE") && lines[2].contains("IOPS↓"), "{lines:#?}");
     let cells: Vec<&str> = lines[3].split_whitespace().collect();
     let expected = [

@@ -106,7 +106,7 @@ impl Cluster {
     async fn say_dirty(&self, disk: &str, dirty: bool, is_so: impl Fn() -> bool) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "the disk is not held".to_owned();
+        let mut trouble = "this host does not have the ownership lock of the disk".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Err(trouble) };
             if !is_so() || title.value.dirty == dirty && !place.in_doubt {

@@ -172,7 +172,8 @@ impl Task {
                     }
                 }
                 Event::NameTaken(other) => self.shared.set_trouble(Some(format!(
-                    "another host ({}) is called {}; give one of them another name with host in [cluster]",
+                    "another host ({}) has the name {}; give one of them another name with host in \
+                    [cluster]",
                     other.id, other.name
                 ))),
             }

@@ -71,7 +71,7 @@ impl ClusterConfig {
             found.add("cluster.etcd", "cluster.ca is missing: the CA certificates to trust for etcd");
         }
         if self.cert.is_some() != self.key.is_some() {
-            found.add("cluster", "cluster.cert and cluster.key go together");
+            found.add("cluster", "cluster.cert and cluster.key must be set together");
         }
         if let Some(host) = &self.host
             && let Err(error) = check_name(host)
@@ -84,14 +84,14 @@ impl ClusterConfig {
             if !(least..=most).contains(&value) {
                 found.add(
                     &format!("cluster.{name}"),
-                    format!("cluster.{name} = {value}: it can be {least} to {most}"),
+                    format!("cluster.{name} = {value}: the value must be {least} to {most}"),
                 );
             }
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
         let is_path = self.prefix.starts_with('/') && self.prefix.trim_end_matches('/').len() > 1;
         if !is_path || !self.prefix.chars().all(is_plain) || self.prefix.len() > PREFIX_CHARS_MAX {
-            let what = format!("cluster.prefix = '{}': write something like /hob", self.prefix);
+            let what = format!("cluster.prefix = '{}': the prefix must be a path such as /hob", self.prefix);
             found.add("cluster.prefix", what);
         }
     }

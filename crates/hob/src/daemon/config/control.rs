@@ -76,8 +76,8 @@ impl ControlConfig {
             found.add(
                 "control.listen",
                 format!(
-                    "control.listen has {endpoint}, but nobody could use it without a [[control.token]] or \
-                     [[control.client]]"
+                    "control.listen has {endpoint}, but no client could use it without a \
+                    [[control.token]] or [[control.client]]"
                 ),
             );
         }
@@ -85,7 +85,8 @@ impl ControlConfig {
         if !self.clients.is_empty() && !has_authority {
             found.add(
                 "control.client",
-                "[[control.client]] needs control.tls with a client_ca that vouches for clients",
+                "[[control.client]] needs control.tls with client_ca, the CA of the clients' \
+                certificates",
             );
         }
     }

@@ -35,7 +35,7 @@ impl MigrateConfig {
     /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         if self.cert.is_some() != self.key.is_some() {
-            found.add("migrate", "migrate.cert and migrate.key go together");
+            found.add("migrate", "migrate.cert and migrate.key must be set together");
         }
     }
 }

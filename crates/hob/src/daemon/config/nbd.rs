@@ -71,7 +71,7 @@ impl NbdTlsFiles {
                 Ok(NbdSecrets::Certificates(TlsFiles { cert, key, client_ca }))
             }
             (None, None, None, Some(file)) => Ok(NbdSecrets::Keys(file.clone())),
-            _ => Err("tls of an [[nbd]] needs cert and key, or psk and neither of them".to_owned()),
+            _ => Err("tls of an [[nbd]] needs either cert and key, or psk".to_owned()),
         }
     }
 }
@@ -100,14 +100,13 @@ pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn
                 ClientMatch::Certificate(named) if !certificates => report(
                     &at,
                     format!(
-                        "{named} is to be allowed, but no address for NBD asks for certificates; give it TLS and the \
-                         clients' authority (client_ca)"
+                        "[[allow]] names {named}, but no NBD listener requires certificates; set \
+                        tls with the clients' CA (client_ca) for a listener"
                     ),
                 ),
-                ClientMatch::Key(name) if !keys => report(
-                    &at,
-                    format!("psk:{name} is to be allowed, but no address for NBD has TLS with a psk"),
-                ),
+                ClientMatch::Key(name) if !keys => {
+                    report(&at, format!("[[allow]] names psk:{name}, but no NBD listener has TLS with psk"))
+                }
                 _ => {}
             }
         }

@@ -35,19 +35,19 @@ impl PeersConfig {
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         match &self.lend {
             Some(path) if !path.is_absolute() => {
-                let what = format!("peers.lend = {}: it has to be an absolute path", path.display());
+                let what = format!("peers.lend = {}: the path must be absolute", path.display());
                 found.add("peers.lend", what);
             }
             Some(_) if self.lend_max == Size(0) => {
                 found.add(
                     "peers.lend",
-                    "peers.lend needs peers.lend_max, the total size of the flash that is exported",
+                    "peers.lend needs peers.lend_max, the maximum total size of the lent flash",
                 );
             }
             _ => {}
         }
         if !(1..=600).contains(&self.wait_seconds) {
-            let what = format!("peers.wait_seconds = {}: it can be 1 to 600", self.wait_seconds);
+            let what = format!("peers.wait_seconds = {}: the value must be 1 to 600", self.wait_seconds);
             found.add("peers.wait_seconds", what);
         }
     }

@@ -125,7 +125,7 @@ fn a_client_can_do_everything() {
         let export = ExportDirty { path: path("rescue") };
         let error = client.export_dirty("vm", &export).await.unwrap_err().to_string();
         assert!(error.contains("vm is online"), "{error}");
-        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B that only flash had is lost"]);
+        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B of dirty data is lost"]);
         client.cache_disable("vm", OnDirty::Drain).await.unwrap();
         client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         client.pool_remove("p").await.unwrap();
@@ -166,7 +166,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),
-            ("POST", "/v1/disks", "[1]", 400, "body is wrong"),
+            ("POST", "/v1/disks", "[1]", 400, "body is invalid"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/x\",\"red_only\":true}", 400, "red_only"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"} x", 400, "trailing"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"}", 422, "/nonexistent/x"),

@@ -169,7 +169,7 @@ impl Manager {
         let may_go_on = || now() < clock.calls_back_at();
         let mut alone =
             OfflineWriter::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
-        let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
+        let mut pass = Pass::new(self, name, "is being written to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {

@@ -466,7 +466,7 @@ pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiErr
 fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String> {
     let pool = contained(|| Pool::open(&[path.to_owned()])).map_err(|error| error.to_string())?;
     if pool.name() != name || uuid.is_some_and(|uuid| uuid != pool.uuid().to_string()) {
-        return Err(format!("it belongs to another pool ({}, {})", pool.name(), pool.uuid()));
+        return Err(format!("the device belongs to another pool ({}, {})", pool.name(), pool.uuid()));
     }
     Ok(pool)
 }

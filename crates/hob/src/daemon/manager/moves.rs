@@ -242,7 +242,7 @@ impl Manager {
                     found.order.to
                 )));
             }
-            let note = Some("it was cancelled".to_owned());
+            let note = Some("the move was cancelled".to_owned());
             let order = Order { state: ClusterMoveState::Failed, note, ..found.order };
             if let Some(revision) =
                 cluster.put_order(disk, &order, Some(found.revision)).await.map_err(lost)?
@@ -300,7 +300,8 @@ impl Manager {
         let is_idle = !self.moves.known().at_work.contains(&found.disk);
         match found.order.state {
             ClusterMoveState::Asked if since > ASKED_MAX => {
-                let why = "the host that has the disk has not seen the order; is its hob an older one?";
+                let why = "the owner of the disk has not read the order; does it run an older \
+                    version of hob?";
                 end(cluster, found, ClusterMoveState::Failed, why).await;
             }
             state if state.is_over() && since > KEPT => {
@@ -313,7 +314,7 @@ impl Manager {
                     && is_idle
                     && found.order.from == cluster.own_name() =>
             {
-                end(cluster, found, ClusterMoveState::Failed, "the order was interrupted").await;
+                end(cluster, found, ClusterMoveState::Failed, "the move was interrupted").await;
             }
             _ => {}
         }

@@ -196,8 +196,9 @@ fn apply(
     {
         spec.copies = Copies::One;
         notes.push(format!(
-            "pool {} has one device, so there is one copy of what is not on the backing: if that device fails, it is lost; \
-             with another device, 'hob cache set --copies 2-dirty' makes a second one",
+            "pool {} has one device, so there is one copy of dirty data: if that device fails, \
+            dirty data is lost; with another device, 'hob cache set --copies 2-dirty' creates a \
+            second copy",
             spec.pool
         ));
     }
@@ -278,7 +279,7 @@ pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {
-            let why = if known.is_some() { "is for the lab only" } else { "does not exist" };
+            let why = if known.is_some() { "is only for the lab" } else { "does not exist" };
             let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
             let names = names.join(", ");
             Err(ApiError::invalid(format!("the policy '{name}' {why}; there are {names}")))

@@ -95,14 +95,19 @@ impl Running {
         if let Some(entry) = tasks.list.get_mut(&self.id) {
             entry.is_cancelled = true;
         }
-        tasks.end(self.id, Err("it was stopped".to_owned()));
+        tasks.end(self.id, Err("the task was stopped".to_owned()));
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.tasks.lock().end(self.id, Err("it ended unexpectedly; see the daemon's log".to_owned()));
+            self.tasks.lock().end(
+                self.id,
+                Err("the task ended unexpectedly; see the daemon's \
+                log"
+                .to_owned()),
+            );
         }
     }
 }

@@ -183,7 +183,7 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
         );
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().blocks, 48);
         let changed = bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
-        assert_eq!(changed.notes, ["the cache was so already"]);
+        assert_eq!(changed.notes, ["the cache already had these settings"]);
     });
 }
 
@@ -288,7 +288,7 @@ fn caches_move_off_a_device_that_is_removed_and_grow_back_when_one_is_added() {
         bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 2)).await.unwrap();
         bench.resize("vm", 6).await.unwrap();
         let changed = bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
-        assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has room again"]);
+        assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has space again"]);
         assert_eq!((bench.room("vm"), bench.free()), (2, 0));
         let changed = bench.manager.pools.device_remove("p".into(), bench.path("c")).await.unwrap();
         assert_eq!(changed.notes.len(), 2, "{:?}", changed.notes);

@@ -197,7 +197,7 @@ impl Clients {
                 && client.kind == ClientKind::Peer
                 && client.connection.disk() == disk
             {
-                client.connection.abort("the disk is another host's", &mut ungated(ring));
+                client.connection.abort("another host owns the disk", &mut ungated(ring));
                 self.list(number as u16);
             }
         }

@@ -216,7 +216,7 @@ impl Shard {
             ShardCall::CloseExport { id, export } => {
                 let is_of =
                     |connection: &Connection| connection.disk() == id && connection.export() == export;
-                self.clients.close("the export was taken away", &mut self.ring, is_of);
+                self.clients.close("the export was removed", &mut self.ring, is_of);
             }
             ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
                 // If the disk was removed meanwhile, the connection is dropped.

@@ -166,9 +166,9 @@ fn numbers_that_no_shard_takes_are_a_broken_file() {
     for (qos, what) in [
         (Qos { shares: 0, ..Qos::default() }, "not '0'"),
         (Qos { shares: 1_000_001, ..Qos::default() }, "1 to 1000000"),
-        (Qos { limit: Some(0), ..Qos::default() }, "lets nothing pass"),
-        (Qos { flash_limit: Some(0), ..Qos::default() }, "lets nothing pass"),
-        (Qos { bytes_limit: Some(Size(0)), ..Qos::default() }, "lets nothing pass"),
+        (Qos { limit: Some(0), ..Qos::default() }, "would permit no I/O"),
+        (Qos { flash_limit: Some(0), ..Qos::default() }, "would permit no I/O"),
+        (Qos { bytes_limit: Some(Size(0)), ..Qos::default() }, "would permit no I/O"),
         (Qos { reservation: 100_000_001, ..Qos::default() }, "more than 100000000"),
         (Qos { limit: Some(100_000_001), ..Qos::default() }, "more than 100000000"),
         (Qos { limit: Some(5), reservation: 6, ..Qos::default() }, "below the reservation"),

@@ -66,7 +66,11 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
     for some in all.chunks(MESSAGE_FDS_MAX) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(some)), "there is room for that many");
+        assert!(
+            control.push(SendAncillaryMessage::ScmRights(some)),
+            "the buffer has room for this \
+            number of descriptors"
+        );
         rustix::net::sendmsg(&near, &[IoSlice::new(b"h")], &mut control, SendFlags::NOSIGNAL)?;
     }
     Ok(far)
@@ -105,7 +109,7 @@ fn unpack(message: &OwnedFd) -> Result<(Record, Vec<OwnedFd>), MessageError> {
     }
     let mut text = File::from(fds.remove(0));
     if text.metadata()?.len() > RECORD_BYTES_MAX {
-        return Err(RecordError::Broken("it is far too long".to_owned()).into());
+        return Err(RecordError::Broken("the message is far too long".to_owned()).into());
     }
     let mut bytes = Vec::new();
     text.rewind()?;

@@ -133,18 +133,18 @@ impl Table {
             .iter()
             .any(|count| *count > ENTRIES_MAX)
         {
-            return Err(broken("it has too many entries"));
+            return Err(broken("the record has too many entries"));
         }
         if !texts.into_iter().all(|text| fits(text))
             || !paths.into_iter().all(|path| fits(&path.to_string_lossy()))
         {
-            return Err(broken("a name in it is too long"));
+            return Err(broken("a name in the record is too long"));
         }
         if self.files.iter().any(|file| !file.path.is_absolute() || file.mode > 0o7777) {
-            return Err(broken("a file in it cannot be one"));
+            return Err(broken("a file in the record is invalid"));
         }
         if self.clients.iter().any(|client| client.received as usize > RECEIVED_BYTES_MAX) {
-            return Err(broken("a client in it has sent too much"));
+            return Err(broken("a client in the record has too many bytes"));
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Record {
         self.table.check()?;
         let table = serde_json::to_vec(&self.table).map_err(|error| broken(&error.to_string()))?;
         if table.len() > TABLE_BYTES_MAX {
-            return Err(broken("its table is too long"));
+            return Err(broken("the table of the record is too long"));
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -180,29 +180,29 @@ impl Record {
         }
         let length = number(20) as usize;
         if length > TABLE_BYTES_MAX {
-            return Err(broken("its table is too long"));
+            return Err(broken("the table of the record is too long"));
         }
         let Some((table, mut rest)) = rest.split_at_checked(length) else {
-            return Err(broken("its table ends too early"));
+            return Err(broken("the table of the record ends too early"));
         };
         let table: Table = serde_json::from_slice(table).map_err(|error| broken(&error.to_string()))?;
         table.check()?;
         if table.descriptors() != descriptors {
             return Err(broken(&format!(
-                "it lists {} descriptors, and {descriptors} were received",
+                "the record lists {} descriptors, and {descriptors} were received",
                 table.descriptors()
             )));
         }
         let mut received = Vec::with_capacity(table.clients.len());
         for client in &table.clients {
             let Some((own, others)) = rest.split_at_checked(client.received as usize) else {
-                return Err(broken("it ends too early"));
+                return Err(broken("the record ends too early"));
             };
             received.push(own.to_vec());
             rest = others;
         }
         if !rest.is_empty() {
-            return Err(broken("there is something behind its end"));
+            return Err(broken("the record has bytes after its end"));
         }
         Ok(Record { table, received })
     }

@@ -162,7 +162,7 @@ fn refuse(spec: &str, trouble: Trouble) -> OpenError {
     match trouble {
         Trouble::InUse(owner) => OpenError::Unfit {
             what: spec.to_owned(),
-            reason: format!("it is in use: {owner}. One disk has one writer"),
+            reason: format!("the disk is in use: {owner}. A disk can have only one writer"),
         },
         Trouble::Unfit(reason) => OpenError::Unfit { what: spec.to_owned(), reason },
         Trouble::Store(reason) => OpenError::Connect { peer: spec.to_owned(), reason },

@@ -216,8 +216,8 @@ pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) 
             OwnerLiveness::Gone => Ok(()),
             OwnerLiveness::Here => Err(Trouble::InUse(there.owner.to_string())),
             OwnerLiveness::Elsewhere => Err(Trouble::Unfit(format!(
-                "{} has it, or had it and did not close it. One disk has one writer: end that one; if it is gone for good, \
-                 say so with 'hob objects unlock'",
+                "{} has the disk open, or did not close it. A disk can have only one writer: end \
+                that process; if it will never return, run 'hob objects unlock'",
                 there.owner
             ))),
         }

@@ -82,7 +82,7 @@ impl DiskLocation {
         let (file, sync) = (directory.join(name.to_string()), self.sync);
         let synced = tokio::task::spawn_blocking(move || file.parent().map_or(Ok(()), sync)).await;
         synced.map_err(io::Error::other).and_then(|result| result).map_err(|error| {
-            StoreError::Failed(format!("{name} is there, but its folder cannot be synced: {error}"))
+            StoreError::Failed(format!("{name} exists, but its directory cannot be synced: {error}"))
         })
     }
 
@@ -287,7 +287,8 @@ mod cloud {
             let name = name.to_ascii_lowercase();
             if SECRETS.iter().any(|secret| name.contains(secret)) {
                 return Err(format!(
-                    "{name} must be set in the environment, because a specification is shown and stored"
+                    "{name} must be set in the environment, because hob shows and stores the \
+                    address of a backing"
                 ));
             }
             options.push((name, value.to_owned()));

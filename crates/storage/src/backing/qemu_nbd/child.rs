@@ -288,7 +288,7 @@ fn spawn(
         let _ = child.wait();
         Ended { said: complaint(&mut child), left }
     })?;
-    match started.recv().unwrap_or_else(|_| Err(io::Error::other("its keeper ended"))) {
+    match started.recv().unwrap_or_else(|_| Err(io::Error::other("the thread of the process ended"))) {
         Ok(pid) => Ok(Running { pid, opens, end, keeper }),
         Err(error) => {
             drop(end);

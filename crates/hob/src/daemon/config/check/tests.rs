@@ -144,7 +144,7 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
     let check = |text: String, state: &State| Config::parse(&text).unwrap().check_with(state);
     let both = disk("a", &file, "") + &disk("b", &link, "");
     let error = check(both, &State::default()).unwrap_err();
-    assert_found(&error, &[(6, "disk a and disk b are on one file")]);
+    assert_found(&error, &[(6, "disk a and disk b are on the same file")]);
     let readers = disk("a", &file, "read_only = true\n") + &disk("b", &link, "read_only = true\n");
     check(readers, &State::default()).unwrap();
     let one_writes = disk("a", &file, "read_only = true\n") + &disk("b", &link, "");
@@ -154,5 +154,5 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
     assert_found(&check(disk("a", &file, ""), &kept).unwrap_err(), &[(3, "disk kept")]);
     let pool = format!("[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\n", link.display());
     let error = check(disk("a", &file, "") + &pool, &State::default()).unwrap_err();
-    assert_found(&error, &[(3, "pool 'p' and disk a are on one file")]);
+    assert_found(&error, &[(3, "pool 'p' and disk a are on the same file")]);
 }

@@ -98,7 +98,7 @@ fn tokens_open_according_to_their_roles() {
             assert_eq!(may(&site.client(token, None)).await, (Ok(question), Ok(change)), "{token:?}");
         }
         let error = site.client(Some(READER), None).pool_remove("none").await.unwrap_err().to_string();
-        assert!(error.contains("reader.token may only read"), "{error}");
+        assert!(error.contains("reader.token has the role read-only"), "{error}");
     });
 }
 

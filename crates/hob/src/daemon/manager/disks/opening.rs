@@ -140,7 +140,14 @@ impl Disks {
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
                 return self
                     .pools
-                    .finish_disk(&name, guard, vec![format!("it is not served here: {error}")])
+                    .finish_disk(
+                        &name,
+                        guard,
+                        vec![format!(
+                            "the disk is not served on this host: \
+                        {error}"
+                        )],
+                    )
                     .await;
             }
             Err(error) => {
@@ -292,7 +299,7 @@ impl Disks {
         let entry = DiskEntry {
             id: inner.new_disk_id(),
             wanted,
-            phase: DiskPhase::Offline("it is being opened".to_owned()),
+            phase: DiskPhase::Offline("the disk is being opened".to_owned()),
             size_bytes: 0,
             datastore: None,
             has_cache: false,
@@ -381,7 +388,7 @@ impl Disks {
             }
         }
         let access = if info.read_only && access == Access::ReadWrite {
-            notes.push("the backing is read-only, and so is the disk".to_owned());
+            notes.push("the backing is read-only, so the disk is read-only too".to_owned());
             Access::ReadOnly
         } else {
             access
@@ -523,8 +530,7 @@ impl Disks {
             if news && disk.cluster_wait == ClusterWait::Served {
                 tracing::info!("{name} is not served on this host: {error}");
             } else if news {
-                let again =
-                    if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
+                let again = if disk.retry_after.is_some() { "" } else { "; hob retries every few seconds" };
                 tracing::error!("{name} is offline: {error}{again}");
             }
             // During recovery the reason changes with the progress.

@@ -57,7 +57,7 @@ impl Disks {
         let parent = match found {
             Ok(parent) => parent,
             Err(why) => {
-                notes.push(format!("nothing is shared with other clones: {why}"));
+                notes.push(format!("the disk shares no blocks with other clones: {why}"));
                 self.note_parent(name, None, ParentLink { reason: Some(why), ..ParentLink::default() })?;
                 return Ok((backing, None));
             }
@@ -102,7 +102,8 @@ impl Disks {
             notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
         } else {
             notes.push(format!(
-                "{disk} serves what clones of its parent share, and has no cache: 'hob cache enable {disk} --pool POOL --size SIZE'"
+                "{disk} serves the parent snapshot of clones, and has no cache: 'hob cache enable \
+                {disk} --pool POOL --size SIZE'"
             ));
         }
         // This order matters, because a parent's disk without clones is removed.
@@ -161,13 +162,16 @@ impl Disks {
             link.linked = parent.map(|(_, name, ..)| name.clone());
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
-                (None, true) => {
-                    Some("its parent's disk is on another shard; remove the clone and add it again to \
-                     share the parent".into())
-                }
-                (None, false) => {
-                    Some("its parent's disk is not online; where there is none, the clone makes one when it is opened anew".into())
-                }
+                (None, true) => Some(
+                    "its parent's disk is on another shard; remove the clone and add it again to \
+                     share the parent"
+                        .into(),
+                ),
+                (None, false) => Some(
+                    "the disk of its parent is not online; if there is none, the clone creates \
+                        it when the clone is opened again"
+                        .into(),
+                ),
             };
         }
     }

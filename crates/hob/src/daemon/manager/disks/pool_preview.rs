@@ -93,7 +93,8 @@ impl Disks {
             None => {
                 preview.dirty_unknown = true;
                 preview.effects.push(format!(
-                    "{owner}: all dirty data is lost; how much it is cannot be told, as its journal cannot be read"
+                    "{owner}: all dirty data is lost; the amount is unknown, because its journal \
+                    cannot be read"
                 ));
             }
         }
@@ -163,12 +164,13 @@ impl Inner {
             preview.cached = Size(preview.cached.bytes() + less.bytes());
             preview.effects.push(if data == disk.held.len() as u64 && moved == 0 {
                 format!(
-                    "{name}: the cache is emptied: pool {pool} has no other room for it; dirty data goes to the backing \
-                     first"
+                    "{name}: the cache is emptied, because pool {pool} has no other space for it; \
+                    dirty data is first written to the backing"
                 )
             } else {
                 format!(
-                    "{name}: the cache shrinks by {}; what does not fit goes, and dirty data goes to the backing first",
+                    "{name}: the cache shrinks by {}; data that does not fit is dropped, and dirty \
+                    data is first written to the backing",
                     less.human()
                 )
             });
@@ -185,8 +187,8 @@ impl Inner {
         for disk in self.disks.values().filter(waits) {
             preview.dirty_unknown = true;
             preview.effects.push(format!(
-                "{}: the disk is offline, and dirty data of its cache on {} is lost; how much it is cannot be told \
-                 while the device is away",
+                "{}: the disk is offline, and dirty data of its cache on {} is lost; the amount is \
+                unknown while the device is missing",
                 disk.wanted.name,
                 path.display()
             ));

@@ -256,12 +256,12 @@ impl Disks {
             Found::Nothing(remains) => {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
                 if !is_new {
-                    self.exports
-                        .all_is_changed(name, "its cache held nothing that could be recovered")
-                        .await?;
+                    self.exports.all_is_changed(name, "no data of its cache could be recovered").await?;
                 }
                 self.pools.forget_owner(spec).await;
-                let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
+                let note = "no data of its cache could be recovered, and the cache starts \
+                    empty"
+                    .to_owned();
                 return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
             }
             Found::Damaged { what, .. } if matters => {
@@ -278,14 +278,14 @@ impl Disks {
             let outdated = bytes(recovered.summary.sectors_dirty);
             notes.push(match outdated_by {
                 Some(by) => format!(
-                    "{outdated} that were dirty in its cache reached the backing from their second copy, which was \
-                     taken over meanwhile; {by} had the disk last. They are outdated and dropped"
+                    "{outdated} of dirty data in its cache are outdated and dropped: {by} took over \
+                    their second copy and wrote them to the backing"
                 ),
                 // Flash held the record of the drain that ended write-back, and the backing was
                 // written since.
                 None => format!(
-                    "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
-                     reached it when write-back ended, and are dropped"
+                    "its flash lost the end of its journal, which describes {outdated} as dirty; \
+                    they were written to the backing when write-back ended, and are dropped"
                 ),
             });
             recovered = blocking(move || {
@@ -316,7 +316,7 @@ impl Disks {
         match verdict {
             Verdict::Refuse => Err(refused(
                 name,
-                &format!("{why}, and {} of its cache are not on it", bytes(summary.sectors_dirty)),
+                &format!("{why}, and {} of its cache are dirty", bytes(summary.sectors_dirty)),
             )),
             Verdict::Empty => {
                 self.exports.all_is_changed(name, &why).await?;
@@ -372,7 +372,7 @@ impl Disks {
         let devices = missing.join(", ");
         Err(refused(
             name,
-            &format!("{devices} of pool {} is not there and may hold dirty data of its cache", spec.pool),
+            &format!("{devices} of pool {} is missing, and may have dirty data of its cache", spec.pool),
         ))
     }
 
@@ -383,7 +383,7 @@ impl Disks {
         let Ok(disk) = inner.disk_mut(name) else { return };
         match &mut disk.phase {
             DiskPhase::Online(_) if disk.recovering.is_some() => disk.cache_reason = Some(reason),
-            DiskPhase::Offline(known) => *known = format!("its cache is not there yet: {reason}"),
+            DiskPhase::Offline(known) => *known = format!("its cache is not available yet: {reason}"),
             _ => {}
         }
     }
@@ -554,7 +554,7 @@ async fn compare(
             info.size_bytes, summary.disk_bytes
         ),
         (_, Same::No, _) => {
-            format!("its backing is another one than before: now it is {}", info.identity_text)
+            format!("its backing is another one than before: it is now {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not match the cached data".to_owned(),

@@ -71,11 +71,11 @@ impl Disks {
         })?;
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
-            let mut notes = vec![format!("it has {} already", Size(size))];
+            let mut notes = vec![format!("the disk already has {}", Size(size))];
             if self.registry.inner().disk(name)?.wanted.backing.starts_with("nbd") {
                 notes.push(
-                    "an NBD server tells a new size only to connections that begin later: have it close hob's connection, \
-                     which hob makes again by itself, and repeat this"
+                    "an NBD server reports a new size only to new connections: let the server close \
+                    hob's connection, which hob opens again by itself, and repeat the command"
                         .to_owned(),
                 );
             }
@@ -84,7 +84,7 @@ impl Disks {
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
         tracing::info!("disk {name}: resized from {before} to {size} bytes");
-        let note = "NBD clients that are connected see the new size when they connect again";
+        let note = "connected NBD clients see the new size when they connect again";
         self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
     }
 
@@ -119,7 +119,10 @@ impl Disks {
             blocking(move || measured.size_bytes()).await?.map_err(|error| cannot("measured", &error))?;
         if now < before {
             let has = Size(now);
-            return Err(no_smaller(name, &format!("its backing has {has}, and the disk {}", Size(before))));
+            return Err(no_smaller(
+                name,
+                &format!("its backing has {has}, and the disk has {}", Size(before)),
+            ));
         }
         match wanted {
             None => whole(now).map(|()| now),

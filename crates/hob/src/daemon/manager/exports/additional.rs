@@ -53,8 +53,8 @@ impl ExportService {
             self.0.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
         if !known {
             let hint = match export == disk {
-                true => "a disk's own export goes with the disk: hob disk remove",
-                false => "see hob export list",
+                true => "the disk's own export is removed with the disk: hob disk remove",
+                false => "'hob export list' shows all exports",
             };
             return Err(ApiError::not_found(format!(
                 "{disk} has no additional export \

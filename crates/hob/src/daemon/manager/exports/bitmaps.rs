@@ -468,7 +468,7 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
     };
     let mut kept = match bitmap::read(path) {
         Ok(Some(kept)) => kept,
-        Ok(None) if spec.frozen => return (all(), Some("its file is gone".to_owned())),
+        Ok(None) if spec.frozen => return (all(), Some("its file does not exist".to_owned())),
         Ok(None) => return (all(), Some(NOT_CLOSED.to_owned())),
         Err(error) => return (all(), Some(format!("its file cannot be used: {error}"))),
     };
@@ -478,7 +478,7 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
     let why = if known != info.size_bytes && !has_grown {
         "the size of the backing changed while hob did not serve it"
     } else if kept.identity != info.identity && !has_grown {
-        "the backing is another one"
+        "the disk has another backing"
     } else if !spec.frozen && changed_since {
         "another program changed the backing while hob did not serve it"
     } else {

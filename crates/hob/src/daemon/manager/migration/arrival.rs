@@ -74,7 +74,7 @@ impl Manager {
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.phase, DiskPhase::Offline(_)) {
-            disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
+            disk.phase = DiskPhase::Away("the disk has not arrived yet".to_owned());
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ impl DiskState {
     fn keep_what_stayed(&mut self, known: &DiskState) {
         (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
         for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {
-            spec.everything.get_or_insert_with(|| "another host had the disk".to_owned());
+            spec.everything.get_or_insert_with(|| "another host owned the disk".to_owned());
         }
     }
 }

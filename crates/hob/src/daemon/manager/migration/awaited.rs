@@ -225,7 +225,7 @@ impl Manager {
                 self.give_back(&pool, &free).await;
             }
         }
-        self.show_away(name, "it has not arrived yet".to_owned());
+        self.show_away(name, "the disk has not arrived yet".to_owned());
         // The disk's data on flash must not be used later.
         let spec = self.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {

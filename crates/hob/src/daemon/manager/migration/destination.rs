@@ -273,7 +273,7 @@ impl Task {
             CallIn::Changed(body) => match calls::decode_ranges(&body, sectors()) {
                 Ok(ranges) => Call::Changed(ranges),
                 Err(_) => {
-                    let why = Some("the list of changes makes no sense".to_owned());
+                    let why = Some("the list of changes is invalid".to_owned());
                     let refused = Err(hob_engine::migration::Refusal::Failed);
                     let _ = answer.send(calls::to_wire(refused, why));
                     return;
@@ -308,12 +308,12 @@ impl Task {
         let refuse =
             |why: &str| calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()));
         if !self.is_open || self.incoming.shared.facts().session != session {
-            return refuse("it does not want a list now");
+            return refuse("the destination does not need a list now");
         }
         let expected = !self.list.complete && (page == self.list.next || page == 0);
         if expected {
             let Ok(ranges) = hob_engine::migration::heat::decode(body, sectors) else {
-                return refuse("the list makes no sense");
+                return refuse("the list is invalid");
             };
             let room = self.incoming.manager.cache_room(&self.incoming.name);
             let bytes: u64 =

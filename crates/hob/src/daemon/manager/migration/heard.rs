@@ -94,7 +94,7 @@ impl Manager {
             !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
             CallIn::Arrive(_) if is_stranger => refuse(format!(
-                "it has another disk of the name {name}; remove that one or its tombstone first"
+                "this host has another disk named {name}; remove that disk or its tombstone first"
             )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
@@ -198,7 +198,7 @@ impl Manager {
             CallIn::Look | CallIn::List { .. } => return calls::to_wire(Err(Refused::NotAwaited), None),
         };
         if self.is_leaving(name) && matches!(call, Call::Arrive | Call::Changed(_) | Call::Yours) {
-            let why = format!("{name} is leaving this host still");
+            let why = format!("{name} is still being migrated away from this host");
             return calls::to_wire(Err(Refused::Failed), Some(why));
         }
         let mut machine = Destination::new(self.record_of_lineage(name, lineage));

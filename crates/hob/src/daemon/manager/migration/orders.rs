@@ -245,15 +245,13 @@ impl Manager {
                     spec.peer
                 );
                 if let Ok(disk) = manager.inner().disk_mut(&name) {
-                    disk.phase = DiskPhase::Offline("it was taken back".to_owned());
+                    disk.phase = DiskPhase::Offline("the disk was taken back".to_owned());
                     disk.busy = None;
                 }
                 manager.save().await?;
                 manager.disks.bring_online(&name).await;
-                let note = format!(
-                    "{} must never serve it again: what it has of it is not {name} any more",
-                    spec.peer
-                );
+                let note =
+                    format!("{} must never serve the disk again: its data is not {name} any more", spec.peer);
                 manager.observe.disk_changed(&name, vec![note])
             })
             .await
@@ -275,7 +273,7 @@ impl Manager {
                 {
                     let _ = sender.send(destination::Input::GiveUp);
                 }
-                let note = "the host that has the disk keeps it".to_owned();
+                let note = "the source keeps the disk".to_owned();
                 Ok(Some(DiskChanged { disk: None, notes: vec![note] }))
             }
             Some(RecordSpec::Away { taken: true, .. }) => {

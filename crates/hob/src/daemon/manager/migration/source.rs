@@ -352,7 +352,7 @@ impl Task {
             Phase::Kept => {
                 facts.end(MigrationState::Kept);
                 if self.cancelled {
-                    facts.why = Some("it was cancelled".to_owned());
+                    facts.why = Some("the migration was cancelled".to_owned());
                 }
                 let why = facts.why.clone().unwrap_or_default();
                 tracing::info!(

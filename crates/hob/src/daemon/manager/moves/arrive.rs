@@ -107,7 +107,7 @@ impl Manager {
             _ if disk.wanted.read_only => conflict("is read-only"),
             (DiskPhase::Offline(_), None, _) => Ok(true),
             (DiskPhase::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
-            _ => conflict("is not one that waits for it"),
+            _ => conflict("is not waiting for it"),
         }
     }
 
@@ -133,7 +133,7 @@ impl Manager {
             let why = match &self.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
-                DiskPhase::Removing => "it is being removed".to_owned(),
+                DiskPhase::Removing => "is being removed".to_owned(),
             };
             if Instant::now() > until {
                 return Err(ApiError::failed(why));
@@ -154,7 +154,7 @@ impl Manager {
             if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
                 cache.journal = Some(JournalSpec::new());
             }
-            disk.phase = DiskPhase::Offline("it is on its way here".to_owned());
+            disk.phase = DiskPhase::Offline("is already moving to this host".to_owned());
         }
         disk.cluster_wait = ClusterWait::Yes;
         disk.retry_after = None;

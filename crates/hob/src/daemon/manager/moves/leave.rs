@@ -257,7 +257,7 @@ impl Manager {
             self.pools.look(&name, shard, id).await;
             let dirty = self.observe.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
-            let note = format!("{} go to the backing", left.human());
+            let note = format!("{} are written to the backing", left.human());
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
                 let _ = draining.await;
@@ -331,7 +331,15 @@ impl Manager {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         work.order.cache = Some(mode);
         let start = self.plan(work, address, mode)?;
-        work.say(ClusterMoveState::Leaving, Some("the other host is asked".to_owned())).await?;
+        work.say(
+            ClusterMoveState::Leaving,
+            Some(
+                "the other host was asked whether it can serve the \
+            disk"
+                    .to_owned(),
+            ),
+        )
+        .await?;
         self.migrate(name.clone(), start).await?;
         let mut is_ordered = false;
         let mut is_said = false;
@@ -344,7 +352,11 @@ impl Manager {
             };
             match shown.state {
                 MigrationState::Kept => {
-                    return Err(ApiError::conflict(shown.why.unwrap_or_else(|| "it stays here".to_owned())));
+                    return Err(ApiError::conflict(shown.why.unwrap_or_else(|| {
+                        "the disk stays on \
+                        this host"
+                            .to_owned()
+                    })));
                 }
                 MigrationState::Serving | MigrationState::Over | MigrationState::Away if !is_said => {
                     work.say(ClusterMoveState::Done, None).await?;
@@ -362,14 +374,16 @@ impl Manager {
                 continue;
             }
             let note = match (shown.state, users) {
-                (MigrationState::Preparing, _) => "dirty data goes to the backing".to_owned(),
+                (MigrationState::Preparing, _) => "dirty data is written to the backing".to_owned(),
                 (MigrationState::Copying, _) if !shown.warm => {
-                    format!("{} % of the cache is there", shown.percent)
+                    format!("{} % of the cache is copied", shown.percent)
                 }
                 (MigrationState::Copying, 1..) => {
-                    "it waits for the VM: migrate the VM now, or start it on the other host".to_owned()
+                    "the disk waits for the VM: migrate the VM now, or start it on the other \
+                    host"
+                        .to_owned()
                 }
-                (MigrationState::HandingOver, _) => "handed over, and not said so yet".to_owned(),
+                (MigrationState::HandingOver, _) => "handed over, and not confirmed yet".to_owned(),
                 _ => "the other host prepares".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {

@@ -51,7 +51,10 @@ impl Pools {
             let disk = inner.disk(name)?;
             let Some(spec) = disk.cache().cloned() else { return Ok(Vec::new()) };
             let DiskPhase::Online(shard) = &disk.phase else {
-                return Ok(vec![format!("{name} is offline; it gets its cache when it is back")]);
+                return Ok(vec![format!(
+                    "{name} is offline; its cache is created when the disk is \
+                    online"
+                )]);
             };
             let config = engine_config(&spec, inner.pool(&spec.pool)?.segment_bytes)?;
             (shard.clone(), disk.id, spec, config, disk.has_cache, disk.held.len() as u64)
@@ -106,7 +109,7 @@ impl Pools {
         let room = Size(disk.held.len() as u64 * config.segment_bytes);
         let reason = format!("pool {} has space for only {room} of {}", spec.pool, spec.size);
         disk.cache_reason = Some(reason.clone());
-        Ok(vec![format!("{reason}; the rest follows when there is room")])
+        Ok(vec![format!("{reason}; the cache grows when there is space")])
     }
 
     async fn grow(
@@ -385,7 +388,7 @@ impl Pools {
         let wanted = disk.cache().map_or(Size(0), |spec| spec.size);
         disk.cache_reason = Some(format!("pool {pool} has space for only {room} of {wanted}"));
         let less = Size((leaving - got) as u64 * segment_bytes);
-        Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has room again")])
+        Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has space again")])
     }
 
     /// Records that a cache no longer uses the `released` segments, and has lost its segments for

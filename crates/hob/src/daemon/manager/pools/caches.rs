@@ -115,9 +115,7 @@ impl Pools {
                     "disk {name}: creating its cache failed, and the incomplete cache \
                     could not be removed: {stays}"
                 );
-                Ok(vec![format!(
-                    "{error}; the rest of the cache is there, and 'hob cache disable' takes it away"
-                )])
+                Ok(vec![format!("{error}; a part of the cache exists, and 'hob cache disable' removes it")])
             }
         }
     }
@@ -135,7 +133,7 @@ impl Pools {
             (before, wanted, notes)
         };
         if wanted == before {
-            notes.push("the cache was so already".to_owned());
+            notes.push("the cache already had these settings".to_owned());
         }
         let resized = CacheSpec { size: wanted.size, ..before.clone() };
         if resized != before {

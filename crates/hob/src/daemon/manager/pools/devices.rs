@@ -305,9 +305,9 @@ impl Pools {
         drop(guard);
         let mut notes = Vec::new();
         if before == admission {
-            notes.push("the device was so already".to_owned());
+            notes.push("the device already had this setting".to_owned());
         } else {
-            let now = if admission == Chosen::In { "gives segments" } else { "gives no new segments" };
+            let now = if admission == Chosen::In { "gives segments" } else { "has allocation off" };
             tracing::info!("pool {pool}: {} {now}", path.display());
         }
         notes.extend(self.top_up(pool).await);

@@ -82,7 +82,7 @@ impl Pools {
             }
             Err(why) => {
                 tracing::warn!("disk {name}: its cache has no memory tier: {why}");
-                Ok(vec![format!("the cache has no memory above it: {why}")])
+                Ok(vec![format!("the cache has no memory tier: {why}")])
             }
         }
     }

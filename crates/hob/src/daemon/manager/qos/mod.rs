@@ -311,13 +311,14 @@ impl Rules {
         for store in &self.datastores {
             let reserved = reserved.get(&Some(store.spec.name.as_str())).copied().unwrap_or(0);
             let (capacity, how) = match (store.spec.capacity, store.peak) {
-                (Some(capacity), _) => (capacity, "is said to do"),
-                (None, peak) if peak > 0 => (peak, "has been seen to do"),
+                (Some(capacity), _) => (capacity, "has a configured capacity of"),
+                (None, peak) if peak > 0 => (peak, "has a measured capacity of"),
                 _ => {
                     if reserved > 0 {
                         notes.push(format!(
-                            "what datastore {0} can do is not known, so {reserved} units a second may be more than it has; \
-                             say it with 'hob datastore set {0} --capacity', or have it measured under --throttle auto",
+                            "the capacity of datastore {0} is unknown, so it may be less than \
+                            {reserved} units a second; set it with 'hob datastore set {0} \
+                            --capacity', or measure it with --throttle auto",
                             store.spec.name
                         ));
                     }

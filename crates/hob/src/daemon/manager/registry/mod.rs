@@ -58,12 +58,13 @@ pub(in crate::daemon::manager) enum ClusterWait {
 }
 
 /// Health text for a cache that has no working journal.
-pub(in crate::daemon::manager) const JOURNAL_LOST: &str = "its journal cannot be written: what is dirty goes to the backing, and writes to the disk wait, \
-     for half a minute at most, until the journal is elsewhere";
+pub(in crate::daemon::manager) const JOURNAL_LOST: &str = "its journal cannot be written: hob \
+    destages dirty data, and writes to the disk wait, for at most half a minute, until there is a \
+    journal elsewhere";
 
 /// Health text for a backing whose server has no flush command.
-pub(in crate::daemon::manager) const CANNOT_FLUSH: &str =
-    "its backing has no flush: a flush of the guest does not make its writes durable there";
+pub(in crate::daemon::manager) const CANNOT_FLUSH: &str = "its backing does not support flush, so a flush of the guest does not make its writes durable \
+    there";
 
 /// A service whose state is part of the state file.
 pub(super) trait StatePart: std::fmt::Debug + Send + Sync {

@@ -300,14 +300,17 @@ impl RemoteFlash {
         self.close_export(&turn, by).await?;
         if !self.free_export(&turn).await? {
             return Ok(vec![
-                "its borrower may need what it has there: the file stays until a disk of the cluster needs it no more".to_owned(),
+                "the borrowing host may need the data: the file stays until no disk of the cluster \
+                needs it"
+                    .to_owned(),
             ]);
         }
         if by == EndedBy::Return {
             return Ok(Vec::new());
         }
         Ok(vec![format!(
-            "nothing more is lent to that host; 'hob peer end {borrower} --forget' lets it ask again"
+            "this host lends no more flash to that host; 'hob peer end {borrower} --forget' permits \
+            a new lease"
         )])
     }
 

@@ -93,7 +93,7 @@ impl SwapEntry {
             SwapState::Unavailable => Some(self.away()),
             SwapState::Off if self.is_in_parts() => Some(IN_PARTS.to_owned()),
             SwapState::Off if *on => {
-                Some(format!("something else than hob turned it off; 'hob swap on {name}' turns it on"))
+                Some(format!("another program turned it off; 'hob swap on {name}' turns it on"))
             }
             _ => None,
         };
@@ -120,7 +120,7 @@ impl SwapEntry {
     fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(
-            "{} is not there, or no longer has it; pool {pool} says how its devices are",
+            "{} is offline, or its data of the area is gone; 'hob pool show {pool}' shows the devices",
             device.display()
         )
     }
@@ -192,7 +192,10 @@ impl Swaps {
                 let name = service.carve(create).await?;
                 if !off {
                     service.begin_on(&name).await.map_err(|error| {
-                        let what = format!("{name} is made, but not on: {}", error.problem.error);
+                        let what = format!(
+                            "{name} was created, but could not be turned on: {}",
+                            error.problem.error
+                        );
                         ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }.hint(format!(
                             "'hob swap on {name}' tries again, 'hob swap remove {name}' removes the \
                             area"
@@ -306,7 +309,11 @@ impl Swaps {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
         if device.class == FdClass::Volatile {
-            return Ok(Err(SwapError::Unsafe("loses unflushed data, for a test".to_owned())));
+            return Ok(Err(SwapError::Unsafe(
+                "is in power-cut test mode, which loses unflushed \
+                data"
+                    .to_owned(),
+            )));
         }
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.check_ground(&device.file)).await
@@ -343,7 +350,11 @@ impl Swaps {
         drop(guard);
         let mut notes = Vec::new();
         if spot.is_none() {
-            notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
+            notes.push(
+                "its device is offline; if the device returns, hob finds the area on it \
+                again"
+                    .to_owned(),
+            );
         }
         tracing::info!("swap area {name} was removed");
         Ok((has_pool.then_some(pool), notes))
@@ -455,9 +466,9 @@ fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     match (device.state, device.ids) {
         (DeviceState::Online, Some(ids)) => match (device.admission, device.access) {
             (Admission::Out, _) => Err(format!(
-                "gives no new segments; 'hob pool set-device {pool} {path} --admission in' lets it"
+                "has allocation off; 'hob pool set-device {pool} {path} --admission in' turns it on"
             )),
-            (_, "memory") => Err("lies in memory, which swapping is to relieve".to_owned()),
+            (_, "memory") => Err("is in memory, which swapping is to relieve".to_owned()),
             (_, "direct") => Ok(ids.in_pool),
             _ => Err("is on a filesystem without direct I/O, where swapping out takes memory".to_owned()),
         },

@@ -110,7 +110,7 @@ impl Swaps {
                     .hint("repeat the command to turn it on again")),
                 Some(Err(_)) => {
                     self.want(name, true).await?;
-                    Ok(Some("it was being turned off; that was stopped"))
+                    Ok(Some("the area was being turned off, which was cancelled"))
                 }
                 None => Err(ApiError::busy(
                     "turning the swap area off cannot be cancelled \
@@ -194,7 +194,7 @@ impl Swaps {
         };
         if let Some(work) = busy {
             match work.doing {
-                Doing::TurningOff => return Ok(Some("it is being turned off already")),
+                Doing::TurningOff => return Ok(Some("the area is already being turned off")),
                 Doing::Removing => return Err(being_removed(name)),
                 Doing::TurningOn => {}
             }
@@ -203,7 +203,7 @@ impl Swaps {
                 Some(Ok(())) => {}
                 Some(Err(_)) => {
                     self.want(name, false).await?;
-                    return Ok(Some("it was being turned on; that was stopped"));
+                    return Ok(Some("the area was being turned on, which was cancelled"));
                 }
                 None => {
                     return Err(ApiError::busy(
@@ -220,7 +220,7 @@ impl Swaps {
         };
         let Some((spot, active)) = active else {
             self.want(name, false).await?;
-            return Ok(Some("it was off already"));
+            return Ok(Some("the area was off already"));
         };
         if !force {
             self.check_memory_for(name, spot, &active).await?;

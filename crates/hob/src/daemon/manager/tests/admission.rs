@@ -32,7 +32,10 @@ fn a_device_that_is_out_gives_nothing_new_and_keeps_what_is_in_use() {
         assert!(error.to_string().contains("3M free and 4M are needed"), "{error}");
         bench.cache("other", 3).await.unwrap();
         assert_eq!((device(&bench, "a").1, device(&bench, "b").1, bench.free()), (3, 0, 0));
-        assert_eq!(set(&bench, "a", Admission::Out).await.unwrap().notes, ["the device was so already"]);
+        assert_eq!(
+            set(&bench, "a", Admission::Out).await.unwrap().notes,
+            ["the device already had this setting"]
+        );
         set(&bench, "a", Admission::In).await.unwrap();
         assert_eq!((device(&bench, "a"), bench.free()), ((Admission::In, 3), 3));
         bench.resize("other", 6).await.unwrap();

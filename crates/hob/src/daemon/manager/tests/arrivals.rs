@@ -228,7 +228,7 @@ fn a_disk_that_comes_back_finds_what_stayed() {
         assert_eq!(bench.called(2, 1, CallIn::Yours(None)).await.refused, None);
         assert_eq!(bench.manager.inner().disk("vm").unwrap().wanted.share_parent, Some(share));
         let all = Size(64 * MIB);
-        let because = Some("another host had the disk".to_owned());
+        let because = Some("another host owned the disk".to_owned());
         assert_eq!(bench.bitmap("daily").await, (Some(all), because.clone()));
         assert_eq!(bench.bitmap("monday").await, (Some(Size(GRANULE)), None));
         write(&bench, 0..1);

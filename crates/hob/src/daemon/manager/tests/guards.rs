@@ -22,7 +22,7 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         manager.disks.check_discard("vm", &suspend, false).await.unwrap();
         manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
         let error = manager.disks.check_discard("vm", &revert, false).await.unwrap_err().to_string();
-        assert!(error.contains("cannot be told while the disk is offline"), "{error}");
+        assert!(error.contains("is unknown while the disk is offline"), "{error}");
         let missing = manager.disks.check_discard("none", &revert, false).await.unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
     });
@@ -43,8 +43,11 @@ fn what_a_change_does_is_said_and_not_done() {
         ] {
             let found = preview(change.clone()).await;
             assert_eq!((found.cached, found.loses_dirty()), (Size(20 * 4096), false), "{change:?}");
-            assert!(found.effects[0].contains("the cache is emptied; it holds 80 KiB"), "{found:?}");
-            assert!(found.effects[1].contains("80 KiB of dirty data goes to the backing first"), "{found:?}");
+            assert!(found.effects[0].contains("the cache is emptied; it has 80 KiB"), "{found:?}");
+            assert!(
+                found.effects[1].contains("80 KiB of dirty data is first written to the backing"),
+                "{found:?}"
+            );
         }
         for change in
             [PlannedChange::Remove { discard_dirty: true }, PlannedChange::Disable { discard_dirty: true }]

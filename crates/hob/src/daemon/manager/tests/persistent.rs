@@ -105,13 +105,13 @@ fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
         let error = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
-        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
+        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
         assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
         assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
         // The next ring has to stand beside the one in use.
         let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
-        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
+        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
         assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
         assert_eq!((bench.room("vm"), bench.free()), (3, 0));
     });
@@ -156,7 +156,7 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
         let cache = bench.manager.pools.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
         assert_eq!((cache.state, cache.dirty.unwrap().draining), (CacheState::Active, true));
         let again = bench.manager.pools.drain("vm".into()).await.unwrap();
-        assert_eq!(again.notes, ["the drain goes on"]);
+        assert_eq!(again.notes, ["the drain continues"]);
         tokio::time::sleep(Duration::from_secs(20)).await;
         let dirty = bench.manager.observe.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
         assert!(dirty.why.as_ref().unwrap().contains("writes to the backing failed"), "{dirty:?}");
@@ -243,11 +243,11 @@ fn a_volatile_cache_has_nothing_to_drain() {
         bench.disk("vm").await;
         bench.cache("vm", 2).await.unwrap();
         let changed = bench.manager.pools.drain("vm".into()).await.unwrap();
-        assert!(changed.notes[0].contains("the backing has everything"), "{:?}", changed.notes);
+        assert!(changed.notes[0].contains("the backing has all data"), "{:?}", changed.notes);
         assert!(changed.disk.unwrap().cache.unwrap().dirty.is_none());
         assert_eq!(bench.manager.pools.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
         let notes = bench.manager.disks.discard_dirty("vm".into()).await.unwrap().notes;
-        assert!(notes[0].contains("the backing has everything"), "{notes:?}");
+        assert!(notes[0].contains("the backing has all data"), "{notes:?}");
     });
 }
 
@@ -265,14 +265,14 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
         assert!(bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
         bench.shard.set_backings_fail(true);
         let changed = bench.manager.disks.discard_dirty("other".into()).await.unwrap();
-        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(changed.notes, ["4 KiB of dirty data is lost"]);
         assert_eq!(bench.dirty("other").await, 0);
         bench.shard.set_backings_fail(false);
         let flushed = bench.shard.write(bench.id("other"), 4 * BLOCK, BLOCK);
         assert!(flushed.is_err(), "the guest hears that acknowledged writes are lost");
         bench.write("other", 4);
         let changed = bench.manager.disks.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
-        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(changed.notes, ["4 KiB of dirty data is lost"]);
         assert_eq!(bench.free(), 8);
         assert!(
             bench.manager.observe.disks().is_empty()
@@ -293,7 +293,7 @@ fn dirty_data_leaves_a_device_before_it_is_taken_out() {
         assert_eq!((bench.room("vm"), bench.free()), (4, 1));
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().mode, "write-back");
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
-        assert!(cache.reason.unwrap().contains("one copy of what is not on the backing"));
+        assert!(cache.reason.unwrap().contains("dirty data has one copy"));
         bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.reason, cache.journal), (None, Size(2 * MIB)));

@@ -108,7 +108,7 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         bench.disk_on("two", "array").await;
         bench.disk_on("else", "other").await;
         let first = bench.manager.qos.set("one".into(), reserves(600)).await.unwrap();
-        assert!(first.notes[0].contains("not known"), "{:?}", first.notes);
+        assert!(first.notes[0].contains("is unknown"), "{:?}", first.notes);
         assert_eq!(bench.capacity("array", 1000).await.unwrap(), 600);
         let error = bench.give("two", reserves(401)).await.unwrap_err();
         let said = &error.problem.error;
@@ -194,7 +194,7 @@ fn the_configuration_says_what_nobody_has_said_otherwise() {
         let store = manager.qos.datastore("array").await.unwrap();
         assert_eq!((store.control.as_str(), store.capacity, store.reserved), ("knee", Some(100), 30));
         let error = manager.qos.policy_set("gold".into(), reserves(101)).await.unwrap_err();
-        assert!(error.problem.error.contains("is said to do 100"), "{error}");
+        assert!(error.problem.error.contains("has a configured capacity of 100"), "{error}");
         manager.qos.policy_set("gold".into(), reserves(40)).await.unwrap();
         shard.stop();
         drop(manager);

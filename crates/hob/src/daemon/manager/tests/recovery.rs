@@ -362,7 +362,7 @@ fn a_device_that_is_away_with_dirty_data_keeps_the_disk_offline() {
         let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
         let bench = end(bench, false, away).await;
         let why = reason(&bench);
-        assert!(why.contains("/b of pool p is not there and may hold dirty data"), "{why}");
+        assert!(why.contains("/b of pool p is missing, and may have dirty data"), "{why}");
         let back = |dir: &Path| std::fs::rename(dir.join("b.away"), dir.join("b")).unwrap();
         let bench = end(bench, false, back).await;
         assert_eq!(sectors(&bench).await, (500, 500));
@@ -380,7 +380,7 @@ fn with_two_copies_a_device_may_be_away() {
         let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
         let reason = disk.cache.unwrap().reason.unwrap();
-        assert!(reason.contains("one copy of what is not on the backing"), "{reason}");
+        assert!(reason.contains("dirty data has one copy"), "{reason}");
         // What has one copy only is brought to the backing, or is still dirty.
         let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 100 * BLOCK);
@@ -523,7 +523,7 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         let path = bench.manager.inner().device_on_shards(device).unwrap().1.path.clone();
         let name = if path.ends_with("a") { "a" } else { "b" };
         let bench = end(bench, false, away(name)).await;
-        assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
+        assert!(reason(&bench).contains("may have dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
         let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();

@@ -331,7 +331,7 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             (SwapCreate { pool: Some("q".into()), ..sized(2) }, "no pool 'q'"),
             (SwapCreate { priority: Some(40_000), ..sized(2) }, "at most 32767"),
             (device("c"), "has no device"),
-            (sized(9), "no device has 9 MiB free in one piece; the longest piece is 8 MiB"),
+            (sized(9), "no device has 9 MiB free in one piece; the longest free piece is 8 MiB"),
         ] {
             let said = said(create).await;
             assert!(said.contains(wrong), "{said}");
@@ -355,7 +355,7 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("b")).await,
         ] {
             let said = refused.unwrap_err().to_string();
-            assert!(said.contains("has swap of the host: s"), "{said}");
+            assert!(said.contains("has a swap area of the host: s"), "{said}");
         }
         stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("a")).await.unwrap();
         // One that forgets what it was told.
@@ -385,7 +385,7 @@ fn long_work_is_shown_and_can_be_stopped() {
         assert_eq!(stage.set("s", false, false).await.unwrap().0, SwapState::TurningOff);
         assert_eq!(stage.show("s").await.left, Some(Size(2 * MIB)));
         assert!(stage.remove("s").await.unwrap_err().to_string().contains("being turned off"));
-        assert_eq!(stage.set("s", false, false).await.unwrap().1, ["it is being turned off already"]);
+        assert_eq!(stage.set("s", false, false).await.unwrap().1, ["the area is already being turned off"]);
         let (state, notes) = stage.set("s", true, false).await.unwrap();
         assert_eq!((state, notes.len()), (SwapState::On, 1));
         assert!(stage.show("s").await.at_start && stage.show("s").await.reason.is_none());

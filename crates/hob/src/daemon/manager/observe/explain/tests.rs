@@ -96,8 +96,8 @@ fn each_state_has_its_sentence() {
     for (state, reason, part) in [
         (
             CacheState::None,
-            Some("pool p has room for 0 of 64M only"),
-            "has none of its configured cache: pool p has room for 0",
+            Some("pool p has space for only 0 of 64M"),
+            "has none of its configured cache: pool p has space for only 0",
         ),
         (CacheState::Changing, None, "is being changed"),
         (CacheState::Stalled, None, "hob pool show p"),
@@ -212,6 +212,7 @@ fn a_mode_other_than_write_through_is_said_with_what_is_dirty() {
     };
     draining.cache.as_mut().unwrap().dirty = Some(dirty(Some(9), None));
     assert!(said(&draining, &with("write-back", 8192)).contains("in about 9 s"));
-    draining.cache.as_mut().unwrap().dirty = Some(dirty(None, Some("the backing has taken nothing for 7 s")));
-    assert!(said(&draining, &with("write-back", 8192)).contains("taken nothing for 7 s"));
+    draining.cache.as_mut().unwrap().dirty =
+        Some(dirty(None, Some("the backing has completed no write for 7 s")));
+    assert!(said(&draining, &with("write-back", 8192)).contains("completed no write for 7 s"));
 }

@@ -64,7 +64,7 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert!(dirty.why.unwrap().contains("3 writes to the backing failed"));
     assert_eq!(dirty.eta_seconds, None);
     let (stuck, now) = watch(&[(MIB, 0, 0); 8]);
-    assert!(stuck.view(true, now).why.unwrap().contains("taken nothing for 7 s"));
+    assert!(stuck.view(true, now).why.unwrap().contains("completed no write for 7 s"));
     assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
     let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
     assert_eq!(mended.view(true, now).why, None);
@@ -82,8 +82,8 @@ fn failures_that_are_over_are_no_reason_when_nothing_is_dirty() {
 #[test]
 fn the_end_of_a_drain_that_was_not_done_is_remembered() {
     let (mut watch, now) = watch(&[(MIB, 0, 0)]);
-    watch.ended = Some("it was stopped".into());
-    assert_eq!(watch.view(false, now).why.unwrap(), "the last drain: it was stopped");
+    watch.ended = Some("the drain was stopped".into());
+    assert_eq!(watch.view(false, now).why.unwrap(), "the last drain ended early: the drain was stopped");
     watch.note(&figures(0, MIB, 0), now + Duration::from_secs(1));
     assert_eq!(watch.view(false, now).why, None);
 }

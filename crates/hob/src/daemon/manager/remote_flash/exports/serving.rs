@@ -101,7 +101,8 @@ impl Admitted {
         let over = self.0.enter();
         tokio::select! {
             served = self.serve_here(stream) => served,
-            _ = over => Err(std::io::Error::other("the borrower has made too many connections since")),
+            _ = over => Err(std::io::Error::other("the borrower has opened too many connections \
+                since")),
         }
     }
 
