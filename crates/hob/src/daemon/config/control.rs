@@ -31,7 +31,7 @@ pub(crate) struct ControlConfig {
     pub(crate) clients: Vec<ClientEntry>,
 }
 
-/// A token: `[[control.token]]`.
+/// `[[control.token]]`: a token with its role.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenEntry {
@@ -41,7 +41,7 @@ pub(crate) struct TokenEntry {
     pub(crate) role: Role,
 }
 
-/// A client with a certificate: `[[control.client]]`.
+/// `[[control.client]]`: clients with a certificate, and their role.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {

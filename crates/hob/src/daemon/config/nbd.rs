@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
 use crate::daemon::tls::TlsFiles;
 
-/// A listener for NBD clients: `[[nbd]]`.
+/// `[[nbd]]`: a listener for NBD clients.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NbdEntry {
