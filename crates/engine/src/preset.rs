@@ -245,7 +245,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "vfrc",
         summary: "a write-through cache, which adds no risk of data loss, and is empty after a restart",
-        source: "modelled on VMware vSphere Flash Read Cache",
+        source: "Modelled on VMware vSphere Flash Read Cache",
         mode: Mode::WriteThrough,
         persistent: false,
         layout: Layout::Unified,
@@ -260,7 +260,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "fast-cache",
         summary: "64 KiB blocks on mirrored flash; a block is filled at its third access, and destaged when it is the least recently used",
-        source: "modelled on EMC FAST Cache",
+        source: "Modelled on EMC FAST Cache",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
@@ -286,7 +286,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "vsan",
         summary: "70 % read cache and 30 % write buffer; hob destages in order of disk addresses when the buffer fills",
-        source: "modelled on VMware vSAN 7 hybrid",
+        source: "Modelled on VMware vSAN 7 hybrid",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Split { read_permille: 700 },
@@ -308,7 +308,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "zbs",
         summary: "reads and writes share all blocks under a two-level LRU; above 20 % dirty blocks, hob destages the data that has been Inactive for longest",
-        source: "modelled on SmartX ZBS",
+        source: "Modelled on SmartX ZBS",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
@@ -334,7 +334,7 @@ pub const PRESETS: &[Preset] = &[
     Preset {
         name: "auto",
         summary: "write-back with the recommended settings; dirty data is destaged after at most 30 seconds",
-        source: "hob's own preset",
+        source: "A preset of hob's own",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
