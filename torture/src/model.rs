@@ -104,7 +104,7 @@ pub struct Read {
 pub struct Wrong {
     /// Number of the unit on the disk.
     pub unit: u64,
-    /// Content of the unit.
+    /// Content that the guest read.
     pub found: Found,
     /// Description of the allowed contents.
     pub allowed: String,

@@ -241,7 +241,7 @@ pub enum Sabotage {
     LostRenewal,
     /// After some writes of a part of a sector, the rest of the sector is not copied.
     LostEdge,
-    /// The memory tier sometimes misses a write of a part of a sector.
+    /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
     OldRecentEdge,
     /// The buffer from which zeroes are written is sometimes not zeroed.
     LostZeroes,

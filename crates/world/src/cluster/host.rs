@@ -237,7 +237,7 @@ impl Host {
         }
     }
 
-    /// Returns the host's clock. The clock is slow and has its own origin.
+    /// Returns the host's clock. The clock runs slower than the simulation by `slow_ppm`.
     pub(super) fn clock(&self, now: Instant) -> Instant {
         Instant((u128::from(now.0) * u128::from(PPM - self.slow_ppm) / u128::from(PPM)) as u64)
     }
