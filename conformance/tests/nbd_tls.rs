@@ -1,4 +1,4 @@
-//! NBD inside TLS, with the clients people use: libnbd's tools and qemu's, both on GnuTLS.
+//! NBD over TLS with common clients: the tools of libnbd and QEMU, both with GnuTLS.
 
 use conformance::authority::{Authority, Files, secret};
 use conformance::data::{Noise, assert_same_file, noise_file};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
 
-/// Where everything is that both sides need.
+/// Directories and certificates of both sides.
 struct Stage {
     scratch: Scratch,
     authority: Authority,
@@ -27,7 +27,7 @@ impl Stage {
         Self { scratch, authority, server, client }
     }
 
-    /// A server with TLS; clients need certificates.
+    /// Returns a server with TLS; clients need certificates.
     fn serve(&self) -> Serve {
         Serve::disk(&self.scratch.text("disk.img"))
             .cached(&self.scratch.path("pool"), "16M", "4K")
@@ -49,12 +49,12 @@ fn port(hob: &Hob) -> u16 {
     }
 }
 
-/// For libnbd.
+/// Returns the URI for libnbd.
 fn uri(port: u16, export: &str, client: &Files) -> String {
     format!("nbds://127.0.0.1:{port}/{export}?tls-certificates={}", text(&client.dir))
 }
 
-/// For qemu: the object, and the image.
+/// Returns the options for QEMU: the TLS object and the image.
 fn qemu(port: u16, client: &Files) -> [String; 2] {
     [
         format!("tls-creds-x509,id=tls,endpoint=client,dir={}", text(&client.dir)),
@@ -138,7 +138,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     let hob = stage.start();
     let dir = stage.scratch.dir();
     let unknown = Authority::new("somebody else").client(dir, "unknown");
-    // It trusts the server, but shows what that does not trust.
+    // The client trusts the server, but shows a certificate that the server does not trust.
     std::fs::copy(&stage.client.ca, &unknown.ca).unwrap();
     let expired = stage.authority.expired_client(dir, "host7");
     let without = stage.authority.client(dir, "without");
@@ -150,7 +150,7 @@ fn clients_without_a_valid_certificate_are_refused() {
         let [object, image] = qemu(port(&hob), client);
         Tool::new("qemu-img").args(["info", "--object", &object, "--image-opts", &image]).run_failing();
     }
-    // And a client does not trust a server that its authority does not know.
+    // The client does not trust the server's authority.
     let strange = Authority::new("a third").client(dir, "strange");
     size(&uri(port(&hob), "disk", &strange)).run_failing();
     size(&uri(port(&hob), "disk", &stage.client)).run();
@@ -184,7 +184,7 @@ fn a_server_without_tls_says_so_and_one_with_optional_tls_takes_both() {
     daemon.stop();
 }
 
-/// A daemon with two disks, and what `more` says, which has an address on that port.
+/// Starts a daemon with two disks and the configuration `more`, which has an address on that port.
 fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let scratch = &stage.scratch;
     noise_file(&scratch.path("disk2.img"), 2 * SIZE, 63);
@@ -199,7 +199,8 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     );
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    // Clients can connect when the disks are there, to the sockets of `listen` first; who started it has waited for the control socket.
+    // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
+    // waited for the control socket.
     wait_until("clients can connect", Duration::from_secs(30), || Address::Tcp(port).open().is_ok());
     daemon
 }
