@@ -230,18 +230,18 @@ fn an_export_is_visible_only_to_permitted_clients() {
     assert_eq!(list(&uri(port, "", &stage.client)), ["vm1", "vm2"]);
     assert_eq!(list(&uri(port, "", &host8)), ["vm2"]);
     assert_eq!(size(&uri(port, "vm2", &host8)).run().trim(), (2 * SIZE).to_string());
-    // To host8 the default export is the only one it sees, and vm1 is as unknown as any other name.
+    // host8 sees only the default export; vm1 is as unknown to it as any other name.
     assert_eq!(size(&uri(port, "", &host8)).run().trim(), (2 * SIZE).to_string());
     let refusal =
         |export: &str| size(&uri(port, export, &host8)).run_failing().stderr.replace(export, "NAME");
     assert_eq!(refusal("vm1"), refusal("vm9"));
-    // Nobody on the Unix socket is host7.
+    // A client on the Unix socket has no name, so it is not host7.
     let address = Address::Unix(stage.scratch.path("nbd.sock"));
     assert!(Client::connect(&address, "vm1").is_err() && Client::connect(&address, "vm2").is_err());
     daemon.stop();
 }
 
-/// Of the default build, which has no OpenSSL.
+/// The default build has no OpenSSL, so it has no pre-shared keys.
 #[test]
 fn keys_instead_of_certificates_need_another_build() {
     let scratch = Scratch::new();
@@ -275,13 +275,14 @@ fn clients_that_disconnect_in_any_phase_affect_no_other_client() {
             assert_eq!(acknowledged[12..16], [0, 0, 0, 1]);
             idle.push(stream);
         } else {
-            // What was sent along in the clear ends the connection, whether or not it was acknowledged first.
+            // Plaintext data sent with the STARTTLS option ends the connection, before or after the
+            // reply.
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
             assert!(rest.len() <= 20, "only the acknowledgement: {rest:?}");
         }
     }
-    // A client killed while it copies.
+    // A client is killed while it copies.
     let uri = uri(port(&hob), "disk", &stage.client);
     let mut copy = Tool::new("nbdcopy").args([uri.as_str(), "null:"]).start();
     std::thread::sleep(Duration::from_millis(30));
@@ -297,7 +298,7 @@ fn data_is_not_on_the_wire() {
 
     let stage = Stage::new();
     let hob = stage.start();
-    // A wire that listens: what goes past is kept.
+    // A proxy that keeps a copy of the traffic.
     let wire = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (wire_port, far) = (wire.local_addr().unwrap().port(), port(&hob));
     let heard = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
