@@ -121,7 +121,7 @@ fn without_sabotage_the_same_histories_with_restarts_pass() {
     }
 }
 
-/// Promise 2 for the memory tier: it holds what the last write left.
+/// Promise 2 for the memory tier: it has the content of the latest write.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
@@ -152,7 +152,7 @@ fn zeroes_that_are_none_are_noticed() {
     );
 }
 
-/// What a recovery that lost something looks like.
+/// Messages about a recovery that lost data.
 const LOST: &[&str] = &[
     "stale",
     "durable change lost",
@@ -249,7 +249,8 @@ fn an_unreported_restart_of_a_backing_is_noticed() {
 
 #[test]
 fn an_ignored_flush_error_of_a_backing_is_noticed() {
-    // What was destaged counts as clean then, and a recovery compares it with a backing that has lost it.
+    // In that case destaged data counts as clean, and a recovery compares it with a backing that
+    // has lost it.
     let reasons = [GONE, &["is not the backing's"]].concat();
     expect_where_flushes_fail(Sabotage::TrustedFlush, &reasons);
 }
@@ -278,7 +279,8 @@ fn a_comparison_with_old_content_of_the_backing_is_noticed() {
 
 #[test]
 fn evidence_that_is_recorded_before_all_is_compared_is_noticed() {
-    // One history in some thousands notices: stale data has to survive two crashes before it is read.
+    // One history in several thousand detects it: stale data must survive two crashes before it is
+    // read.
     let options = Options { silent_permille: 1000, ..Options::lives() };
     let what = caught_from(1_500, Sabotage::EvidenceTooEarly, options);
     assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
