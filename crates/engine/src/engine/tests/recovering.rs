@@ -189,7 +189,8 @@ fn a_cache_does_not_remember_what_was_changed_before_it_came() {
     assert!(bench.engine.changed_meanwhile(DISK).is_none());
 }
 
-/// The new ring cannot be written: the disk waits for another try, and still knows what has changed.
+/// The new ring cannot be written: the disk waits for another attempt, and still knows which
+/// sectors have changed.
 #[test]
 fn a_cache_that_does_not_come_is_expected_on() {
     let left = Left::by(Mode::WriteThrough);
@@ -244,7 +245,8 @@ fn a_cache_that_is_not_expected_any_more_is_none() {
     assert_eq!(bench.change(expect(nothing(), false)), Err(CommandError::CacheExists));
 }
 
-/// Its backing grew while nobody served the disk, or a crash came between that and the new ring: docs/decisions/0017.
+/// The disk's backing grew while hob did not serve it, or a crash happened between the growth and
+/// the new ring: docs/decisions/0017.
 #[test]
 fn a_disk_is_recovered_larger_than_its_cache_knows_it() {
     let (doubtful, mut recovered) = Left::by(Mode::WriteBack).recover();
