@@ -331,7 +331,7 @@ fn block_status_asks_the_backing() {
     assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
 }
 
-/// A connection quiesces between two commands, and another object takes over without losing a byte.
+/// A connection quiesces between two commands, and another object continues without losing a byte.
 #[test]
 fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     let mut rig = Rig::new(false);
@@ -364,7 +364,7 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     assert_eq!(read.op, Op::Read);
     next.answer(&read, Ok(()));
     assert_eq!(next.sent().len(), 16 + 512);
-    // A refused command: its payload is discarded before the connection is quiesced.
+    // A refused command: its payload is discarded before the connection quiesces.
     let mut refused = header(3, Command::Write, 512);
     refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
     assert_eq!(next.receive(&refused), REQUEST_BYTES);

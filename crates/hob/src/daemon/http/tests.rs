@@ -1,4 +1,4 @@
-//! The API over real sockets, with a shard that decides but moves no bytes.
+//! The API over real sockets, with a simulated shard that moves no data.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn manager() -> Arc<Manager> {
     Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory)
 }
 
-/// Status and body of a request written by hand.
+/// Returns the status and body of the response to a hand-written request.
 async fn raw(endpoint: &Endpoint, request: &str) -> (u16, String) {
     let Endpoint::Unix(path) = endpoint else { panic!("a Unix socket") };
     let mut stream = UnixStream::connect(path).await.unwrap();
@@ -79,7 +79,7 @@ fn a_client_can_do_everything() {
         };
         let pool = client.pool_create(&create).await.unwrap().pool.unwrap();
         assert_eq!((pool.size, pool.devices.len()), (Size(4 * MIB), 1));
-        // A path with everything that needs escaping.
+        // A path with all characters that need escaping.
         let odd = path("ö d&d?=%/");
         let odd = odd.trim_end_matches('/').to_owned();
         client

@@ -1,4 +1,4 @@
-//! One file with many mistakes, and the line of each.
+//! A file with many mistakes, and the line of each.
 
 use super::super::{Config, ConfigError};
 use crate::daemon::state::{DiskState, PoolState, State};
@@ -81,11 +81,11 @@ fn unknown_keys_and_wrong_types_do_not_hide_each_other() {
         &error,
         &[(1, "shard"), (2, "best"), (6, "sise"), (7, "missing field `backing`"), (12, "string \"yes\"")],
     );
-    // What a wrong value would have said is not reported as missing, nor as a mistake elsewhere.
+    // A setting with an invalid value is not reported as missing, and causes no second mistake.
     let text = "[control]\nlisten = [\"tcp:h:1\"]\ntls = { cert = \"/c\", key = \"/k\" }\n[[control.token]]\nfile = \"/t\"\n\
                 role = \"god\"\n";
     assert_found(&Config::parse(text).unwrap_err(), &[(6, "god")]);
-    // A key that does not exist hides nothing.
+    // An unknown key hides no other mistake.
     let text = "shard = 2\n[limits]\nconnections_max = 0\n";
     assert_found(&Config::parse(text).unwrap_err(), &[(1, "shard"), (3, "limits.connections_max = 0")]);
 }

@@ -1,4 +1,4 @@
-//! What is asked for becomes a cache, or a refusal that says what to do.
+//! A request for a cache results in a cache, or in an error that says what to do.
 
 use hob_engine::command::Layout;
 

@@ -1,4 +1,4 @@
-//! Devices that are opted out of their pool, and in again.
+//! Devices on which caches may not allocate segments, and which are admitted again.
 
 use hob_control::{DevicePatch, PoolChanged};
 
@@ -8,7 +8,7 @@ async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolCh
     bench.manager.pools.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
 }
 
-/// Admission and free MiB of a device.
+/// Returns the admission and the free MiB of a device.
 fn device(bench: &Bench, name: &str) -> (Admission, u64) {
     let path = bench.path(name);
     let pool = bench.manager.observe.pool("p").unwrap();
@@ -55,7 +55,7 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
         bench.cache("vm", 6).await.unwrap();
         set(&bench, "a", Admission::Out).await.unwrap();
         assert_eq!(bench.room("vm"), 6);
-        // Once as it was left, and once with the device coming late.
+        // Once with all devices at the start, and once with the device added later.
         for late in [false, true] {
             let (here, away) = (bench.path("a"), bench.path("a.away"));
             bench.shard.stop();
@@ -70,7 +70,7 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
                 std::fs::rename(&away, &here).unwrap();
                 bench.manager.pools.retry_devices("p").await;
             }
-            // Caches start anew, without the device.
+            // The caches start empty, without the device.
             assert_eq!((bench.room("vm"), bench.free()), (4, 0));
             assert_eq!(device(&bench, "a"), (Admission::Out, 4));
         }

@@ -1,4 +1,5 @@
-//! What keeps a call from losing dirty data or disconnecting guests by accident, and what is said before.
+//! Checks that prevent a call from losing dirty data or disconnecting guests by accident, and their
+//! messages.
 
 use hob_control::{LifeEvent, OnClients, PlannedChange, PlannedPoolChange};
 
@@ -84,7 +85,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
     });
 }
 
-/// Devices that hold segments of a disk's cache.
+/// Returns the number of devices with segments of a disk's cache.
 fn devices(bench: &Bench) -> usize {
     let inner = bench.manager.inner();
     let held = inner.disks["vm"].held.iter().map(|segment| segment.device);
@@ -141,7 +142,7 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         assert!(shrinks.cached > Size(0) && !shrinks.loses_dirty(), "{shrinks:?}");
         assert!(shrinks.effects[0].contains("vm: the cache shrinks by "), "{shrinks:?}");
         assert_eq!(bench.room("vm"), 6, "nothing was changed");
-        // As much as was said.
+        // As much as was announced.
         let PlannedPoolChange::RemoveDevice { path } = change.clone() else { unreachable!() };
         bench.manager.pools.device_remove("p".into(), path).await.unwrap();
         assert_eq!(Size(6 * MIB - bench.room("vm") * MIB), shrinks.cached);

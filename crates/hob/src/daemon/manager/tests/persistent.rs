@@ -1,4 +1,5 @@
-//! Persistent caches: journals take room and give it back, dirty data is drained before it could be lost.
+//! Persistent caches: journals use space and free it, and dirty data is drained before it could be
+//! lost.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use hob_engine::command::Copies;
 
 use super::*;
 
-/// Guests' writes go where nobody else's do.
+/// Size of a block, so that guests' writes do not overlap others.
 const BLOCK: u64 = 4096;
 
 fn settings(json: &str) -> CacheSettings {
@@ -35,7 +36,7 @@ impl Bench {
         self.manager.observe.stats(disk).await.unwrap().dirty_bytes
     }
 
-    /// What the disk shows of its dirty data, as it is now.
+    /// Returns the disk's current report about its dirty data.
     async fn shown(&self, disk: &str) -> hob_control::Dirty {
         let (shard, id) = self.manager.shard_of(disk).unwrap();
         self.manager.pools.look(disk, &shard, id).await;
@@ -70,7 +71,8 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
     });
 }
 
-/// Promise 1: what is refused half way has no writes in it that nobody knows of. The next cache of the disk has another owner, and would be taken for it.
+/// Promise 1: a refused command leaves no unknown writes in a cache. Otherwise the disk's next
+/// cache, with another owner, could be confused with it.
 #[test]
 fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
     run(async |bench| {
@@ -81,7 +83,7 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.disk("new").await;
         bench.shard.set_hangs(true);
         assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
-        // When the shard has made the cache, there is no pool for its second copies.
+        // When the shard has created the cache, the pool for its second copies does not exist.
         let pool = {
             let mut inner = bench.manager.inner();
             inner.disk_mut("new").unwrap().wanted.cache.as_mut().unwrap().copies = Copies::Peer;
@@ -109,7 +111,7 @@ fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
         assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
         assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
-        // The next ring has to stand beside the one in use.
+        // The next ring needs space beside the one in use.
         let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
         assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
         assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
@@ -315,7 +317,7 @@ fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
     });
 }
 
-/// Promise 3, for the journal: its device fails, and another takes it over.
+/// Promise 3 for the journal: its device fails, and a ring on another device replaces it.
 #[test]
 fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
     run(async |bench| {
@@ -327,10 +329,10 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
         bench.shard.set_sick(sick);
         let id = bench.id("vm");
         let mut lost = 0;
-        // Until it is fenced, its data segments make new journals fail as well.
+        // Until the device is fenced, its data segments make new journals fail too.
         for round in 0..50 {
             for block in 0..100 {
-                // Some fail, as flash does not take them.
+                // Some fail, because flash does not accept them.
                 let _ = bench.shard.write(id, (1000 + round * 100 + block) * BLOCK, BLOCK);
             }
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -356,7 +358,7 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
     });
 }
 
-/// A fence takes persistent caches off the device, dirty data first.
+/// A fence moves persistent caches off the device, dirty data first.
 #[test]
 fn a_persistent_cache_leaves_a_fenced_device() {
     run(async |bench| {

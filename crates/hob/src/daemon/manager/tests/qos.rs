@@ -1,4 +1,4 @@
-//! Shares, limits and reservations as they are set, shared and kept, and what is refused.
+//! Shares, limits and reservations: set, shared and saved, and refused values.
 
 use hob_control::{Arrival, CarryMode, DatastorePatch, QosPatch};
 
@@ -64,7 +64,8 @@ fn rules_are_set_one_by_one_and_taken_back() {
     });
 }
 
-/// Promise 5: what another host says a disk is due is checked before a shard is told.
+/// Promise 5: the shares and reservations that another host sends for a disk are checked before a
+/// shard gets them.
 #[test]
 fn a_disk_that_comes_is_due_what_one_here_can_be() {
     run(async |bench| {
@@ -133,7 +134,7 @@ fn disks_follow_their_storage_policy() {
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, gold.clone()).await.unwrap().reservation, 300);
         }
-        // Both have it, so both count.
+        // Both hosts have the disk, so both count.
         let error = bench.manager.qos.policy_set("gold".into(), reserves(501)).await.unwrap_err();
         assert!(error.problem.error.contains("1002 units"), "{error}");
         let policy = bench.manager.qos.policy_set("gold".into(), reserves(500)).await.unwrap();
@@ -142,7 +143,7 @@ fn disks_follow_their_storage_policy() {
         let error = bench.give("one", reserves(1)).await.unwrap_err();
         assert!(error.problem.error.contains("storage policy gold"), "{error}");
         assert!(bench.manager.qos.policy_remove("gold".into()).await.is_err());
-        // On its own again, a disk keeps what the policy says now.
+        // When the policy is removed from a disk, the disk keeps the policy's current values.
         let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 500);

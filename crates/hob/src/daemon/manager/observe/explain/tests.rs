@@ -1,4 +1,4 @@
-//! What is said of caches in every state.
+//! The explanations of caches in every state.
 
 use hob_control::{BackingState, Cache, Evictions};
 
@@ -59,7 +59,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     }
 }
 
-/// Figures of a disk that had these requests, and whose cache holds so many blocks.
+/// Returns statistics of a disk with these requests, whose cache has that many blocks.
 fn figures(cache: CacheState, counts: &[(Outcome, u64)], blocks_cached: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -135,7 +135,7 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     let active = disk(CacheState::Active, None);
     let warming = said(&active, &figures(CacheState::Active, &[(Outcome::Hit, 10)], 370));
     assert!(warming.contains("is warming: 37 % of its 1000 blocks"), "{warming}");
-    // Its data is smaller than it: no more is to come.
+    // The data is smaller than the cache, so the cache is not filled further.
     let mut warm = figures(CacheState::Active, &[(Outcome::Hit, 7700), (Outcome::MissFilled, 2300)], 370);
     warm.recent = hob_control::RecentReads { reads: 2000, hit_percent: 98.0, first_percent: 0.5 };
     let smaller = said(&active, &warm);

@@ -1,10 +1,10 @@
-//! What is said of dirty data, from what a shard counts.
+//! Reports about dirty data, from a shard's statistics.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Destaging fails if there were errors and `destaged` is zero.
+/// Returns statistics. Destaging fails if there were errors and `destaged` is zero.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -23,7 +23,8 @@ fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     stats
 }
 
-/// A watch that has seen these figures, a second apart, as seen at the last of them.
+/// Returns a watch that has seen these statistics at intervals of a second, and the time of the
+/// last.
 fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
     let mut watch = Watch::default();
     let mut now = Instant::now();
@@ -70,7 +71,7 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert_eq!(mended.view(true, now).why, None);
 }
 
-/// Error and success between two looks, and nothing is dirty after that.
+/// An error and a success happen between two polls, and no data is dirty after that.
 #[test]
 fn failures_that_are_over_are_no_reason_when_nothing_is_dirty() {
     let (watch, now) = watch(&[(MIB, 0, 0), (0, MIB, 2), (0, MIB, 2)]);
