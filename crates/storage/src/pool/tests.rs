@@ -1,4 +1,4 @@
-//! Bytes from outside never panic, and are believed only with the right checksum.
+//! Invalid bytes never cause a panic, and data is used only with a correct checksum.
 
 use proptest::prelude::*;
 
