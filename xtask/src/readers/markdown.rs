@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_has_what_stands_before_it() {
+    fn a_sentence_has_the_sentence_before_it() {
         let text = "# One\n\nShort. The first one goes on here.\n\n- The item of a list. Its second sentence is here.\n- Another item of the list.\n\n\
             ## Two\n| name | meaning |\n|---|---|\n| `a` | the first of the names |\n# Three\nA sentence below it stands.\n";
         let expected = [

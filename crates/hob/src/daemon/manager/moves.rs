@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_during_a_look_is_looked_at_after_it() {
+    fn changes_during_a_poll_cause_another_poll() {
         let moves = Moves::default();
         assert!(moves.begin_look() && !moves.end_look(), "nothing has changed");
         assert!(moves.begin_look() && !moves.begin_look() && !moves.begin_look());
