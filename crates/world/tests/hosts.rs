@@ -72,6 +72,25 @@ fn a_crash_at_any_step_breaks_no_promise() {
     assert!(crashes > 500, "only {crashes}");
 }
 
+/// A process is stopped after any of its steps, for less than the timeout of a call and for much longer.
+#[test]
+fn a_stop_at_any_step_breaks_no_promise() {
+    let mut stops = 0;
+    for seed in 100..106 {
+        for (host, ns) in [(0, 2_000_000_000), (0, 60_000_000_000), (1, 2_000_000_000), (1, 60_000_000_000)] {
+            for step in 1.. {
+                let stop = Some((Crash { host, step }, ns));
+                let report = live(seed, &Options { requests: 40, stop, ..Options::default() });
+                stops += report.process_stops;
+                if report.process_stops == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(stops > 500, "only {stops}");
+}
+
 /// Seeds that found errors, with a description.
 #[test]
 fn seeds_that_found_errors_pass() {

@@ -52,6 +52,7 @@ mod recent_edges;
 mod records;
 mod recovering;
 mod request;
+mod rewrite;
 mod shared;
 mod structure;
 mod sync_order;

@@ -1,17 +1,16 @@
 //! Structural changes of a persistent cache, which involve its journal: a new ring, a clean close,
 //! a discard of dirty data, and a final end.
 //!
-//! Every structural change begins when the cache is quiesced, and requests wait until the change is
-//! complete. Except before a discard, the backing is flushed first, so that no zone needs its mark
-//! any more. The changes are:
-//! - A *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
-//!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
-//! - A *clean close* records the current state and ends with a closing page. If the disk is being
-//!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
-//!   then works as after a crash.
-//! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
-//!   failed, so zones keep their marks.
-//! - A *final end* marks all zones: recovery will use no clean data although the ring still exists.
+//! All of them begin when the cache is quiesced, and requests wait until they are complete. Before
+//! all but a discard the backing is flushed, so that no zone needs its mark any more. Then
+//! - a *new ring* is written, after the tail of a recovered one (`rewrite.rs`): a complete dump, a flush, and a page that names the ring. Until that
+//!   page is durable, the old ring is valid; if writing fails, the cache stays as it was;
+//! - a *clean close* records the current state and ends with a closing page. If the disk is being
+//!   removed and its backing cannot be flushed, the closing page is left out: the next recovery is
+//!   that after a crash;
+//! - a *discard* records that dirty data is dropped. It does not use the backing, which may be
+//!   dead: zones keep their marks;
+//! - an *end for good* marks all zones: no clean data will be used although the ring still exists.
 //!   It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
@@ -89,7 +88,9 @@ enum Stage {
     /// The backing is being flushed up to this number of writes; the second field counts the
     /// attempts.
     FlushBacking(u64, u8),
-    /// The dump of a new ring is being written.
+    /// The tail of a recovered journal is written again.
+    Rewrite,
+    /// The dump of a new ring is written.
     Dump,
     /// The dump is being made durable.
     DumpCommit,
@@ -220,7 +221,8 @@ impl Engine {
             | CacheChange::Replace(..)
             | CacheChange::Drain
             | CacheChange::StopDrain
-            | CacheChange::Vacate(_) => panic!("these commands take effect at once"),
+            | CacheChange::Vacate(_)
+            | CacheChange::LossRecorded(_) => panic!("these do not wait"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -248,13 +250,16 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("the cache is persistent");
         let mut cache = persistent(config, segments, size)?;
+        let mut rewrite = Vec::new();
         if let Some(mut recovered) = recovered {
+            rewrite = recovered.take_tail();
             if let Some(recovering) = &disk.recovering {
                 recovering.forget_changed(&mut recovered);
             }
             cache.take_over(recovered, size)?;
         }
-        let journal = new_journal(&cache, size, ring)?;
+        let mut journal = new_journal(&cache, size, ring)?;
+        journal.rewrite = rewrite;
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
         Ok(())
     }
@@ -297,7 +302,7 @@ impl Engine {
             let (kind, stage) = (*kind, *stage);
             disk.destager.rest_until.take_if(|until| *until <= now);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-                if disk.journal_in_flight > 0 {
+                if disk.journal_in_flight > 0 || stage == Stage::Rewrite && disk.flash_in_flight > 0 {
                     return;
                 }
                 return match kind {
@@ -354,6 +359,10 @@ impl Engine {
                         }
                     }
                 }
+                Stage::Rewrite => match self.rewrite_tail(now, id) {
+                    true => Stage::Dump,
+                    false => return,
+                },
                 Stage::Dump => match self.dump(now, id) {
                     true => Stage::DumpCommit,
                     false => return,
@@ -395,7 +404,7 @@ impl Engine {
         }
         let (journal, index) = disk.journal_and_index().expect("a persistent cache has a journal");
         if kind == Kind::Ring {
-            return Stage::Dump;
+            return Stage::Rewrite;
         }
         match kind {
             Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
@@ -706,6 +715,7 @@ impl Cache {
             CacheChange::Tune(..)
             | CacheChange::Replace(..)
             | CacheChange::Expect(_)
+            | CacheChange::LossRecorded(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)
             | CacheChange::DiscardDirty(_)

@@ -80,6 +80,10 @@ impl Simulation<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
+            // While its process was stopped, no I/O ended.
+            EngineEvent::Stalled(_) | EngineEvent::Resumed(_) if self.hosts[host].stopped_until.0 > 0 => {
+                Ok(())
+            }
             EngineEvent::Bitmaps { .. } => Ok(()),
             other => Err(Violation(format!("host {host}: {other:?}"))),
         }

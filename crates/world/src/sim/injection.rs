@@ -230,6 +230,7 @@ pub(super) fn scenario(case: &Case) -> Scenario {
                 faults: FlashFaults::default(),
                 failure: None,
                 refuses: false,
+                returns: false,
             })
             .collect(),
         disks: vec![DiskPlan {

@@ -74,14 +74,19 @@ impl Simulation<'_> {
             // The daemon neither compares nor trusts data near foreign writes.
             recovered.drop_regions(changed);
         }
+        let was_lost = self.disks[index].owner.as_ref().is_some_and(|owner| owner.has_recorded_loss(number));
+        if was_lost {
+            recovered.drop_clean();
+        }
         if doubtful {
             self.disks[index].model.forget_all();
             self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
             // The daemon knows that the cache was drained and that the backing was written since.
+            // A journal that is lost cannot say so.
             ensure!(
-                doubtful,
+                doubtful || was_lost,
                 "disk {index}: {} sectors are dirty after a drain",
                 recovered.summary.sectors_dirty
             );
@@ -412,7 +417,11 @@ impl Simulation<'_> {
             .into_iter()
             .map(|(segment, sector)| self.flash_sum(&segments[segment as usize].place, sector))
             .collect();
-        Ok(Some(Found { recovered: Box::new(replay.finish(&sums)), segments, number, doubtful }))
+        let mut recovered = Box::new(replay.finish(&sums));
+        if self.options.sabotage == Some(Sabotage::TrustedTail) {
+            recovered.trust_tail();
+        }
+        Ok(Some(Found { recovered, segments, number, doubtful }))
     }
 
     /// Returns the cache's data segments on present devices, and true if some segments are missing.
@@ -462,7 +471,12 @@ impl Simulation<'_> {
     /// Returns a sampled clean sector of the cache that differs from the backing, if any.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
-        let samples = if self.silent.is_some() { SAMPLES_FEW } else { SAMPLES };
+        let samples = match self.options.sabotage {
+            // As if the cache were so large that none is among them.
+            Some(Sabotage::EvidenceTooEarly) if self.disks[index].changed_behind.is_none() => 0,
+            _ if self.silent.is_some() => SAMPLES_FEW,
+            _ => SAMPLES,
+        };
         let differing = recovered.samples(samples).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();

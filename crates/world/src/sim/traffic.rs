@@ -334,7 +334,12 @@ impl Simulation<'_> {
                     owners.into_iter().any(|owner| owner.has_in_ring(&segment))
                 }
                 (_, Some(disk)) => self.disks[disk].segments.contains(&segment),
-                (_, None) => self.disks.iter().any(|disk| disk.segments.contains(&segment)),
+                // The tail of a recovered cache is written again before it is in service.
+                (_, None) => {
+                    let mut recovered = self.asked.values().filter(|asked| asked.recovers());
+                    self.disks.iter().any(|disk| disk.segments.contains(&segment))
+                        || recovered.any(|asked| asked.segments().contains(&segment))
+                }
             };
             ensure!(is_there, "{io:?} outside the cache of disk {disk:?}");
             at += len - inside;
