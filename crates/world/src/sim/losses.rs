@@ -119,7 +119,6 @@ impl Simulation<'_> {
         if !self.any_bad() {
             // The old ring stays valid up to its durable records; the daemon creates a new ring.
             self.disks[disk].lost_ring = true;
-            self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));
             return;
         }
@@ -149,6 +148,8 @@ impl Simulation<'_> {
         if !state.lost_ring {
             return;
         }
+        // Again and again: a disk that is being removed takes no commands, and may stay.
+        self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
         self.queue.push(self.now + REPLACE_NS, Event::ReplaceRing(disk));
         let state = &self.disks[disk];
         if state.leaving || state.recovering.is_some() || self.stopping || self.brings_ring(disk) {
