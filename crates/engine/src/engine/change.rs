@@ -99,10 +99,8 @@ impl Engine {
                 return self.run(now);
             }
             (Command::Cache(CacheChange::LossRecorded(upto)), Some(disk)) => {
-                if let Some(journal) = disk.journal.as_mut().filter(|journal| journal.ring.number <= upto) {
-                    journal.loss_recorded = true;
-                    self.wake(disk_id);
-                }
+                disk.record_loss(upto);
+                self.wake(disk_id);
                 self.done(id, disk_id, Ok(Vec::new()));
                 return self.run(now);
             }

@@ -596,6 +596,16 @@ impl Engine {
 }
 
 impl Disk {
+    /// Notes that the owner uses no clean data of rings up to this number. Includes the ring that
+    /// is restored if the current change fails.
+    pub(super) fn record_loss(&mut self, upto: u32) {
+        let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
+        let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());
+        for journal in self.journal.as_deref_mut().into_iter().chain(old_journal) {
+            journal.loss_recorded |= journal.ring.number <= upto;
+        }
+    }
+
     /// Discards the cache's dirty data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();

@@ -136,7 +136,6 @@ impl Simulation<'_> {
                 self.report.journals_lost += 1;
                 if let Some(injection) = &mut self.injection {
                     injection.lost_journals += 1;
-                    self.record_loss(disk.0 as usize);
                     return Ok(());
                 }
                 self.journal_is_lost(disk.0 as usize);
