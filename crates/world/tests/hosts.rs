@@ -109,6 +109,8 @@ fn seeds_that_found_errors_pass() {
         (43_110, "a destination that was being prepared could not be given up"),
         (268_993, "a record that may have been written was replaced by one of an earlier session"),
         (317_835, "an attempt was given the answer to a call of the one before"),
+        (486, "the model: a stopped process continued and had no room for the requests of its peer"),
+        (70_000_124, "the model: a stopped process was not waited for at the end"),
         (
             137_617,
             "a destination that served, crashed, gave the disk up and got it after all read of the former owner",

@@ -119,6 +119,7 @@ impl Simulation<'_> {
         if !self.any_bad() {
             // The old ring stays valid up to its durable records; the daemon creates a new ring.
             self.disks[disk].lost_ring = true;
+            self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));
             return;
         }
@@ -128,8 +129,12 @@ impl Simulation<'_> {
         self.record_loss(disk);
     }
 
-    /// Records durably that a journal was lost, and tells the engine.
+    /// Records durably that a journal was lost, and tells the engine. A disk that is being removed
+    /// accepts no command, so this is repeated in case the removal fails.
     pub(super) fn record_loss(&mut self, disk: usize) {
+        if self.disks[disk].leaving {
+            return self.queue.push(self.now + REPLACE_NS, Event::RecordLoss(disk));
+        }
         let state = &mut self.disks[disk];
         let Some(owner) = state.owner.as_mut().filter(|_| state.present) else { return };
         let number = owner.number();
@@ -148,8 +153,6 @@ impl Simulation<'_> {
         if !state.lost_ring {
             return;
         }
-        // Again and again: a disk that is being removed takes no commands, and may stay.
-        self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
         self.queue.push(self.now + REPLACE_NS, Event::ReplaceRing(disk));
         let state = &self.disks[disk];
         if state.leaving || state.recovering.is_some() || self.stopping || self.brings_ring(disk) {

@@ -94,6 +94,16 @@ impl Simulation<'_> {
             self.report.outdated += 1;
         }
         let summary = recovered.summary;
+        let state = &self.disks[index];
+        let size = state.size * UNIT_BYTES;
+        let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
+        ensure!(
+            summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
+            "disk {index}: recovered for {} bytes",
+            summary.disk_bytes
+        );
+        self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
+        recovered.grow(size);
         let is_early = self.disks[index].recovering.is_some();
         if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
@@ -104,16 +114,7 @@ impl Simulation<'_> {
         }
         // Rings with higher numbers record the backing's present identity.
         let changed = self.disks[index].changed_behind.is_some_and(|highest| number <= highest);
-        let (state, identity) = (&self.disks[index], self.disks[index].identity());
-        let size = state.size * UNIT_BYTES;
-        let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
-        ensure!(
-            summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
-            "disk {index}: recovered for {} bytes",
-            summary.disk_bytes
-        );
-        self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
-        recovered.grow(size);
+        let identity = self.disks[index].identity();
         self.excuse_lies(index, &recovered, &segments);
         let silently = self.is_changed_silently(index);
         let differing = self.differing_sample(index, &recovered);
