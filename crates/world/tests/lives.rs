@@ -197,7 +197,7 @@ fn seeds_of_corrected_errors_pass() {
 }
 
 /// Fixed errors of histories with all options: the kind, the seed, and a description.
-const FOUND: [(&str, u64, &str); 26] = [
+const FOUND: [(&str, u64, &str); 29] = [
     (
         "flaky",
         1_333,
@@ -210,6 +210,9 @@ const FOUND: [(&str, u64, &str); 26] = [
     ("flaky", 70_000_190, "the model: the loss of a journal was recorded once, while the disk was removed"),
     ("growth", 1_002_259, "the model: the same, without a failed flush"),
     ("sound", 1_001_650, "the model: growth dropped the sector that would have shown a change"),
+    ("lives", 2_005_135, "the failure of an earlier flush counted as the report of a later change's loss"),
+    ("memory", 2_017_358, "the same, with a memory tier"),
+    ("sound", 3_000_669, "the model: a later cache was taken for the one that a command had replaced"),
     ("flaky", 57, "the model: guests waited for a cache that a later command had given up"),
     ("flaky", 4_951, "the model: a journal that was lost before a drain cannot say that nothing is dirty"),
     ("memory", 20_001_295, "memory kept what a hit had read before the backing lost it"),

@@ -250,6 +250,9 @@ struct Active {
     /// Number of writes to the backing that had ended when the request's flush of the backing
     /// began.
     flush_mark: u64,
+    /// Number of the disk's writes to the backing at the end of the last guest's change that had
+    /// bypassed flash when the request began, see `backed.rs`.
+    bypassed: u64,
     /// Number of the disk's failed flushes when the request's flush, read or write began, see
     /// `backed.rs`.
     doubts: u64,

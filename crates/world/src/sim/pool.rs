@@ -191,7 +191,9 @@ impl Simulation<'_> {
     fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
         let has_outages = self.has_outages();
         let of_disk = self.asked.values().filter(|other| other.disk == asked.disk);
-        let pending: Vec<u32> = of_disk.filter_map(Asked::ring).collect();
+        let pending: Vec<u32> = of_disk.clone().filter_map(Asked::ring).collect();
+        let is_enable = |other: &&Asked| matches!(other.command, Command::Cache(CacheChange::Enable(_)));
+        let enables_later = of_disk.filter(is_enable).any(|other| other.ring().is_some());
         if let Command::Cache(CacheChange::Vacate(which)) = asked.command {
             self.is_vacated(asked.disk, which);
         }
@@ -231,7 +233,7 @@ impl Simulation<'_> {
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
-                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {
+                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !enables_later) {
                         // The command replaced a cache that was never completed.
                         owner.gone = true;
                     }

@@ -23,6 +23,8 @@ pub struct Report {
     pub lossy_flushes: u64,
     /// Number of times that acknowledged writes of guests were in doubt.
     pub doubts: u64,
+    /// Number of failed flushes that began before the last loss.
+    pub flushes_failed_early: u64,
     /// Number of caches that lost segments because of a device failure.
     pub losses: u64,
     /// Number of times that a device stopped answering in time.
@@ -139,7 +141,7 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions evictions power_cuts kills stops
+            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts flushes_failed_early losses stalls resumptions evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost devices_returned changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost

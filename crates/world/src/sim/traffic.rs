@@ -535,8 +535,8 @@ impl Simulation<'_> {
                 model.end_change(serial, ok, fua, backing.now(), backing.durable())
             }
             Token::Flush(began) if ok => model.end_flush(session, began, backing.now(), backing.durable()),
-            Token::Flush(_) => {
-                model.flush_failed(session);
+            Token::Flush(began) => {
+                self.report.flushes_failed_early += u64::from(!model.flush_failed(session, began));
                 Ok(())
             }
             Token::Read(_) | Token::None => Ok(()),
