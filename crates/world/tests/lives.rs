@@ -132,8 +132,9 @@ fn check_coverage(total: &Report) {
             "recoveries_dirty" | "recoveries_clean" | "changed_behind" | "discards" | "early" | "voided"
             | "growths" | "shared" => 200,
             "recoveries_distrusting" | "dirty_lost" => 20,
-            "journals_lost" | "devices_returned" => 10,
+            "journals_lost" => 10,
             "recoveries_undone" => 5,
+            "devices_returned" => 3,
             "vacated" | "outages" => 200,
             "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" | "recoveries_larger" => 20,
             "crashes_in_growth" => 5,

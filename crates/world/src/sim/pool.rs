@@ -232,7 +232,8 @@ impl Simulation<'_> {
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
-                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache) {
+                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache)
+                    {
                         // The command replaced a cache that was never completed.
                         owner.gone = true;
                     }
