@@ -28,7 +28,7 @@ pub struct DataSegment {
     pub place: Segment,
     /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
-    /// True if the segment holds only replicas, because it lies on another host's flash.
+    /// True if the segment has only replicas, because it is on another host's flash.
     pub seconds_only: bool,
 }
 
@@ -325,8 +325,8 @@ pub enum CacheChange {
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
-    /// Contents stay, and bitmaps mark the new part as changed. A ring is given if, and only if,
-    /// the cache is persistent.
+    /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
+    /// only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.
@@ -377,16 +377,17 @@ pub enum Vacate {
     Device(DeviceId),
 }
 
-/// Known facts about a cache that is being recovered. Reads outside of `doubtful` go to the
-/// backing. Changes wait for the recovered cache, or until `is_void`; later the cache invalidates
-/// the changed ranges.
+/// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
+/// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
+/// `is_void`; later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
     /// while this is not empty.
     pub doubtful: Regions,
     /// True if the cache's rings were durably invalidated, so that no later crash can recover the
-    /// cache from them. Requires that `doubtful` is empty.
+    /// cache from them. Requires that `doubtful` is empty: recovery must not use any data of the
+    /// journal, which was invalidated.
     pub is_void: bool,
 }
 
@@ -496,9 +497,9 @@ pub enum Event {
         /// Segments that the cache no longer uses.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// Number of a disk's guests that were not yet told that acknowledged writes may be lost. The
-    /// event is sent when the number changes, and before the end of the command that removes the
-    /// disk.
+    /// Number of a disk's guests that have not received a report that acknowledged writes may be
+    /// lost. The event is sent when the number changes, and before the end of the command that
+    /// removes the disk.
     FailuresOwed {
         /// The disk.
         disk: DiskId,

@@ -206,7 +206,8 @@ impl Options {
 pub enum Sabotage {
     /// A simulated device has this defect.
     Defect(DeviceDefect),
-    /// A foreign writer sometimes changes a backing, so the copy on flash is stale.
+    /// Another program sometimes changes a backing without hob's knowledge, so that flash has stale
+    /// data.
     WriteBehind,
     /// The simulation delivers some replies twice.
     RepeatedReply,
@@ -228,8 +229,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// The cache serves clean data although the backing has changed.
     ServedStale,
-    /// The cache serves clean data without a comparison, although nothing proves that the backing
-    /// is unchanged.
+    /// The cache serves clean data without comparing it with the backing, although the backing may
+    /// have changed.
     TrustedUnproven,
     /// Clean data is compared with an earlier content of the backing.
     StaleComparison,
@@ -240,7 +241,7 @@ pub enum Sabotage {
     LostRenewal,
     /// After some writes of a part of a sector, the rest of the sector is not copied.
     LostEdge,
-    /// The memory tier sometimes misses a write of a part of a sector.
+    /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
     OldRecentEdge,
     /// The buffer from which zeroes are written is sometimes not zeroed.
     LostZeroes,
@@ -249,11 +250,13 @@ pub enum Sabotage {
     /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
     /// changes before its cache is recovered.
     KeptVoidRings,
-    /// The engine is not told that a guest writes to memory into which the engine reads.
+    /// The daemon does not tell the engine that a guest writes to memory into which the engine
+    /// reads.
     SecretScribbles,
-    /// The engine is not told that a parent disk serves some of the data that it reads.
+    /// The daemon does not tell the engine that a parent disk serves some of the data that it
+    /// reads.
     UntoldSharing,
-    /// The engine is not told that a backing restarted.
+    /// The daemon does not tell the engine that a backing restarted.
     UntoldRestart,
     /// A failed flush of a backing that lost data is reported as a success.
     TrustedFlush,
@@ -426,7 +429,8 @@ struct Simulation<'a> {
     /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
-    /// Failed flushes of backings that the backing has performed and whose replies have not arrived.
+    /// Failed flushes of backings that the backing has performed and whose replies have not
+    /// arrived.
     late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.

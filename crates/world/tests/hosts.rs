@@ -52,8 +52,8 @@ fn one_seed_is_one_history() {
     }
 }
 
-/// A crash at each step of each host, in separate runs: an act begins or ends, a record is written, a call
-/// or an answer is sent or received.
+/// A crash at each step of each host, in separate runs. Steps are the start and end of an action,
+/// the write of a record, and the sending and receipt of a call or reply.
 #[test]
 fn a_crash_at_any_step_breaks_no_promise() {
     let mut crashes = 0;
@@ -120,8 +120,8 @@ fn seeds_that_found_errors_pass() {
     }
 }
 
-/// It takes a crash between the first change at the destination and its record, and a guest that flushes
-/// before the disk is served again.
+/// The violation requires a crash between the first change at the destination and its record, and a
+/// guest that flushes before the disk is served again.
 #[test]
 fn a_missing_standby_flush_of_earlier_writes_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
@@ -157,7 +157,7 @@ const TWO: &[&str] = &["serve the disk at once", "all own the disk", "does not o
 
 #[test]
 fn a_destination_that_reports_an_invalidation_too_early_is_noticed() {
-    // About one history in a thousand notices.
+    // About one history in a thousand detects it.
     expect_in(Sabotage::EarlyForgotten, 5000..8000, OLD);
 }
 
@@ -198,7 +198,7 @@ fn a_restarted_destination_that_trusts_pulled_data_is_noticed() {
 
 #[test]
 fn a_former_owner_that_answers_standby_reads_is_noticed() {
-    // About one history in five thousand notices.
+    // About one history in five thousand detects it.
     expect_in(Sabotage::AwayServesStandby, 5000..8000, OLD);
 }
 

@@ -162,7 +162,7 @@ fn sound_devices_lose_nothing_that_was_flushed() {
     let options = Options { faults: false, ..Options::lives() };
     let total = live(5_000_000..5_000_500, &options);
     assert_eq!((total.outcomes[Outcome::DirtyLost as usize], total.doubts), (0, 0));
-    // Only guests whose dirty data a command discarded are told of a failure.
+    // Only guests whose dirty data a command discarded receive an error.
     assert!(total.outcomes[Outcome::BackingError as usize] <= total.discards);
     assert!(total.dirty_lost == 0 && total.journals_lost == 0);
     assert!(total.recoveries_dirty > 100);
@@ -257,8 +257,8 @@ fn seeds_of_corrected_errors_with_all_options_pass() {
     }
 }
 
-/// Promises 1 and 2 when disks grow, and crashes come before, during and after the growth of their caches:
-/// docs/decisions/0017.
+/// Promises 1 and 2 when disks grow, with crashes before, during and after the growth of their
+/// caches: docs/decisions/0017.
 #[test]
 fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     let options = Options { growth_permille: 1000, ..Options::lives() };
@@ -267,8 +267,8 @@ fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     assert!(total.recoveries_larger > 500, "{total:?}");
 }
 
-/// A device for replicas only, like another host's flash: it fails, is fenced, left and joined like any
-/// other, and dirty data has its second copy there.
+/// A device for replicas only, like another host's flash: it fails, is fenced, removed and added
+/// like any other, and has the second copy of dirty data.
 #[test]
 fn a_peer_keeps_the_second_copy() {
     let options = Options { peer: true, ..Options::lives() };
@@ -286,8 +286,8 @@ fn a_peer_and_sound_devices_lose_nothing() {
     assert!(total.dirty_lost == 0 && total.recoveries_dirty > 50, "{total:?}");
 }
 
-/// A bitmap has every change that was acknowledged since it began, over crashes, and every range that reads
-/// differently for another reason.
+/// A bitmap has every acknowledged change since it began, even after crashes, and every range that
+/// reads differently for another reason.
 #[test]
 fn bitmaps_miss_nothing() {
     let options = Options { bitmap_permille: 1000, ..Options::lives() };

@@ -117,7 +117,7 @@ fn without_sabotage_the_same_histories_with_restarts_pass() {
     }
 }
 
-/// Promise 2 for the memory tier: it holds what the last write left.
+/// Promise 2 for the memory tier: it has the content of the latest write.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
@@ -148,7 +148,7 @@ fn zeroes_that_are_none_are_noticed() {
     );
 }
 
-/// What a recovery that lost something looks like.
+/// Messages about a recovery that lost data.
 const LOST: &[&str] = &[
     "stale",
     "durable change lost",
@@ -245,7 +245,8 @@ fn an_unreported_restart_of_a_backing_is_noticed() {
 
 #[test]
 fn an_ignored_flush_error_of_a_backing_is_noticed() {
-    // What was destaged counts as clean then, and a recovery compares it with a backing that has lost it.
+    // In that case destaged data counts as clean, and a recovery compares it with a backing that
+    // has lost it.
     let reasons = [GONE, &["is not the backing's"]].concat();
     expect_where_flushes_fail(Sabotage::TrustedFlush, &reasons);
 }
@@ -309,7 +310,7 @@ fn a_comparison_with_old_content_of_the_backing_is_noticed() {
 
 #[test]
 fn evidence_that_is_recorded_before_all_is_compared_is_noticed() {
-    // Stale data has to survive two crashes before it is read, so there are few requests.
+    // Stale data must survive two crashes before it is read, so there are few requests.
     let options = Options { silent_permille: 1000, requests: 60, ..Options::lives() };
     let what = caught_with(Sabotage::EvidenceTooEarly, options);
     assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");

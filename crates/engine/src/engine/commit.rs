@@ -242,7 +242,8 @@ impl Engine {
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
             let depends = id == asked || flushes || journal.written.contains(&device);
             let is_dead = journal.dead;
-            // The device may have had a part of a write that has not ended, and may have lost that too.
+            // The device may have had a part of a write that has not ended, and may have lost that
+            // too.
             if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;
             }
@@ -268,8 +269,9 @@ impl Engine {
         self.ios.iter().any(|io| io.disk == disk && io.is_write && io.target == Target::Flash(device))
     }
 
-    /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data. (What is being written is dirty only when all its copies are there.)
+    /// Excludes a device that cannot make data durable. Returns true if every byte on that device
+    /// has another copy: the ring and all dirty data are on other devices too. Sectors being
+    /// written become dirty only after all their copies are written.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
         let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };

@@ -2,8 +2,9 @@
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
 //! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* is an age
-//! class of dirty data. Its length is half the dirty-age limit or, if write order is kept, the time
-//! between two flushes of the guest.
+//! group of dirty data: all blocks that became dirty in one period. Older epochs are destaged
+//! first. The period is half the dirty-age limit or, if write order is kept, the time between two
+//! flushes of the guest.
 
 use super::Engine;
 use super::destager::{Epochs, half_age_ns};

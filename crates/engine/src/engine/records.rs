@@ -26,21 +26,21 @@ pub(super) struct Journal {
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Devices whose last flush failed although no data depended on them alone. Dirty data
+    /// Devices whose last flush failed, and of whose data other devices have copies. Dirty data
     /// overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
     /// tell which copy is correct. So no dirty data is overwritten while this set is not empty.
     pub(super) spared: BTreeSet<DeviceId>,
     /// True if a record or data was written that a guest's flush must make durable.
     pub(super) urgent: bool,
-    /// True if some marks of zones are not in a page yet; `marks_in` is the page with the newest
-    /// mark.
+    /// True if the bypass marks of some zones are not in a page yet; `marks_in` is the page with
+    /// the newest mark.
     pub(super) unsealed_marks: bool,
     pub(super) marks_in: u64,
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Unproven sectors that were overwritten since their last proof, and are not being overwritten
-    /// now.
+    /// Sectors without a recorded checksum that were overwritten since their checksum was last
+    /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
     /// Dirty cache sectors to write again before the ring is complete.
     pub(super) rewrite: Vec<u64>,
@@ -81,8 +81,8 @@ pub(super) struct Commit {
 /// writes, its pages are already written. Then the guest waits only for the device's flush.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Number of writes before the last flush; 0 if other requests waited with that flush, because
-    /// then commits follow one another anyway.
+    /// Number of writes before the last flush; 0 if other requests waited for that flush, because
+    /// then the next commit follows immediately.
     before: u32,
     /// Number of writes since the last flush.
     since: u32,
@@ -165,7 +165,7 @@ impl Journal {
         self.unsealed_marks = true;
     }
 
-    /// Returns true if there are marks that are not durable.
+    /// Returns true if the bypass marks of some zones are not durable.
     pub(super) fn marks_pending(&self) -> bool {
         self.unsealed_marks || self.marks_in > self.durable
     }
@@ -219,18 +219,18 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
-    /// Records that the overwriting of an unproven sector begins.
+    /// Records that a write over a sector without a recorded checksum begins.
     pub(super) fn overwrites(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
     }
 
-    /// Records that an unproven sector has been overwritten.
+    /// Records that a write over a sector without a recorded checksum has ended.
     pub(super) fn overwrote(&mut self, sector: u64) {
         self.rewritten.insert(sector);
     }
 
-    /// Records the checksums of rewritten sectors. The caller does so before a commit that requests
-    /// wait for, because with two copies only a checksum tells which copy is correct.
+    /// Records the checksums of rewritten sectors. Called before a commit that requests wait for,
+    /// because with two copies only a checksum shows which copy is correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =

@@ -1,17 +1,19 @@
 //! Structural changes of a persistent cache, which involve its journal: a new ring, a clean close,
 //! a discard of dirty data, and a final end.
 //!
-//! All of them begin when the cache is quiesced, and requests wait until they are complete. Before
-//! all but a discard the backing is flushed, so that no zone needs its mark any more. Then
-//! - a *new ring* is written, after the tail of a recovered one (`rewrite.rs`): a complete dump, a flush, and a page that names the ring. Until that
-//!   page is durable, the old ring is valid; if writing fails, the cache stays as it was;
-//! - a *clean close* records the current state and ends with a closing page. If the disk is being
-//!   removed and its backing cannot be flushed, the closing page is left out: the next recovery is
-//!   that after a crash;
-//! - a *discard* records that dirty data is dropped. It does not use the backing, which may be
-//!   dead: zones keep their marks;
-//! - an *end for good* marks all zones: no clean data will be used although the ring still exists.
-//!   It succeeds even if the backing cannot be flushed.
+//! Every structural change begins when the cache is quiesced, and requests wait until the change is
+//! complete. Except before a discard, the backing is flushed first, so that no zone needs its
+//! bypass mark any more. The changes are:
+//! - A *new ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete dump, a
+//!   flush, and a page that names the ring. Until that
+//!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
+//! - A *clean close* records the current state and ends with a closing page. If the disk is being
+//!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
+//!   then works as after a crash.
+//! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
+//!   failed, so zones keep their bypass marks.
+//! - A *final end* sets the bypass marks of all zones: recovery will use no clean data although the
+//!   ring still exists. It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -71,9 +73,9 @@ enum Kind {
 
 impl Kind {
     /// Returns true if the backing must be flushed first, after `tries` attempts. A new ring and a
-    /// clean close record which data is clean, so they need the flush. A cache that ends has no
-    /// dirty data, so a failed flush does not keep it. The backing of another host's disk is not
-    /// flushed. A discard does not need the backing.
+    /// clean close record which data is clean, so they need the flush. A cache that is removed has
+    /// no dirty data, so it is removed even if the flush fails. The backing of another host's disk
+    /// is not flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,
@@ -418,9 +420,10 @@ impl Engine {
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
-    /// Closes a cache whose backing could not be flushed. The disk is removed anyway, because
-    /// otherwise its removal would never end. The current state is recorded without a closing page.
-    /// So zones keep their marks, and the next recovery checks them.
+    /// Closes a cache whose backing could not be flushed. The disk is removed although the flush
+    /// failed, because otherwise its removal would never end. The current state is recorded without
+    /// a closing page. So zones keep their bypass marks, and the next recovery drops the clean data
+    /// in these zones.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
         let (journal, index) =
             self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");
@@ -629,7 +632,7 @@ impl Disk {
 
     /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
     /// journal I/O may be in flight. No change of the backing may be in flight either, because a
-    /// new ring has no marks for it.
+    /// new ring has no bypass marks for it.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal

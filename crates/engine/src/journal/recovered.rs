@@ -31,8 +31,8 @@ pub struct Summary {
     /// Number of sectors whose last write before the crash did not completely reach flash, and was
     /// not flushed.
     pub sectors_undone: u64,
-    /// Number of sectors whose two copies differed and were not decided by a commit. Recovery chose
-    /// one of the copies.
+    /// Number of sectors whose two copies differed and were not decided by a commit. For these
+    /// sectors, recovery chose one of the copies.
     pub sectors_parted: u64,
     /// Number of clean sectors that were dropped, because writes to the backing near them may have
     /// been in progress.
@@ -71,7 +71,8 @@ pub struct FlashSector {
 }
 
 impl Recovered {
-    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
+    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the
+    /// cache.
     pub fn samples(&self, count: usize) -> Vec<(u64, u32)> {
         let is_clean = |sector: &u64| self.index.is_valid(*sector) && !self.index.is_dirty(*sector);
         let clean = || {

@@ -21,7 +21,7 @@ pub struct Report {
     pub crashes_of_sources: u64,
     /// Number of crashes of destination hosts that waited for a disk.
     pub crashes_of_destinations: u64,
-    /// Number of crashes of hosts that served a disk before their record said so.
+    /// Number of crashes of hosts that served a disk before their ownership record was written.
     pub crashes_while_taking: u64,
     /// Number of restarted hosts that continued to report the hand-over to the new owner.
     pub resumed_away: u64,

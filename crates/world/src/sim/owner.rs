@@ -37,7 +37,7 @@ pub(super) struct Owner {
     pub(super) closed_at: u32,
     /// Dirty data and journal have always had two copies.
     pub(super) doubled: bool,
-    /// The table marks rings up to this number as invalid.
+    /// The pool's table declares the rings up to this number invalid.
     void_upto: u32,
     /// Last version of the backing that the daemon recorded while all cached data was verified.
     pub(super) evidence: Option<u64>,

@@ -18,7 +18,8 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// Number of journal rings that a daemon tries before it leaves the disk offline for this life.
+/// Number of journal rings that a daemon tries to read. If none is usable, the disk stays offline
+/// until the next restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.
@@ -258,9 +259,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// Excuses lost sectors if the only copy is on an unreliable device: the device may lose tail
-    /// sectors that an earlier crash had revealed. The content of sectors without a checksum is
-    /// then unknown (docs/decisions/0006). The simulation repairs garbage in these sectors.
+    /// Excuses lost sectors whose only copy is on an unreliable device: the device may lose sectors
+    /// of the journal tail although an earlier recovery read them. The content of sectors without a
+    /// checksum is then unknown (docs/decisions/0006). The simulation repairs garbage in these
+    /// sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;

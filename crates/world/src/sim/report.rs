@@ -21,7 +21,7 @@ pub struct Report {
     pub restarts: u64,
     /// Number of failed backing flushes that lost data.
     pub lossy_flushes: u64,
-    /// Number of times that acknowledged writes of guests were in doubt.
+    /// Number of times that acknowledged writes of guests may have been lost.
     pub doubts: u64,
     /// Number of failed flushes that began before the last loss.
     pub flushes_failed_early: u64,
@@ -43,7 +43,7 @@ pub struct Report {
     pub recoveries: u64,
     /// Number of recoveries with dirty data.
     pub recoveries_dirty: u64,
-    /// Number of recoveries with journal tail sectors that flash did not have.
+    /// Number of recoveries in which the journal tail named sectors that flash did not have.
     pub recoveries_undone: u64,
     /// Number of recoveries that dropped clean sectors near foreign writes to the backing.
     pub recoveries_distrusting: u64,

@@ -76,8 +76,8 @@ impl Simulation<'_> {
     }
 
     /// Sometimes changes a backing silently while no daemon serves it. Neither the backing's
-    /// identity nor a sample needs to show the change. Dirty sectors stay unchanged, because they
-    /// are newer than the backing anyway.
+    /// identity nor a sample needs to show the change. The change omits sectors that are dirty in
+    /// the cache, because their data on the backing is outdated anyway.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let Some(Silent { rng, .. }) = &mut self.silent else { return };

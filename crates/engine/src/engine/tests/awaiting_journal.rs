@@ -1,11 +1,11 @@
-//! What a lost journal keeps waiting, and what ends that.
+//! Requests that wait because the journal was lost, and the events that end their waiting.
 
 use super::write_back::{RING_DEVICE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Enable, Mode, NewRing};
 use crate::qos::{DiskQos, Entitlement};
 
-/// A cache whose journal was lost under a flush, and nothing of it is dirty any more.
+/// Returns a cache whose journal was lost during a flush, without dirty data.
 fn lost() -> (Bench, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
@@ -112,7 +112,7 @@ impl Bench {
     }
 }
 
-/// Requests of all kinds that do not get on, and nothing on its way to the backing for them.
+/// Sends requests of all kinds that wait, without I/O on the backing for them.
 fn await_journal(bench: &mut Bench) -> Vec<RequestId> {
     let ops = [(WRITE, 0), (WRITE, 64 * KIB), (Op::Write(Durability::Durable), 128 * KIB)];
     let mut waiting: Vec<RequestId> = ops.map(|(op, offset)| bench.request(op, offset, 4 * KIB)).into();
@@ -153,8 +153,8 @@ fn or_until_the_cache_is_taken_away() {
     }
 }
 
-/// A write that flash did not take is on the backing and waits to be answered. If the backing may have lost it meanwhile, it is
-/// written again first.
+/// A write that flash did not accept is on the backing and waits for its reply. If the backing may
+/// have lost the write meanwhile, it is written again first.
 #[test]
 fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     let mut bench = Bench::write_back();
@@ -185,7 +185,7 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     assert!(bench.answered(flush));
 }
 
-/// Not for ever; and the disk goes on with what can be done.
+/// The wait is limited; and the disk continues with requests that are possible.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
@@ -207,8 +207,9 @@ fn or_until_nobody_came_for_half_a_minute() {
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
 }
 
-/// A change waits for what has begun, and reads at a limit begin long before they end. They go past it then, or those who wait for the
-/// new ring would fail while it is there.
+/// A change waits for operations that have begun. Reads that a limit delays begin long before they
+/// end. They bypass the cache in this case; otherwise the requests that wait for the new ring would
+/// fail although it exists.
 #[test]
 fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     let (mut bench, flush) = lost();
@@ -229,7 +230,7 @@ fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     assert!(!bench.answered(again[1]), "the limit holds again");
 }
 
-/// A disk that cannot be closed stays, with those who wait.
+/// A disk that cannot be closed stays, together with the requests that wait.
 #[test]
 fn a_disk_is_not_removed_before() {
     let (mut bench, flush) = lost();
@@ -243,7 +244,8 @@ fn a_disk_is_not_removed_before() {
     assert_eq!(bench.reply(waiting[0]).expect("answered").result, Ok(()));
 }
 
-/// A device of a write-back cache does not answer, and has a write in flight. `flushed`: it had nothing else to make durable.
+/// Returns a write-back cache with a device that does not answer and has a write in flight.
+/// `flushed`: the device has no other unflushed data.
 fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
@@ -261,7 +263,7 @@ fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     (bench, silent, write)
 }
 
-/// Completes I/O, but not what the silent device has.
+/// Completes I/O, except that of the silent device.
 fn settle_others(bench: &mut Bench, kept: &mut Vec<Io>) {
     while let Some(io) = bench.ios.pop_front() {
         if io.target == flash(0) { kept.push(io) } else { bench.end(io) }
@@ -296,7 +298,7 @@ fn a_silent_device_keeps_only_those_waiting_who_need_it() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// What it holds and has not made durable yet, nobody calls durable; it is as with a disk that hangs.
+/// Unflushed data on the silent device is not treated as durable, like with a disk that hangs.
 #[test]
 fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
     let (mut bench, silent, _) = hung(false);
@@ -313,7 +315,7 @@ fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
     assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
 }
 
-/// The system gives up on it: then it is a device that fails.
+/// The kernel fails the device's I/O: then the device counts as failed.
 #[test]
 fn a_silent_device_that_fails_in_the_end_costs_nothing() {
     let (mut bench, silent, write) = hung(false);
@@ -323,7 +325,8 @@ fn a_silent_device_that_fails_in_the_end_costs_nothing() {
     assert_eq!(bench.outcome(write), Outcome::WriteCopied, "the backing has it");
 }
 
-/// A flush of flash that failed is not tried again: dirty data goes to the backing before another ring may call it durable.
+/// A failed flush of flash is not retried: dirty data is written to the backing before another ring
+/// may record it as durable.
 #[test]
 fn a_failed_flush_of_flash_is_not_tried_again() {
     let mut bench = Bench::write_back();

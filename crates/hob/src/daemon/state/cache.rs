@@ -70,8 +70,8 @@ impl CacheSpec {
             return Ok(());
         }
         Err(format!(
-            "dirty_stop ({dirty_stop}) can be at most dirty_start ({dirty_start}), that at most dirty_full ({dirty_full}), and \
-             that 1 to 100 percent"
+            "dirty_stop ({dirty_stop}) must be at most dirty_start ({dirty_start}), dirty_start at \
+            most dirty_full ({dirty_full}), and dirty_full 1 to 100 percent"
         ))
     }
 }
@@ -221,11 +221,16 @@ impl FromStr for CacheOwner {
     fn from_str(text: &str) -> Result<CacheOwner, String> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        number.map(CacheOwner).ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
+        number.map(CacheOwner).ok_or_else(|| {
+            format!(
+                "'{text}' is not an owner id; an owner id has \
+            32 hexadecimal digits"
+            )
+        })
     }
 }
 
-/// Evidence as 32 hexadecimal digits.
+/// Serializes evidence as 32 hexadecimal digits.
 mod evidence {
     use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
 
