@@ -91,6 +91,8 @@ fn a_loop_gets_all_of_its_room_or_none() {
     let loop_of = |size: u64, value: u32| Bidder::new(0, 60, stepped(&[(size, value)]));
     assert_eq!(allocate(50, &[loop_of(30, 100), loop_of(30, 90)]), [30, 0]);
     assert_eq!(allocate(60, &[loop_of(30, 100), loop_of(30, 90)]), [30, 30]);
+    // A small loop with more hits per segment must not displace a large one with more hits.
+    assert_eq!(allocate(13, &[loop_of(1, 3), loop_of(13, 7)]), [0, 13]);
     // The best edge does not fit; two smaller ones do.
     assert_eq!(allocate(20, &[loop_of(30, 300), loop_of(10, 50), loop_of(10, 40)]), [0, 10, 10]);
 }
