@@ -462,12 +462,12 @@ impl Guest {
                 self.shared.model().fail(write);
                 (format!("a write at unit {}", write.first), false)
             }
-            Flying::Flush(_) => {
+            Flying::Flush(flush) => {
                 self.note(0, 0, &format!("flush failed ({error})"));
                 self.shared.counts.flushes_failed.fetch_add(1, Ordering::Relaxed);
                 let mut model = self.shared.model();
                 let explained = model.loss_unreported();
-                model.flush_failed();
+                model.flush_failed(*flush);
                 drop(model);
                 let is_the_others = self.habits.shares_disk && !self.was_told;
                 self.was_told = true;

@@ -136,6 +136,9 @@ pub struct Model {
     withdrawn: u64,
     /// True if the backing has lost data and no later flush has been answered.
     loss_unreported: bool,
+    /// Number of acknowledged writes when the loss was first reported. A flush that began earlier
+    /// does not report the loss of all of them.
+    told_upto: Option<u64>,
 }
 
 impl Model {
@@ -153,6 +156,7 @@ impl Model {
             faults: 0,
             withdrawn: 0,
             loss_unreported: false,
+            told_upto: None,
         }
     }
 
@@ -280,20 +284,26 @@ impl Model {
             let (_, first, versions) = self.unflushed.pop_front().expect("there is a first one");
             self.promise(first, &versions);
         }
-        self.loss_unreported &= flush.faults != self.faults;
+        if flush.faults == self.faults {
+            (self.loss_unreported, self.told_upto) = (false, None);
+        }
     }
 
     /// Records that a flush failed: writes acknowledged since the last successful flush need not
-    /// become durable any more.
-    pub fn flush_failed(&mut self) {
+    /// become durable any more. If writes were acknowledged while the flush was in flight, the
+    /// next flush fails too, because this failure does not report their loss.
+    pub fn flush_failed(&mut self, flush: Flush) {
+        let told = *self.told_upto.get_or_insert(self.acknowledged);
+        if flush.acknowledged >= told {
+            (self.loss_unreported, self.told_upto) = (false, None);
+        }
         self.withdraw();
-        self.loss_unreported = false;
     }
 
     /// Records that the backing may have lost data that is not durable. The guest does not know
     /// about the loss.
     pub fn loss(&mut self) {
-        self.loss_unreported = true;
+        (self.loss_unreported, self.told_upto) = (true, None);
         self.interrupt();
     }
 

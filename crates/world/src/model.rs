@@ -114,9 +114,10 @@ pub struct Model {
     /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
-    /// Number of losses so far, and the last loss reported to each session.
+    /// Number of losses so far.
     losses: u32,
-    told: BTreeMap<u32, u32>,
+    /// Failed flushes of each session: the number of losses so far, and when the flush began.
+    told: BTreeMap<u32, Vec<(u32, u32)>>,
     /// Time of the last loss of the backing.
     lost: u32,
     /// Losses that have not been reported to the engine yet.
@@ -358,18 +359,28 @@ impl Model {
         self.doubtful.clear();
     }
 
-    /// Records that a flush of this session failed: the error reports all losses so far to the
-    /// session.
-    pub fn flush_failed(&mut self, session: u32) {
-        self.told.insert(session, self.losses);
+    /// Records that a flush of this session failed. The error reports all losses so far of changes
+    /// that were acknowledged before the flush began. Returns false if the flush began before the
+    /// last loss, so that another flush may have to report later changes.
+    pub fn flush_failed(&mut self, session: u32, began: u32) -> bool {
+        self.told.entry(session).or_default().push((self.losses, began));
+        began > self.lost.max(self.forgot)
+    }
+
+    /// Returns true if a failed flush told the session that this change may be lost.
+    fn is_told(&self, session: u32, loss: u32, serial: u32) -> bool {
+        let ended = self.changes[serial as usize - 1].ended;
+        let told = self.told.get(&session).into_iter().flatten();
+        told.copied().any(|(losses, began)| loss <= losses && ended < began)
     }
 
     /// Handles an acknowledged flush of a session. Changes that may be lost, and whose loss was not
     /// reported to the session, must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
-        let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
-        for (_, serial) in self.doubtful.iter().filter(|(loss, _)| *loss > told) {
+        let untold = |(loss, serial): &&(u32, u32)| !self.is_told(session, *loss, *serial);
+        let untold: Vec<(u32, u32)> = self.doubtful.iter().filter(untold).copied().collect();
+        for (_, serial) in &untold {
             let change = self.changes[*serial as usize - 1].clone();
             if change.ended >= began {
                 continue;

@@ -262,6 +262,10 @@ pub enum Sabotage {
     TrustedFlush,
     /// A failed flush of flash that lost data is reported as a success.
     TrustedFlashFlush,
+    /// The tail of a journal is not written again: flash may have it only until the power fails.
+    TrustedTail,
+    /// The engine is told that the loss of a journal is recorded, and it is not.
+    UnrecordedLoss,
     /// All guests of a disk share one session, so only the first guest gets an error.
     OneSession,
     /// The pool frees a segment when destaging of its dirty data begins, and not when it is
@@ -295,6 +299,8 @@ enum Event {
     Back(usize),
     /// Creates a new journal for a disk whose journal was lost.
     ReplaceRing(usize),
+    /// The daemon has recorded that the journal of a disk's cache was lost.
+    RecordLoss(usize),
     /// Makes the cache of this disk return segments.
     GiveBack(usize, Vacate),
 }
@@ -450,7 +456,10 @@ impl<'a> Simulation<'a> {
         scenario.limits.bulk_run_bytes_min =
             SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
         let silent_permille = if lives { options.silent_permille } else { 0 };
-        let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        let mut silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        if options.sabotage == Some(Sabotage::EvidenceTooEarly) {
+            silent.iter_mut().for_each(Silent::leave_unverified);
+        }
         if let Some(silent) = &silent {
             scenario.limits.verify_bytes_per_s = silent.verify_bytes_per_s;
         }
@@ -464,6 +473,7 @@ impl<'a> Simulation<'a> {
             }
         }
         losses::draw_flash_flushes(&mut scenario, seed, options);
+        losses::draw_returns(&mut scenario, seed);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = Simulation { losses, shrinks, ..world };
@@ -705,6 +715,10 @@ impl<'a> Simulation<'a> {
             }
             Event::ReplaceRing(disk) => {
                 self.replace_ring(disk);
+                Ok(())
+            }
+            Event::RecordLoss(disk) => {
+                self.record_loss(disk);
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),

@@ -72,6 +72,25 @@ fn a_crash_at_any_step_breaks_no_promise() {
     assert!(crashes > 500, "only {crashes}");
 }
 
+/// A process is stopped after any of its steps, for less than the timeout of a call and for much longer.
+#[test]
+fn a_stop_at_any_step_breaks_no_promise() {
+    let mut stops = 0;
+    for seed in 100..106 {
+        for (host, ns) in [(0, 2_000_000_000), (0, 60_000_000_000), (1, 2_000_000_000), (1, 60_000_000_000)] {
+            for step in 1.. {
+                let stop = Some((Crash { host, step }, ns));
+                let report = live(seed, &Options { requests: 40, stop, ..Options::default() });
+                stops += report.process_stops;
+                if report.process_stops == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(stops > 500, "only {stops}");
+}
+
 /// Seeds that found errors, with a description.
 #[test]
 fn seeds_that_found_errors_pass() {
@@ -90,6 +109,8 @@ fn seeds_that_found_errors_pass() {
         (43_110, "a destination that was being prepared could not be given up"),
         (268_993, "a record that may have been written was replaced by one of an earlier session"),
         (317_835, "an attempt was given the answer to a call of the one before"),
+        (486, "the model: a stopped process continued and had no room for the requests of its peer"),
+        (70_000_124, "the model: a stopped process was not waited for at the end"),
         (
             137_617,
             "a destination that served, crashed, gave the disk up and got it after all read of the former owner",

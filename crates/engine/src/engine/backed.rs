@@ -16,7 +16,9 @@
 //!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. hob
-//! remembers for each session the last failure that was reported to the session. If a guest
+//! remembers for each session the last failure that was reported to the session. A flush that began
+//! before the end of the last possibly lost change fails too, but is no report, because its error
+//! says nothing about that change. If a guest
 //! disconnects before it is told of a failure, a later session is told instead. This applies only
 //! to sessions that changed data: if a client only read or flushed, no later session is told. If a
 //! possible loss occurs while a change is in flight, hob sends that change again before it
@@ -63,6 +65,8 @@ pub(super) struct Backed {
     discards: u64,
     /// The value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
+    /// The value of `bypassed` at the last failure that guests must be told of.
+    failed_bypassed: u64,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
     /// is usually the same guest after a reconnect.
@@ -165,6 +169,7 @@ impl Backed {
             failures: 0,
             discards: 0,
             failed_upto: 0,
+            failed_bypassed: 0,
             inherited: 0,
             inherits_unknown: false,
             absent: Vec::new(),
@@ -225,6 +230,7 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
+            self.failed_bypassed = self.bypassed;
             let absent = std::mem::take(&mut self.absent).len() as u32;
             self.inherited = (self.inherited + absent).min(INHERITED_MAX);
             let mut guests = self.sessions.iter().filter(|(session, _)| !session.is_daemon());
@@ -260,14 +266,20 @@ impl Backed {
         self.discards += 1;
         self.failed_upto = self.writes;
         self.bypassed = self.writes;
+        self.failed_bypassed = self.bypassed;
     }
 
-    /// Returns true if the session has an unreported failure, and marks the failure as reported.
-    pub(super) fn tell(&mut self, session: SessionId) -> bool {
+    /// Returns true if a flush of the session must fail, because of a failure that the session was
+    /// not told of. `bypassed` is the value of that field when the flush began: a flush that began
+    /// before the last change in doubt ended does not mark the failure as reported.
+    pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
         }
         let own = self.owes_own(session);
+        if own && bypassed < self.failed_bypassed {
+            return true;
+        }
         let inherits = self.may_inherit(session);
         let has_changed = self.has_changed(session);
         let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };

@@ -240,7 +240,11 @@ impl Engine {
                 continue;
             };
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
-            if journal.dead || id != asked && !flushes && !journal.written.contains(&device) {
+            let depends = id == asked || flushes || journal.written.contains(&device);
+            let is_dead = journal.dead;
+            // The device may have had a part of a write that has not ended, and may have lost that
+            // too.
+            if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;
             }
             if self.spare_device(id, device) {
@@ -258,6 +262,11 @@ impl Engine {
             self.wake(id);
             self.unsettled.push(id);
         }
+    }
+
+    /// Returns true if a write of a disk to a device is in flight.
+    fn is_writing_to(&self, disk: DiskId, device: DeviceId) -> bool {
+        self.ios.iter().any(|io| io.disk == disk && io.is_write && io.target == Target::Flash(device))
     }
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device

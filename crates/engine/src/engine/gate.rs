@@ -218,7 +218,11 @@ impl Engine {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
             Owner::Job(job) => match self.jobs[job].kind {
-                JobKind::Destage | JobKind::Flush(_) | JobKind::Maintenance(_) | JobKind::Verify => true,
+                JobKind::Destage
+                | JobKind::Flush(_)
+                | JobKind::Maintenance(_)
+                | JobKind::Verify
+                | JobKind::Rewrite => true,
                 JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },
             Owner::Journal(_) => true,

@@ -52,6 +52,7 @@ mod recent_edges;
 mod records;
 mod recovering;
 mod request;
+mod rewrite;
 mod shared;
 mod structure;
 mod sync_order;
@@ -250,6 +251,9 @@ struct Active {
     /// Number of writes to the backing that were complete when the request's flush of the backing
     /// began; the flush covers these.
     flush_mark: u64,
+    /// Number of the disk's writes to the backing at the end of the last guest's change that had
+    /// bypassed flash when the request began, see `backed.rs`.
+    bypassed: u64,
     /// Number of the disk's failed flushes when the request's flush, read or write began, see
     /// `backed.rs`.
     doubts: u64,

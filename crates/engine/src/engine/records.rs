@@ -42,7 +42,9 @@ pub(super) struct Journal {
     /// Sectors without a recorded checksum that were overwritten since their checksum was last
     /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
-    /// True if a request waits for a commit without being in `waiting`.
+    /// Dirty cache sectors to write again before the ring is complete.
+    pub(super) rewrite: Vec<u64>,
+    /// A request waits that is not among the waiters.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: Vec<u64>,
@@ -52,8 +54,9 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// True if a device whose flush failed now flushes successfully. The device is trusted again
-    /// when no data is dirty.
+    /// The owner has recorded that after a crash no clean data of this ring is to be used.
+    pub(super) loss_recorded: bool,
+    /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
     /// not be durable, so it is destaged before a new ring records it as dirty.
@@ -122,12 +125,14 @@ impl Journal {
             durable: 0,
             waiting: Vec::new(),
             rewritten: BTreeSet::new(),
+            rewrite: Vec::new(),
             asked: false,
             releases: Vec::new(),
             round: None,
             schedule: CommitSchedule::default(),
             oldest: None,
             dead: false,
+            loss_recorded: false,
             mends: false,
             distrusted: false,
             lost_at: None,
@@ -143,6 +148,10 @@ impl Journal {
     /// dirty then.
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
+            if matches!(change, Change::Set { dirty: true, .. }) {
+                // Never durable: `may_destage` asks.
+                self.writer.push(change);
+            }
             return;
         }
         self.writer.push(change);
@@ -274,7 +283,13 @@ impl Journal {
         self.writer.is_committed(frame, inside)
     }
 
-    /// Records the checksum of a dirty sector that has none in the journal.
+    /// Returns true if a dirty sector may go to the backing. A sector that the journal does not durably
+    /// call dirty might be recovered as older, clean data after a crash.
+    pub(super) fn may_destage(&self, index: &Index, sector: u64) -> bool {
+        self.dead && self.loss_recorded || self.is_committed(index, sector)
+    }
+
+    /// Records the checksum of a dirty sector of which the journal has none.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         self.record_dirty(now, index, sector);
         index.set_unproven(sector, false);

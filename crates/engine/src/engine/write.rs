@@ -92,8 +92,8 @@ impl Engine {
 
     /// Answers a flush. The flush fails if its session has not yet been told about lost data.
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
-        let request = self.requests[slot].request;
-        let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session());
+        let Active { request, bypassed, .. } = self.requests[slot];
+        let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session(), bypassed);
         if is_owed {
             self.report_owed(request.disk);
         }

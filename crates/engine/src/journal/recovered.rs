@@ -9,6 +9,8 @@ use crate::units::{FrameNo, SECTOR_BYTES};
 #[derive(Clone, Debug)]
 pub struct Recovered {
     pub(crate) index: Index,
+    /// Dirty cache sectors that the journal does not know to be durable.
+    pub(super) tail: Vec<u64>,
     /// Summary of the recovery.
     pub summary: Summary,
     pub(super) block_shift: u32,
@@ -18,7 +20,9 @@ pub struct Recovered {
 /// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// True if the cache was closed cleanly.
+    /// Number of the ring.
+    pub ring: u32,
+    /// The cache was closed cleanly.
     pub clean: bool,
     /// Number of valid sectors.
     pub sectors_valid: u64,
@@ -107,6 +111,16 @@ impl Recovered {
                 Some(DirtySector { sector, place: places.next()?, second: places.next() })
             })
         })
+    }
+
+    /// Considers the tail durable, as it is if the power failed since it was written.
+    pub fn trust_tail(&mut self) {
+        self.tail.clear();
+    }
+
+    /// Takes the dirty cache sectors that flash has, but perhaps only until the power fails.
+    pub(crate) fn take_tail(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.tail)
     }
 
     /// Drops all clean sectors.

@@ -263,6 +263,7 @@ impl Replay {
         self.prefer_what_is_there(&proof);
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
+            ring: self.plan.ring,
             clean: self.plan.clean,
             sectors_valid: index.sectors_valid(),
             sectors_dirty: index.dirty_sectors(),
@@ -274,8 +275,10 @@ impl Replay {
             identity: self.plan.identity,
             block_bytes: self.plan.block_bytes,
         };
+        let tail = proof.all().map(|(sector, _)| sector).filter(|sector| index.is_dirty(*sector)).collect();
         Recovered {
             index,
+            tail,
             summary,
             block_shift: self.plan.block_shift,
             segment_frames: self.plan.segment_frames,

@@ -58,6 +58,12 @@ impl Silent {
         let disks = (0..disks).map(observed).collect();
         Some(Silent { rng, verify_bytes_per_s, disks })
     }
+
+    /// Leaves everything unverified that guests do not read, of backings that all have evidence.
+    pub(super) fn leave_unverified(&mut self) {
+        self.verify_bytes_per_s = 0;
+        self.disks.iter_mut().for_each(|disk| disk.has_evidence = true);
+    }
 }
 
 impl Simulation<'_> {
@@ -129,7 +135,8 @@ impl Simulation<'_> {
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
-            if silent.rng.chance(500) {
+            let is_early = self.options.sabotage == Some(Sabotage::EvidenceTooEarly);
+            if silent.rng.chance(500) || is_early {
                 self.record_evidence(index);
             }
         }

@@ -1,7 +1,8 @@
 //! Requests that wait because the journal was lost, and the events that end their waiting.
 
-use super::write_back::{RING_DEVICE, backing, flash, ring};
+use super::write_back::{RING_DEVICE, backing, flash, lazy, ring};
 use super::*;
+use crate::command::{Enable, Mode, NewRing};
 use crate::qos::{DiskQos, Entitlement};
 
 /// Returns a cache whose journal was lost during a flush, without dirty data.
@@ -16,8 +17,99 @@ fn lost() -> (Bench, RequestId) {
         }
     }
     assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    assert_eq!(bench.dirty(), 1, "the ring may hold older, clean data of it");
+    bench.record_loss();
     assert_eq!(bench.dirty(), 0, "it goes to the backing by itself");
     (bench, flush)
+}
+
+impl Bench {
+    /// The owner has recorded that the journal was lost.
+    pub(super) fn record_loss(&mut self) {
+        assert_eq!(self.change(CacheChange::LossRecorded(0)), Ok(vec![]));
+        assert_eq!(self.ios.len(), 0, "this ring has a higher number");
+        assert_eq!(self.change(CacheChange::LossRecorded(1)), Ok(vec![]));
+        self.settle();
+    }
+}
+
+/// What the ring durably calls dirty is destaged in any case: it is found again after a crash.
+#[test]
+fn a_lost_journal_keeps_only_what_it_does_not_know() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            target if target == flash(RING_DEVICE) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    bench.wait_ms(5_000);
+    bench.settle();
+    assert_eq!(bench.dirty(), 1, "that of which the ring has no record");
+    bench.record_loss();
+    assert_eq!(bench.dirty(), 0);
+}
+
+/// A disk's page is being written when another disk's flush of the device fails: it may be lost, though its write succeeds.
+#[test]
+fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
+    let mut bench = Bench::write_back();
+    let other = DiskId(1);
+    bench.on_disk(
+        other,
+        Command::AddDisk(DiskConfig {
+            size_bytes: 64 * MIB,
+            access: Access::ReadWrite,
+            datastore: DatastoreId(0),
+        }),
+    );
+    let place = segment(0, MIB);
+    let copies = vec![(8..16).map(|i| segment(RING_DEVICE, i * MIB)).collect()];
+    let enable = Enable {
+        config: CacheConfig { mode: Mode::WriteBack, destage: lazy(), ..config(MIB, 4 * KIB) },
+        segments: vec![DataSegment { place, ordinal: 0, seconds_only: false }],
+        journal: Some(NewRing { cache: [8; 16], copies, ..ring(1) }),
+        recovered: None,
+    };
+    bench.on_disk(other, Command::Cache(CacheChange::Enable(Box::new(enable))));
+    bench.settle();
+    // The first disk's page is in flight, and everything that it wrote before is durable.
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    let page = bench.only_io();
+    assert_eq!((page.target, page.op), (flash(RING_DEVICE), IoOp::WriteJournal));
+    bench.request_of(other, WRITE);
+    bench.settle();
+    bench.request_of(other, Op::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    let at = bench.ios.iter().position(|io| io.target == flash(RING_DEVICE)).expect("just found");
+    let flush = bench.ios.remove(at).expect("just found");
+    bench.fail(flush);
+    bench.end(page);
+    assert!(bench.events.contains(&Event::JournalLost(other)));
+    assert!(bench.events.contains(&Event::JournalLost(DISK)), "its page may be lost");
+}
+
+impl Bench {
+    fn on_disk(&mut self, disk: DiskId, command: Command) {
+        self.made += 1;
+        self.engine.handle_command(self.now, CommandId(self.made), disk, command);
+        self.drain();
+    }
+
+    fn request_of(&mut self, disk: DiskId, op: Op) {
+        self.made += 1;
+        let len = if op == Op::Flush { 0 } else { 4 * KIB };
+        let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
+        let (id, promote, memory) = (RequestId(self.made), self.promote, self.memory);
+        let request = Request { id, disk, op, offset: 0, len, buffer, promote, memory };
+        self.engine.handle_request(self.now, request).expect("room for a request");
+        self.drain();
+    }
 }
 
 /// Sends requests of all kinds that wait, without I/O on the backing for them.
@@ -78,6 +170,7 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     }
     bench.fail(to_flash);
     bench.settle();
+    bench.record_loss();
     bench.engine.handle_loss(bench.now, DISK);
     let disable = bench.start_change(CacheChange::Disable);
     let mut written = vec![];
@@ -250,8 +343,7 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
     let io = bench.ios.remove(ring_flush).expect("just found");
     bench.end(io);
     assert!(!bench.answered(flush));
-    assert_eq!(bench.dirty(), 1, "on its way to the backing");
-    bench.settle();
+    bench.record_loss();
     assert_eq!(bench.dirty(), 0);
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
     bench.settle();

@@ -229,6 +229,21 @@ fn a_flush_beside_one_that_fails_is_not_believed() {
     assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
+/// A change is acknowledged while a flush is in flight. The guest knows that the failure of that
+/// flush says nothing about the change.
+#[test]
+fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    let early = bench.flush_of(1);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    bench.written_by(1);
+    bench.fail(flush);
+    assert_eq!(bench.reply(early).expect("answered").result, Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed), "the change may be lost");
+    assert_eq!(bench.flushed_by(1), Ok(()));
+}
+
 #[test]
 fn a_change_that_meets_a_loss_is_sent_again() {
     for op in [WRITE, Op::WriteZeroes(Durability::Volatile, crate::io::Zeroing::MayUnmap)] {

@@ -223,6 +223,7 @@ fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
         }
     }
     assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.record_loss();
     let disable = bench.start_change(CacheChange::Disable);
     bench.settle();
     let released = match bench.result(disable).expect("done") {

@@ -152,3 +152,18 @@ fn the_bandwidth_is_limited() {
     assert_eq!(bench.only_io().len, 8 * KIB);
     bench.end(guest);
 }
+
+/// Most of what was compared differs: the rest is not compared any more, and is filled again when it is read.
+#[test]
+fn what_most_likely_differs_is_dropped_without_a_comparison() {
+    let mut bench = recovered(4 * MIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    bench.engine.presume_stale(DISK);
+    bench.wait_ms(1100);
+    assert!(bench.ios.iter().all(|io| io.target != backing()), "{:?}", bench.ios);
+    commit(&mut bench);
+    assert_eq!(figures(&bench), (0, 0, 0));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    assert_eq!(bench.read_alone(16 * KIB, 8 * KIB), Outcome::Hit, "dirty data stays");
+}

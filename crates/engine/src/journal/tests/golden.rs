@@ -48,6 +48,7 @@ fn the_golden_ring_of_version_1_is_read() {
     samples.sort_unstable();
     assert_eq!(samples, [(1024, 0xC0)]);
     let summary = Summary {
+        ring: 3,
         clean: false,
         sectors_valid: 5,
         sectors_dirty: 3,

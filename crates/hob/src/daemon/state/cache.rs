@@ -80,6 +80,10 @@ fn is_default(verify: &Verify) -> bool {
     *verify == Verify::default()
 }
 
+fn is_none_lost(ring: &u32) -> bool {
+    *ring == 0
+}
+
 fn is_zero(size: &Size) -> bool {
     size.bytes() == 0
 }
@@ -147,7 +151,10 @@ pub(crate) struct JournalSpec {
     /// Highest ring number of the journal so far.
     #[serde(default)]
     pub(crate) ring: u32,
-    /// State of the backing when the cache was closed; removed when the cache is opened.
+    /// No clean data of rings up to this number counts: one of them was lost.
+    #[serde(default, skip_serializing_if = "is_none_lost")]
+    pub(crate) lost_ring: u32,
+    /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
     /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
@@ -178,6 +185,7 @@ impl JournalSpec {
         JournalSpec {
             owner: CacheOwner::random(),
             ring: 0,
+            lost_ring: 0,
             closed: None,
             evidence: None,
             foreign: false,

@@ -67,6 +67,7 @@ fn example() -> State {
                 journal: Some(JournalSpec {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
+                    lost_ring: 6,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     foreign: true,

@@ -274,6 +274,15 @@ impl Disks {
             }
         };
         let mut notes = Vec::new();
+        if recovered.summary.ring <= journal.lost_ring {
+            notes
+                .push("its journal could not be written any more; clean data in its cache is dropped".into());
+            recovered = blocking(move || {
+                recovered.drop_clean();
+                recovered
+            })
+            .await?;
+        }
         if recovered.summary.sectors_dirty > 0 && !matters {
             let outdated = bytes(recovered.summary.sectors_dirty);
             notes.push(match outdated_by {
