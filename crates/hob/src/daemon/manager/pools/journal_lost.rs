@@ -36,7 +36,7 @@ impl Pools {
         // record.
         while let Some((name, _)) = self.ring_of(id) {
             let Err(error) = self.record_loss(&name, id).await else { break };
-            tracing::error!("that the journal of {name} was lost is not recorded: {error}");
+            tracing::error!("disk {name}: the loss of its journal could not be recorded: {error}");
             tokio::time::sleep(RETRY_EVERY).await;
         }
         loop {
