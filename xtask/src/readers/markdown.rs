@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn links_become_their_names() {
-        let text = "![a chart](a.svg) See [the page](a.md#b) and **how** [`Disk::read`] takes `a[0]` [sic].";
+        let text = "![chart](a.svg) See [the page](a.md#b) and **how** [`Disk::read`] takes `a[0]` [sic].";
         assert_eq!(plain(text), "See the page and how `Disk::read` takes `a[0]` [sic].");
     }
 }
