@@ -216,10 +216,11 @@ impl SmallWrites {
     /// Returns `count` blocks for a kind, in random order. Blocks of the first two areas are used
     /// only once in a round.
     fn blocks(&mut self, kind: &Kind, count: u32) -> Vec<u64> {
+        let mut rest = shuffled(&mut self.dice, (DISK_BYTES - REST) / (64 * KIB));
         let all = match kind.at {
             At::Clean => &mut self.clean,
             At::Dirty => &mut self.dirty,
-            At::Random | At::Sequential => &mut shuffled(&mut self.dice, (DISK_BYTES - REST) / (64 * KIB)),
+            At::Random | At::Sequential => &mut rest,
         };
         all.split_off(all.len().saturating_sub(count as usize))
     }

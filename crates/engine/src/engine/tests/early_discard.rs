@@ -15,10 +15,6 @@ impl Bench {
             self.end(io);
         }
     }
-
-    fn is_done(&self, id: RequestId) -> bool {
-        self.reply(id).is_some()
-    }
 }
 
 /// Issue: `TRIM` of 4K or 64K under write-back took as long as the backing.
@@ -45,7 +41,7 @@ fn later_reads_and_writes_of_the_range_wait_for_the_backing() {
     let (write, read) = (bench.write(0, 4 * KIB), bench.read(4 * KIB, 4 * KIB));
     let other = bench.write(64 * KIB, 4 * KIB);
     bench.settle();
-    assert!(!bench.is_done(write) && !bench.is_done(read) && bench.is_done(other));
+    assert!(!bench.answered(write) && !bench.answered(read) && bench.answered(other));
     bench.end(discard);
     bench.settle();
     assert_eq!((bench.outcome(write), bench.outcome(read)), (Outcome::WriteBack, Outcome::MissFilled));
@@ -57,7 +53,7 @@ fn dirty_data_is_dropped_after_a_flush_of_the_backing() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
     let id = bench.request(DISCARD, 0, 8 * KIB);
-    assert!(bench.is_done(id));
+    assert!(bench.answered(id));
     bench.until_the_backing();
     bench.next(backing(), IoOp::Discard);
     assert_eq!(bench.dirty(), 2);
@@ -143,12 +139,12 @@ fn too_many_discards_wait_for_the_backing() {
     let each = |i: u32| u64::from(i) * 64 * KIB;
     let ids: Vec<_> =
         (0..DISCARDS_MAX + 2).map(|i| bench.request(DISCARD, each(i), 4 * KIB)).collect();
-    let waiting = |bench: &Bench| ids.iter().filter(|id| !bench.is_done(**id)).count();
+    let waiting = |bench: &Bench| ids.iter().filter(|id| !bench.answered(**id)).count();
     assert_eq!(waiting(&bench), 2);
     bench.settle();
     assert_eq!(waiting(&bench), 0);
     let id = bench.request(DISCARD, 0, 4 * KIB);
-    assert!(bench.is_done(id), "there is room again");
+    assert!(bench.answered(id), "there is room again");
 }
 
 #[test]
@@ -162,7 +158,7 @@ fn durable_long_and_partial_discards_and_other_modes_wait() {
     ];
     for (mut bench, op, offset, len) in cases {
         let id = bench.request(op, offset, len);
-        assert!(!bench.is_done(id), "{op:?} {offset} {len}");
+        assert!(!bench.answered(id), "{op:?} {offset} {len}");
         bench.settle();
         assert_eq!(bench.outcome(id), Outcome::BypassZeroing);
     }
@@ -171,7 +167,7 @@ fn durable_long_and_partial_discards_and_other_modes_wait() {
     bench.flush();
     let id = bench.request(DISCARD, 512, 512);
     bench.next(flash(0), IoOp::Read);
-    assert!(!bench.is_done(id), "the rest of the sector has to reach the backing first");
+    assert!(!bench.answered(id), "the rest of the sector has to reach the backing first");
     bench.next(backing(), VOLATILE);
-    assert!(bench.is_done(id));
+    assert!(bench.answered(id));
 }
