@@ -318,10 +318,11 @@ impl Filesystem for Served {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let data = self.act((ino, handle), Operation::Read, &(offset..offset + u64::from(size)), |file, medium| {
-            let left = file.size.load(Ordering::Relaxed).saturating_sub(offset);
-            medium.read_bytes(offset, left.min(size.into()) as usize)
-        });
+        let data =
+            self.act((ino, handle), Operation::Read, &(offset..offset + u64::from(size)), |file, medium| {
+                let left = file.size.load(Ordering::Relaxed).saturating_sub(offset);
+                medium.read_bytes(offset, left.min(size.into()) as usize)
+            });
         reply!(reply, data, data => reply.data(&data));
     }
 

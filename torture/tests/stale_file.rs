@@ -97,8 +97,6 @@ fn health_reports_the_outage() {
         reader.join().expect("a client that does not panic")
     });
     reader.unwrap();
-    wait_until("no problem in health", Duration::from_secs(5), || {
-        stage.hob.try_ctl(&["health"]).success()
-    });
+    wait_until("no problem in health", Duration::from_secs(5), || stage.hob.try_ctl(&["health"]).success());
     stage.hob.stop();
 }

@@ -107,7 +107,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
     let scratch = scratch(&dir)?;
     let interrupt = Interrupt::listen()?;
-    let (rounds, count) = if arguments.quick { (1, 40) } else { (arguments.rounds.max(1), arguments.count.max(1)) };
+    let (rounds, count) =
+        if arguments.quick { (1, 40) } else { (arguments.rounds.max(1), arguments.count.max(1)) };
     let mut bench = SmallWrites::start(&hob, scratch.path())?;
     let mut medians = vec![Vec::new(); KINDS.len()];
     for _ in 0..rounds {
@@ -119,7 +120,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let medians: Vec<f64> =
         medians.into_iter().filter_map(|of_rounds| super::median(of_rounds.into_iter())).collect();
-    let base = |flushes| KINDS.iter().position(|kind| kind.flushes == flushes).map_or(f64::NAN, |at| medians[at]);
+    let base =
+        |flushes| KINDS.iter().position(|kind| kind.flushes == flushes).map_or(f64::NAN, |at| medians[at]);
     println!("{:<36}{:>12}{:>8}", "medians over a backing of 4 ms", "µs", "ratio");
     for (kind, median) in KINDS.iter().zip(&medians) {
         let ratio = median / base(kind.flushes);

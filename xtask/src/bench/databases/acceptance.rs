@@ -111,7 +111,10 @@ mod tests {
         let table = |runs: &[(&'static str, Way, f64)]| Table {
             set: "a set",
             rounds: 1,
-            runs: runs.iter().map(|(workload, way, rate)| Measured { workload, way: *way, rate: *rate }).collect(),
+            runs: runs
+                .iter()
+                .map(|(workload, way, rate)| Measured { workload, way: *way, rate: *rate })
+                .collect(),
         };
         let usual = table(&[
             (TPC_B, Way::Auto, 80.0),

@@ -33,7 +33,9 @@ impl Aligned {
 
     fn bytes(&mut self, version: u64) -> &[u8] {
         let bytes = &mut self.memory[self.start..self.start + self.len];
-        bytes.chunks_mut(SECTOR_BYTES as usize).for_each(|it| it[..8].copy_from_slice(&version.to_ne_bytes()));
+        bytes
+            .chunks_mut(SECTOR_BYTES as usize)
+            .for_each(|it| it[..8].copy_from_slice(&version.to_ne_bytes()));
         bytes
     }
 }

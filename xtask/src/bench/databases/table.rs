@@ -38,7 +38,11 @@ impl Table {
     /// Returns a chart of the rates relative to local flash, as SVG.
     pub(crate) fn picture(&self) -> String {
         let title = format!("Databases on hob: {}", self.set);
-        let mut chart = BarChart::new(title, "rate (for latencies: its inverse), as a share of local flash without hob", Unit::Percent);
+        let mut chart = BarChart::new(
+            title,
+            "rate (for latencies: its inverse), as a share of local flash without hob",
+            Unit::Percent,
+        );
         chart = chart.subtitle(format!("Medians of {}; more is better", self.rounds));
         let ways = [Way::NoCache, Way::Vfrc, Way::Auto];
         for way in ways {

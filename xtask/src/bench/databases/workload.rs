@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use super::disk::Disk;
 use super::flushes;
-use Better::{Less, More};
 use crate::shell;
+use Better::{Less, More};
 
 /// Amount of data and duration of the workloads.
 pub(crate) struct Scale {

@@ -137,8 +137,7 @@ fn a_drain_waits_for_acknowledged_discards() {
 fn too_many_discards_wait_for_the_backing() {
     let mut bench = Bench::write_back();
     let each = |i: u32| u64::from(i) * 64 * KIB;
-    let ids: Vec<_> =
-        (0..DISCARDS_MAX + 2).map(|i| bench.request(DISCARD, each(i), 4 * KIB)).collect();
+    let ids: Vec<_> = (0..DISCARDS_MAX + 2).map(|i| bench.request(DISCARD, each(i), 4 * KIB)).collect();
     let waiting = |bench: &Bench| ids.iter().filter(|id| !bench.answered(**id)).count();
     assert_eq!(waiting(&bench), 2);
     bench.settle();

@@ -14,7 +14,15 @@ impl FileBacking {
         (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0
     }
 
-    pub(super) fn transfer(&self, ring: &mut Ring, index: u32, op: IoOp, fd: Fd, offset: u64, slice: BufferSlice) {
+    pub(super) fn transfer(
+        &self,
+        ring: &mut Ring,
+        index: u32,
+        op: IoOp,
+        fd: Fd,
+        offset: u64,
+        slice: BufferSlice,
+    ) {
         let token = self.attached().tokens.token(index);
         let durability = match op {
             IoOp::Read => return ring.read(token, fd, offset, slice),
@@ -26,7 +34,14 @@ impl FileBacking {
     }
 
     /// Splits a transfer so that its aligned part is direct I/O. Returns the number of operations.
-    pub(super) fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
+    pub(super) fn transfer_parts(
+        &self,
+        ring: &mut Ring,
+        index: u32,
+        op: IoOp,
+        offset: u64,
+        slice: BufferSlice,
+    ) -> u32 {
         let Attached { direct, buffered, .. } = self.attached();
         if let Some(direct) = direct.filter(|_| self.is_direct(offset, slice)) {
             self.transfer(ring, index, op, direct, offset, slice);
