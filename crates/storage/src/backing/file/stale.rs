@@ -3,8 +3,9 @@
 //! ESTALE means that the server does not know the handle of the open file any more, for example
 //! after a failover or after its filesystem was exported again. The descriptor never recovers. So
 //! requests wait, and the path is opened again every [`RETRY_NS`] until it leads to the same file:
-//! same inode, and not shorter. The new file takes the place of the old one behind the same
-//! descriptor numbers. It is locked first, if the old one was locked when it was opened. If another
+//! same inode and creation time, and not shorter. Without creation times, another file may have got
+//! the inode's number, so hob does not use the file, and an operator decides. The new file takes
+//! the place of the old one behind the same descriptor numbers. It is locked first, if the old one was locked when it was opened. If another
 //! process has its lock by then, hob does not use the file.
 //!
 //! Requests fail after the disk's `backing_timeout`, which counts from the start of the outage. The
@@ -37,7 +38,7 @@ const WAIT_NS_MIN: u64 = 1_000_000_000;
 /// State of the file's handle.
 pub(super) struct Stale {
     path: PathBuf,
-    monitor: Arc<Monitor>,
+    pub(super) monitor: Arc<Monitor>,
     /// Whether the file was locked when it was opened.
     is_locked: bool,
     /// Start of the outage; `None` while the handle is valid.
@@ -154,6 +155,12 @@ impl Again {
         };
         let buffered = open(0)?;
         let metadata = buffered.metadata()?;
+        if metadata.created().is_err() {
+            return Err(io::Error::other(
+                "its filesystem has no creation times, so hob cannot tell whether it is still the same file; \
+                 if it is, restart hob",
+            ));
+        }
         let found = identity::of_file("file", &metadata, self.size_bytes);
         if found != self.identity_text || metadata.size() < self.size_bytes {
             let size_bytes = metadata.size();
