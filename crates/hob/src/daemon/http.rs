@@ -112,11 +112,17 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/v1/swap/{swap}", get(swap::swap).patch(swap::set).delete(swap::remove))
         .route("/v1/datastores", get(qos::datastores))
         .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
-        .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
+        .fallback(async || {
+            Answer::no(
+                StatusCode::NOT_FOUND,
+                "there is no such path; see \
+            /openapi.json",
+            )
+        })
         .method_not_allowed_fallback(async || {
             Answer::no(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "this cannot be done with that method; see /openapi.json",
+                "this path does not support the method; see /openapi.json",
             )
         })
         .merge(migration::routes())

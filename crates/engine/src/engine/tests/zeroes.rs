@@ -1,4 +1,4 @@
-//! Zeroes and discards under write-back: which of them flash takes.
+//! Zeroes and discards under write-back: which of them flash accepts.
 
 use super::write_back::{VOLATILE, backing, flash};
 use super::*;
@@ -27,7 +27,7 @@ fn small_zeroes_complete_in_flash() {
     }
 }
 
-/// Each of many takes another part of the lent buffers, and gives it back.
+/// Each of many requests uses a part of the buffer with zeroes, and returns it.
 #[test]
 fn zeroes_give_their_buffer_back() {
     let mut bench = Bench::write_back();

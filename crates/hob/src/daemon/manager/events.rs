@@ -119,9 +119,10 @@ impl Manager {
                 let lost = count - entry.held.len();
                 let name = entry.wanted.name.clone();
                 entry.cache_reason = Some(match entry.held.len() {
-                    0 => "all of its flash is fenced after errors".to_owned(),
+                    0 => "all flash of the cache is fenced after errors".to_owned(),
                     left => format!(
-                        "{lost} of its {count} segments were lost with a fenced device, {left} are left"
+                        "the cache lost {lost} of its {count} segments with a fenced device, and \
+                        has {left} left"
                     ),
                 });
                 for segment in segments {
@@ -135,26 +136,27 @@ impl Manager {
                 self.note_health(
                     device,
                     DeviceState::Stalled,
-                    "its host does not answer in time; writes wait for it",
+                    "the lending host does not answer in time, and writes wait for it",
                 );
             }
             ShardEvent::Stalled(device) => {
                 self.note_health(
                     device,
                     DeviceState::Stalled,
-                    "it does not answer in time; caches bypass it",
+                    "the device does not answer in time, and caches bypass it",
                 );
             }
             ShardEvent::PeerSilent(device) => {
                 // A short pause of the device may only have been counted so far.
                 tracing::error!(
                     device = device.0,
-                    "the lender of a remote flash device does not answer; hob abandons the device"
+                    "the host that lends a remote flash device does not answer; hob stops using the \
+                    device"
                 );
                 self.note_health(
                     device,
                     DeviceState::Stalled,
-                    "its lender does not answer, and the device is abandoned",
+                    "the lending host does not answer, and hob stops using the device",
                 );
                 let manager = self.clone();
                 tokio::spawn(async move { manager.pools.peer_silent(device).await });
@@ -165,8 +167,8 @@ impl Manager {
                 self.note_cache(
                     disk,
                     &format!(
-                        "{lost} of data that is not on the backing cannot be read from flash; reads of it fail until it is \
-                         written again, or given up with 'hob cache discard-dirty'"
+                        "{lost} of dirty data cannot be read from flash; reads of it fail until the \
+                        data is written again, or discarded with 'hob cache discard-dirty'"
                     ),
                 );
             }
@@ -230,7 +232,10 @@ impl Manager {
         };
         for name in names {
             let Some(_guard) = self.guard_patiently(&name, "moved off a failed device").await else {
-                tracing::warn!("disk {name}: it is being changed; its cache leaves the failed device later");
+                tracing::warn!(
+                    "disk {name}: another change is in progress; hob moves the cache off \
+                    the failed device afterwards"
+                );
                 continue;
             };
             match self.pools.leave_device(&name, device).await {
@@ -256,7 +261,9 @@ impl Manager {
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
         let reason = match self.inner().is_peer(device) {
-            true => "its lender does not answer; replicas are created again when it does".to_owned(),
+            true => "the lending host does not answer; hob creates replicas again when it \
+                does"
+                .to_owned(),
             false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);
@@ -289,8 +296,9 @@ impl Manager {
                 if let Some(pause) = entry.stalls.end(std::time::Instant::now()) {
                     let (count, pause) = (entry.stalls.count, pause.as_millis());
                     tracing::info!(
-                        "pool {pool}: {path} answers again, {pause} ms after the pause was noticed; pauses since hob \
-                         started: {count}; further pauses within the hour are only counted (metric hob_device_stalls)"
+                        "pool {pool}: {path} answers again, {pause} ms after hob noticed the pause; \
+                        pauses since hob started: {count}; hob does not log further pauses within \
+                        the hour, but counts them (metric hob_device_stalls)"
                     );
                 }
             }

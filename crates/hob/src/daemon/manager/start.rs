@@ -101,7 +101,7 @@ impl Manager {
                 manager.disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
                     tracing::info!(
-                        "disk {name}: opening took {} s; its clients waited",
+                        "disk {name}: opening it took {} s, and its clients waited",
                         started.elapsed().as_secs()
                     );
                 }
@@ -292,10 +292,13 @@ impl Manager {
                 let journal = JournalSpec { owner, ring: 1, mode_unknown: true, ..JournalSpec::new() };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
-            _ => Err(ApiError::conflict(format!(
-                "{device} holds a persistent cache, which may have data that is not on the backing"
-            ))
-            .hint("serve the disk as before, with --persistent or a mode or preset that implies it, or say --force to lose it")),
+            _ => {
+                Err(ApiError::conflict(format!("{device} has a persistent cache, which may have dirty data"))
+                    .hint(
+                        "serve the disk as before, with --persistent or a mode or preset that implies it, \
+                or pass --force to discard the cache",
+                    ))
+            }
         }
     }
 
@@ -313,7 +316,7 @@ impl Manager {
             let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
             if let Some((path, reason)) = opened.offline.first() {
                 return Err(ApiError::failed(format!("{}: {reason}", path.display()))
-                    .hint("name another pool file, or say --force if its contents may go"));
+                    .hint("choose another pool file, or pass --force to discard its contents"));
             }
             let is_kept =
                 !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
@@ -354,8 +357,9 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
         let owner = owners.entry(name.clone()).or_insert_with(|| name.clone());
         if owner != name {
             tracing::error!(
-                "disk {name} of hob.toml is not served: disk {owner} has an export '{name}'; call the disk otherwise, or say \
-                 'hob export remove {owner} {name}' and start the daemon again"
+                "disk {name} of hob.toml is not served, because disk {owner} has an export \
+                '{name}'; rename the disk, or run 'hob export remove {owner} {name}' and start the \
+                daemon again"
             );
             return false;
         }
@@ -364,8 +368,8 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
             let owner = owners.entry(of.clone()).or_insert_with(|| name.clone());
             if owner != name {
                 tracing::error!(
-                    "{name} goes without its export '{of}': clients find disk {owner} by that name; \
-                     'hob export add' gives it one of another name"
+                    "{name} is served without its export '{of}', because disk {owner} has that \
+                    name; add an export with another name by 'hob export add'"
                 );
             }
             owner == name
@@ -390,7 +394,7 @@ async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), ApiError
         match flash.add_device(spec, Overwrite::Refuse).await {
             Ok((_, devices)) => {
                 tracing::warn!(
-                    "pool {}: making it was interrupted; {} is formatted now",
+                    "pool {}: its creation was interrupted; hob formats {} now",
                     pool.name,
                     path.display()
                 );
@@ -407,8 +411,8 @@ fn remove_pool_file(path: &Path) -> Result<(), ApiError> {
     let file = std::fs::File::open(path).map_err(failed)?;
     if let Some(device) = FileId::of(&file).and_then(loops_over).ok().and_then(|mut over| over.pop()) {
         let (path, device) = (path.display(), device.display());
-        return Err(ApiError::conflict(format!("{path} lies under {device}, and what is there is in use"))
-            .hint("'swapon' and 'losetup -l' show it; end that first"));
+        return Err(ApiError::conflict(format!("{path} is on {device}, which is in use"))
+            .hint("'swapon' and 'losetup -l' show the use; end it first"));
     }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => std::fs::remove_file(path).map_err(failed),

@@ -9,7 +9,7 @@ use super::*;
 use crate::backing::Condition;
 use crate::ring::RingConfig;
 
-/// More than may occupy a worker.
+/// More than may occupy worker threads.
 const CHANGES: u32 = 200;
 
 #[test]

@@ -35,7 +35,12 @@ impl Manager {
 
     /// Saves a migration record, except [`Record::Gone`].
     pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
-        let record = RecordSpec::of(record).ok_or_else(|| ApiError::failed("that is kept elsewhere"))?;
+        let record = RecordSpec::of(record).ok_or_else(|| {
+            ApiError::failed(
+                "internal error: this \
+            migration record cannot be saved",
+            )
+        })?;
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;

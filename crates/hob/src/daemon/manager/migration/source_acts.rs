@@ -239,7 +239,7 @@ impl Manager {
         let spec = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            disk.phase = DiskPhase::Away(format!("it is at {to}"));
+            disk.phase = DiskPhase::Away(format!("the disk is on {to}"));
             disk.has_cache = false;
             disk.lock = None;
             disk.cache_reason = None;
