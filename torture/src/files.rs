@@ -44,6 +44,9 @@ pub struct File {
     size: AtomicU64,
     modified: Mutex<SystemTime>,
     behaviour: Behaviour,
+    /// Handle of the file for programs that open it now. Requests with other handles fail.
+    handle: AtomicU64,
+    refuses_opens: AtomicBool,
 }
 
 /// A mounted test file system. Dropping this value unmounts the file system.
@@ -79,6 +82,8 @@ impl File {
             size,
             modified,
             behaviour: Behaviour::default(),
+            handle: AtomicU64::new(0),
+            refuses_opens: AtomicBool::new(false),
         })
     }
 
@@ -96,6 +101,18 @@ impl File {
     /// Sets the file's modification time to now.
     pub fn touch(&self) {
         *lock(&self.modified) = SystemTime::now();
+    }
+
+    /// Makes all open handles of the file stale, as after a failover of an NFS server: requests with
+    /// them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
+    pub fn expire_handles(&self) {
+        self.refuses_opens.store(true, Ordering::SeqCst);
+        self.handle.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Lets programs open the file again.
+    pub fn admit(&self) {
+        self.refuses_opens.store(false, Ordering::SeqCst);
     }
 
     fn resize(&self, bytes: u64) {
@@ -177,12 +194,15 @@ impl Served {
     /// request.
     fn act<T>(
         &self,
-        ino: INodeNo,
+        (ino, handle): (INodeNo, FileHandle),
         operation: Operation,
         range: &std::ops::Range<u64>,
         work: impl FnOnce(&File, &mut Medium) -> T,
     ) -> Result<T, Errno> {
         let file = self.file(ino)?;
+        if u64::from(handle) != file.handle.load(Ordering::SeqCst) {
+            return Err(Errno::ESTALE);
+        }
         file.behaviour.wait(|| self.0.stopping.load(Ordering::Relaxed));
         let mut medium = file.medium();
         match file.behaviour.error(operation, range, &mut medium) {
@@ -267,8 +287,12 @@ impl Filesystem for Served {
         reply!(reply, self.attributes(ino.into()), attributes => reply.attr(&TTL, &attributes));
     }
 
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let handle = self.file(ino).and_then(|file| match file.refuses_opens.load(Ordering::SeqCst) {
+            true => Err(Errno::ESTALE),
+            false => Ok(file.handle.load(Ordering::SeqCst)),
+        });
+        reply!(reply, handle, handle => reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO));
     }
 
     fn create(&self, _: &Request, _: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
@@ -287,17 +311,18 @@ impl Filesystem for Served {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         size: u32,
         _: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let data = self.act(ino, Operation::Read, &(offset..offset + u64::from(size)), |file, medium| {
-            let left = file.size.load(Ordering::Relaxed).saturating_sub(offset);
-            medium.read_bytes(offset, left.min(size.into()) as usize)
-        });
+        let data =
+            self.act((ino, handle), Operation::Read, &(offset..offset + u64::from(size)), |file, medium| {
+                let left = file.size.load(Ordering::Relaxed).saturating_sub(offset);
+                medium.read_bytes(offset, left.min(size.into()) as usize)
+            });
         reply!(reply, data, data => reply.data(&data));
     }
 
@@ -305,7 +330,7 @@ impl Filesystem for Served {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         data: &[u8],
         _: WriteFlags,
@@ -314,7 +339,7 @@ impl Filesystem for Served {
         reply: ReplyWrite,
     ) {
         let end = offset + data.len() as u64;
-        let written = self.act(ino, Operation::Write, &(offset..end), |file, medium| {
+        let written = self.act((ino, handle), Operation::Write, &(offset..end), |file, medium| {
             if end > file.size.load(Ordering::Relaxed) {
                 medium.resize(end);
                 file.size.store(end, Ordering::Relaxed);
@@ -330,8 +355,8 @@ impl Filesystem for Served {
         reply.ok();
     }
 
-    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let done = self.act(ino, Operation::Flush, &(0..0), |_, medium| medium.flush());
+    fn fsync(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
+        let done = self.act((ino, handle), Operation::Flush, &(0..0), |_, medium| medium.flush());
         reply!(reply, done, _done => reply.ok());
     }
 
@@ -339,14 +364,14 @@ impl Filesystem for Served {
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
         reply: ReplyEmpty,
     ) {
         let end = offset + length;
-        let done = self.act(ino, Operation::Trim, &(offset..end), |file, medium| {
+        let done = self.act((ino, handle), Operation::Trim, &(offset..end), |file, medium| {
             let size = file.size.load(Ordering::Relaxed);
             if mode & KEEP_SIZE == 0 && end > size {
                 medium.resize(end);

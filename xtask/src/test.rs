@@ -53,7 +53,7 @@ enum Step {
     Conformance,
     /// Run the black-box tests that move data without io_uring
     Ring,
-    /// Run two minutes of fault injection against the release binary
+    /// Run two minutes of fault injection against the release binary, and test stale file handles
     Torture,
     /// Check the dashboard's bundle, and run its tests in a browser
     Dashboard,
@@ -62,12 +62,14 @@ enum Step {
     /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
     /// the next step
     Rbd,
+    /// Test the feature `objects-cloud` with a small S3 server
+    Cloud,
     /// Run each fuzz target for twenty seconds
     Fuzz,
 }
 
 impl Step {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -80,6 +82,7 @@ impl Step {
         Self::Dashboard,
         Self::Psk,
         Self::Rbd,
+        Self::Cloud,
         Self::Fuzz,
     ];
 
@@ -97,6 +100,7 @@ impl Step {
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
             Self::Rbd => "feature rbd",
+            Self::Cloud => "feature objects-cloud",
             Self::Fuzz => "fuzz",
         }
     }
@@ -142,10 +146,15 @@ impl Step {
                 let targets: Vec<&str> = RING_TESTS.into_iter().flat_map(|file| ["--test", file]).collect();
                 suite::against_release(&targets, &[("HOB_RING", "threads")])
             }
-            Self::Torture => torture::harness(&suite::hob()?, &["--minutes", TORTURE_MINUTES]),
+            Self::Torture => {
+                let mut stale = shell::cargo(&["test", "-p", "torture", "--test", "stale_file"]);
+                shell::run_tests(stale.env("HOB_BIN", suite::hob()?))?;
+                torture::harness(&suite::hob()?, &["--minutes", TORTURE_MINUTES])
+            }
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
             Self::Rbd => rbd(),
+            Self::Cloud => cloud(),
             Self::Fuzz => fuzz(),
         }
     }
@@ -225,6 +234,13 @@ fn rbd() -> Result<()> {
     let hob = build_with_features()?;
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
     shell::run_tests(command.env("HOB_BIN", hob))
+}
+
+/// Runs the tests of object stores in a cloud.
+fn cloud() -> Result<()> {
+    let storage = ["-p", "hob-storage", "--features", "objects-cloud", "--test", "backing_s3"];
+    shell::run(&mut shell::cargo(&[&["clippy"], &storage[..], &["--", "-D", "warnings"]].concat()))?;
+    shell::run_tests(&mut shell::cargo(&[&["test"], &storage[..]].concat()))
 }
 
 /// Runs every fuzz target for a short time. The sanitizer needs an unstable compiler flag, which

@@ -8,7 +8,9 @@
 //! exist at the same time. Each round measures every workload on every disk, one after the other,
 //! in a rotating order. Results are medians of the rounds, without a first warm-up round.
 
+mod acceptance;
 mod disk;
+mod flushes;
 mod table;
 mod workload;
 
@@ -19,6 +21,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use conformance::Delays;
 
+use self::acceptance::{Acceptance, criteria};
 use self::disk::{Disk, Way};
 use self::table::{Measured, Table};
 use self::workload::{Scale, WORKLOADS};
@@ -111,8 +114,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         tables.push(table);
     }
+    let [usual, slow_flush] = &tables[..] else { bail!("there is a table for each set") };
+    let criteria = criteria(usual, slow_flush);
+    println!("{}", Acceptance(&criteria));
     if let Some(path) = &arguments.json {
-        let all: Vec<_> = tables.iter().map(Table::json).collect();
+        let sets: Vec<_> = tables.iter().map(Table::json).collect();
+        let all = serde_json::json!({"sets": sets, "acceptance": Acceptance(&criteria).json()});
         let text = serde_json::to_string_pretty(&all)?;
         std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
         println!("every figure: {}", path.display());

@@ -8,6 +8,7 @@ mod qos;
 mod rbd;
 mod report;
 mod server;
+mod small_writes;
 mod vhost;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ pub(crate) enum Bench {
     Qos(qos::Arguments),
     /// Compare a disk on Ceph RBD, with and without a cache, with librbd on a local cluster
     Rbd(rbd::Arguments),
+    /// Measure small and unaligned changes under write-back on a slow backing
+    SmallWrites(small_writes::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<()> {
@@ -40,6 +43,7 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
         Bench::Lab(arguments) => lab::run(arguments),
         Bench::Qos(arguments) => qos::run(arguments),
         Bench::Rbd(arguments) => rbd::run(arguments),
+        Bench::SmallWrites(arguments) => small_writes::run(arguments),
     }
 }
 

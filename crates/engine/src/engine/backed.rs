@@ -447,6 +447,9 @@ impl Engine {
     /// Sends a change to the backing again, because the first write may be lost. The backing may
     /// have lost part of the change, or part of the dirty data that the change covers partly.
     pub(super) fn change_again(&mut self, now: Instant, slot: u32) {
+        if self.end_answered(slot) {
+            return;
+        }
         let range = self.requests[slot].range;
         if self.requests[slot].resends == RESENDS_MAX {
             return self.end_change(now, slot, Err(IoError::Failed));

@@ -332,7 +332,8 @@ impl Engine {
         let Some(command) = disk.draining else { return };
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
         let lost = disk.lost.len() as u64;
-        if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
+        let is_busy = disk.flash_writes > 0 || disk.answered_discards > 0;
+        if is_busy || dirty > lost || !disk.destager.is_idle() {
             return;
         }
         // From now on writes may bypass the cache. A crash must not bring back the older dirty data

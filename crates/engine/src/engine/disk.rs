@@ -87,6 +87,8 @@ pub(super) struct Disk {
     pub(super) lost: BTreeSet<u64>,
     /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
+    /// Number of acknowledged discards that the backing does not have yet.
+    pub(super) answered_discards: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
     /// Zones that are being written on the backing, or that may not be durable there. The fields
@@ -141,6 +143,7 @@ impl Disk {
             awaiting_journal: AwaitingJournal::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
+            answered_discards: 0,
             backed: Backed::new(config.size_bytes),
             sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),

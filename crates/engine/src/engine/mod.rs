@@ -38,6 +38,7 @@ mod destage_buffers;
 mod destager;
 mod direct;
 mod disk;
+mod early_discard;
 mod fill;
 mod gate;
 mod growth;
@@ -246,6 +247,8 @@ struct Active {
     written: Vec<(u64, u32)>,
     /// True if admission refused the request's blocks. Admission is not asked again.
     not_admitted: bool,
+    /// True for a discard that was acknowledged before the backing has it.
+    is_answered: bool,
     /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
     /// Number of writes to the backing that were complete when the request's flush of the backing

@@ -58,6 +58,7 @@ impl Engine {
             shared: Vec::new(),
             written: Vec::new(),
             not_admitted: false,
+            is_answered: false,
             zoned: false,
             flush_mark: 0,
             bypassed,
@@ -135,6 +136,7 @@ impl Engine {
 
     /// Answers a request. The request stays in flight until `finish`.
     pub(super) fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        assert!(!self.requests[slot].is_answered, "a request has one reply");
         self.keep_in_memory(slot, result);
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
@@ -169,6 +171,7 @@ impl Engine {
         let disk = self.disk_mut(active.request.disk);
         disk.in_flight -= 1;
         disk.ownership.guests -= u32::from(!active.request.op.is_own());
+        disk.answered_discards -= u32::from(active.is_answered);
         self.unsettled.push(active.request.disk);
     }
 }

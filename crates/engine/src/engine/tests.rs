@@ -11,6 +11,7 @@ mod bulk;
 mod change;
 mod destage_limits;
 mod direct;
+mod early_discard;
 mod ends;
 mod errors;
 mod growth;

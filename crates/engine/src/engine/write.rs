@@ -12,6 +12,9 @@ impl Engine {
     /// data of the range is invalid. The lock is exclusive, so no request reads that data
     /// meanwhile.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
+        if self.end_answered(slot) {
+            return;
+        }
         // This may be a second start, after the cache with the dirty data was removed.
         self.requests[slot].over_dirty = false;
         self.end_bulk(now, slot, Ok(()));
@@ -179,6 +182,9 @@ impl Engine {
     }
 
     pub(super) fn end_change(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
+        if self.end_answered(slot) {
+            return;
+        }
         if let Op::Discard(durability) | Op::WriteZeroes(durability, _) = self.requests[slot].request.op
             && result.is_ok()
             && self.must_commit_answer(slot, durability)

@@ -399,6 +399,7 @@ impl Engine {
             }
             return;
         }
+        self.answer_discard(now, slot);
         if self.mark_zones(slot) {
             self.requests[slot].phase = Phase::CommitThenThrough;
             return self.commit(slot);
@@ -439,8 +440,11 @@ impl Engine {
     /// Handles the durability of a change that replaces dirty data on the backing.
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
         self.drop_sectors(now, slot, |_| true);
+        self.requests[slot].over_dirty = false;
+        if self.end_answered(slot) {
+            return;
+        }
         let active = &mut self.requests[slot];
-        active.over_dirty = false;
         let op = active.request.op;
         active.outcome =
             if matches!(op, Op::Write(_)) { Outcome::WriteNotCopied } else { Outcome::BypassZeroing };

@@ -27,9 +27,14 @@
 //! A write past the end of a file would enlarge it again, with a hole of zeroes. So the file's size
 //! is read before the first change of each iteration of the shard's loop. Changes past the end
 //! fail. Reading the size does not wait for the file's filesystem.
+//!
+//! # Stale file handles
+//! On a network filesystem, requests wait while the file is opened again after ESTALE; see `stale`.
 
 mod end;
+mod parts;
 mod probe;
+mod stale;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::OpenOptions;
@@ -42,7 +47,7 @@ use std::time::Duration;
 
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
-use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
+use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use rustix::fs::FallocateFlags;
 
 use self::end::FileEnd;
@@ -60,6 +65,7 @@ use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
+use stale::Stale;
 
 /// Flag in the token index of an I/O with several operations; the other bits are its slot. Without
 /// the flag, the index is the I/O's id.
@@ -88,9 +94,9 @@ struct Several {
     /// Number of the I/O's operations in the ring.
     in_flight: u32,
     result: Result<(), IoError>,
-    /// Whether the lease gate blocked one of the I/O's operations.
+    /// Whether the lease gate or a stale file handle stopped one of the I/O's operations.
     stopped: bool,
-    /// Time at which the I/O fails if the lease gate still blocks it.
+    /// Time at which the I/O fails if it is still stopped.
     deadline: Instant,
 }
 
@@ -105,6 +111,8 @@ enum Step {
     Punch,
     /// Trying to zero a range that stays allocated.
     ZeroRange,
+    /// Flushing the file.
+    Flush,
     /// Writing zeroes; up to this offset they are there or on their way.
     Zeroes(u64),
 }
@@ -134,9 +142,10 @@ struct FileBacking {
     in_flight: usize,
     /// Lease gate, if other hosts may also write the disk.
     gate: Option<Arc<dyn Gate>>,
-    /// Slots of changes that the lease gate blocked, and the time of their retry.
+    /// Slots of I/Os that the lease gate or a stale file handle stopped, and the time of their retry.
     stopped: Vec<u32>,
     retry_at: Instant,
+    stale: Stale,
     /// Whether another host owns the disk.
     is_lost: bool,
     wait_ns: u64,
@@ -308,6 +317,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         gate: None,
         stopped: Vec::new(),
         retry_at: Instant(0),
+        stale: Stale::new(path, options),
         is_lost: false,
         wait_ns: options.wait_max.as_nanos() as u64,
         working: BTreeSet::new(),
@@ -345,7 +355,7 @@ impl FileBacking {
     }
 
     /// Handles the end of a helper job.
-    fn helper_ended(&mut self, ring: &mut Ring) {
+    fn helper_ended(&mut self, ring: &mut Ring, now: Instant) {
         let (event, _) = self.event.expect("what completes was awaited");
         self.event = Some((event, false));
         while let Some(ended) = self.helper.poll() {
@@ -353,6 +363,7 @@ impl FileBacking {
                 Ended::Status(id, status) if self.asked.remove(&id) => self.statuses.push_back((id, status)),
                 // The query was answered when the backing was closed.
                 Ended::Status(..) => {}
+                Ended::Reopened(result) => self.reopened(ring, now, result),
                 Ended::Closed(mark) => {
                     self.life = Life::Closed(mark);
                     self.attached = None;
@@ -360,7 +371,7 @@ impl FileBacking {
                 }
             }
         }
-        if !self.asked.is_empty() || self.life == Life::Closing {
+        if !self.asked.is_empty() || self.life == Life::Closing || self.stale.is_opening() {
             self.event = Some((event, true));
             ring.await_event(self.attached().tokens.token(HELPER), event);
         }
@@ -388,52 +399,8 @@ impl FileBacking {
         self.attached.expect("a backing is attached before it is used")
     }
 
-    /// Returns true if a whole transfer is aligned for the direct descriptor. The slice's offset in
-    /// its page equals the sector offset, except in special buffers.
-    fn is_direct(&self, offset: u64, slice: BufferSlice) -> bool {
-        let mask = u64::from(self.info.block_bytes) - 1;
-        (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0
-    }
-
-    fn transfer(&self, ring: &mut Ring, index: u32, op: IoOp, fd: Fd, offset: u64, slice: BufferSlice) {
-        let token = self.attached().tokens.token(index);
-        let durability = match op {
-            IoOp::Read => return ring.read(token, fd, offset, slice),
-            _ if self.gate.is_some() && fd == self.attached().buffered => Durability::Durable,
-            IoOp::Write(durability) => durability,
-            _ => Durability::Volatile,
-        };
-        ring.write(token, fd, offset, slice, durability);
-    }
-
-    /// Splits a transfer so that its aligned part is direct I/O. Returns the number of operations.
-    fn transfer_parts(&self, ring: &mut Ring, index: u32, op: IoOp, offset: u64, slice: BufferSlice) -> u32 {
-        let Attached { direct, buffered, .. } = self.attached();
-        if let Some(direct) = direct.filter(|_| self.is_direct(offset, slice)) {
-            self.transfer(ring, index, op, direct, offset, slice);
-            return 1;
-        }
-        let end = offset + u64::from(slice.len);
-        let (from, to) = (sector_ceil(offset), sector_floor(end));
-        let same_phase = offset % SECTOR_BYTES == u64::from(slice.offset) % SECTOR_BYTES;
-        let Some(direct) = direct.filter(|_| same_phase && from < to) else {
-            self.transfer(ring, index, op, buffered, offset, slice);
-            return 1;
-        };
-        let mut count = 0;
-        for (fd, first, last) in [(buffered, offset, from), (direct, from, to), (buffered, to, end)] {
-            if first < last {
-                let start = slice.offset + (first - offset) as u32;
-                let part = BufferSlice { id: slice.id, offset: start, len: (last - first) as u32 };
-                self.transfer(ring, index, op, fd, first, part);
-                count += 1;
-            }
-        }
-        count
-    }
-
     fn start_several(&mut self, ring: &mut Ring, now: Instant, io: &Io, step: Step) {
-        let deadline = now + self.wait_ns;
+        let deadline = self.stale.deadline(now, self.wait_ns);
         let several = Several { io: *io, step, in_flight: 0, result: Ok(()), stopped: false, deadline };
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -445,6 +412,9 @@ impl FileBacking {
                 self.several.len() as u32 - 1
             }
         };
+        if self.stale.is_stale() {
+            return self.stop(now, slot);
+        }
         self.run_step(ring, slot);
     }
 
@@ -462,6 +432,10 @@ impl FileBacking {
                 let slice = io.slice.expect("a transfer has a slice");
                 self.transfer_parts(ring, index, io.op, io.offset, slice)
             }
+            Step::Flush => {
+                ring.fsync(tokens.token(index), buffered);
+                1
+            }
             Step::Discard | Step::Punch => fallocate(ring, PUNCH),
             Step::ZeroRange => fallocate(ring, ZERO),
             Step::Zeroes(from) => {
@@ -476,10 +450,11 @@ impl FileBacking {
         self.several[slot as usize].in_flight = count;
     }
 
-    /// Handles an operation that the lease gate blocked: retries the whole I/O later, or fails it.
+    /// Handles an I/O that the lease gate or a stale file handle stopped: retries the whole I/O
+    /// later, or fails it.
     fn stop(&mut self, now: Instant, slot: u32) {
         let Several { io, deadline, .. } = self.several[slot as usize];
-        let error = match self.is_lost {
+        let error = match self.is_lost || self.life != Life::Open {
             true => IoError::ShuttingDown,
             false if deadline <= now => IoError::Failed,
             false => {
@@ -519,6 +494,21 @@ impl FileBacking {
         let granted = step == Step::Discard && result == Err(IoError::Unsupported);
         self.free.push(slot);
         self.finish(io.id, if granted { Ok(()) } else { result });
+    }
+
+    /// Retries the I/Os that were stopped, or fails those that waited too long.
+    fn retry_stopped(&mut self, ring: &mut Ring, now: Instant) {
+        let is_open = self.gate.as_ref().is_none_or(|gate| gate.is_open()) && !self.stale.is_stale();
+        for slot in std::mem::take(&mut self.stopped) {
+            if !is_open {
+                self.stop(now, slot);
+                continue;
+            }
+            let several = &mut self.several[slot as usize];
+            (several.step, several.result, several.stopped) = (first_step(several.io.op), Ok(()), false);
+            self.run_step(ring, slot);
+        }
+        self.resume(ring, now);
     }
 
     /// Returns true if an operation may occupy a worker thread of the kernel.
@@ -565,6 +555,8 @@ impl FileBacking {
         match (io.op, io.slice) {
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
             (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
+            // The I/O may have to be repeated.
+            _ if self.class == FdClass::Foreign => self.start_several(ring, now, io, first_step(io.op)),
             (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
             // The flush may have to be repeated.
             (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
@@ -589,8 +581,12 @@ impl FileBacking {
             return self.finish(IoId(index), result);
         }
         let slot = index & !SEVERAL;
+        let is_stale = completion.result == -libc::ESTALE && self.class == FdClass::Foreign;
+        if is_stale {
+            self.reopen(ring, now);
+        }
         let several = &mut self.several[slot as usize];
-        several.stopped |= completion.result == -libc::ECANCELED && self.gate.is_some();
+        several.stopped |= is_stale || completion.result == -libc::ECANCELED && self.gate.is_some();
         // A block device refuses ranges that are not whole blocks; hob then does the same.
         let refused = completion.result == -libc::EINVAL
             && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
@@ -609,6 +605,7 @@ fn first_step(op: IoOp) -> Step {
         IoOp::Discard => Step::Discard,
         IoOp::WriteZeroes(Zeroing::MayUnmap | Zeroing::FastMayUnmap) => Step::Punch,
         IoOp::WriteZeroes(_) => Step::ZeroRange,
+        IoOp::Flush => Step::Flush,
         _ => Step::Parts,
     }
 }
@@ -650,7 +647,7 @@ impl Driver for FileBacking {
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         if completion.token.index() == HELPER {
-            return self.helper_ended(ring);
+            return self.helper_ended(ring, now);
         }
         self.io_ended(ring, now, &completion);
         self.resume(ring, now);
@@ -666,24 +663,17 @@ impl Driver for FileBacking {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        (!self.stopped.is_empty()).then_some(self.retry_at)
+        let retry = (!self.stopped.is_empty()).then_some(self.retry_at);
+        retry.into_iter().chain(self.stale.poll_timeout()).min()
     }
 
     fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
-        if now < self.retry_at {
-            return;
+        if self.stale.poll_timeout().is_some_and(|at| at <= now) {
+            self.reopen(ring, now);
         }
-        let is_open = self.gate.as_ref().is_none_or(|gate| gate.is_open());
-        for slot in std::mem::take(&mut self.stopped) {
-            if !is_open {
-                self.stop(now, slot);
-                continue;
-            }
-            let several = &mut self.several[slot as usize];
-            (several.step, several.result, several.stopped) = (first_step(several.io.op), Ok(()), false);
-            self.run_step(ring, slot);
+        if now >= self.retry_at {
+            self.retry_stopped(ring, now);
         }
-        self.resume(ring, now);
     }
 
     fn revoke(&mut self, _ring: &mut Ring, now: Instant) {

@@ -4,6 +4,7 @@
 //! has at most one such thread, which exists only while it has jobs. An eventfd signals ended jobs.
 
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +23,8 @@ pub(super) enum Job {
     Status(u64, Box<dyn FnOnce() -> Status + Send>),
     /// Closes the files, and returns the time of their last change.
     Close(Box<dyn FnOnce() -> Option<ChangeMark> + Send>),
+    /// Opens the file again.
+    Reopen(Box<dyn FnOnce() -> io::Result<()> + Send>),
 }
 
 /// A completed job.
@@ -30,6 +33,8 @@ pub(super) enum Ended {
     Status(u64, Status),
     /// The files are closed.
     Closed(Option<ChangeMark>),
+    /// The file was opened again, or could not be.
+    Reopened(io::Result<()>),
 }
 
 /// Handle to the helper thread of one backing.
@@ -62,7 +67,7 @@ impl Helper {
     ///
     /// # Errors
     /// The system's error if it has no descriptor for the eventfd.
-    pub(super) fn new() -> std::io::Result<Helper> {
+    pub(super) fn new() -> io::Result<Helper> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Helper { shared: Arc::new(Shared { event, state: Mutex::default() }) })
     }
@@ -110,6 +115,7 @@ impl Shared {
             let ended = match job {
                 Job::Status(id, ask) => Ended::Status(id, ask()),
                 Job::Close(close) => Ended::Closed(close()),
+                Job::Reopen(open) => Ended::Reopened(open()),
             };
             self.state().ended.push_back(ended);
             self.signal();
@@ -125,6 +131,7 @@ impl Shared {
             state.ended.push_back(match job {
                 Job::Status(id, _) => Ended::Status(id, Err(IoError::Failed)),
                 Job::Close(close) => Ended::Closed(close()),
+                Job::Reopen(_) => Ended::Reopened(Err(io::ErrorKind::OutOfMemory.into())),
             });
         }
         drop(state);

@@ -3,6 +3,7 @@
 
 pub mod journal;
 pub mod process;
+pub mod s3;
 pub mod server;
 
 use std::time::{Duration, Instant as Clock};

@@ -57,7 +57,7 @@ pub(crate) struct Disk {
     _unmount: Unmount,
     device: Loop,
     _unmount_file: Option<Unmount>,
-    _daemon: Option<Daemon>,
+    daemon: Option<Daemon>,
     _backing: Option<SlowServer>,
 }
 
@@ -93,7 +93,7 @@ impl Disk {
             _unmount: unmount,
             device,
             _unmount_file: unmount_file,
-            _daemon: daemon,
+            daemon,
             _backing: backing,
         };
         disk.mount()?;
@@ -114,6 +114,11 @@ impl Disk {
     pub(crate) fn forget_page_cache(&mut self) -> Result<()> {
         shell::output(Command::new("umount").arg(&self.at))?;
         self.mount()
+    }
+
+    /// Returns the bytes that hob has destaged, if hob serves the disk.
+    pub(crate) fn destaged_bytes(&self) -> Option<f64> {
+        self.daemon.as_ref()?.stats("db").number("destaged_bytes")
     }
 
     fn mount(&self) -> Result<()> {

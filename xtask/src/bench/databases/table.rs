@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::median;
 use super::disk::Way;
-use super::workload::WORKLOADS;
+use super::workload::{Better, WORKLOADS, Workload};
 
 /// Result of one run.
 pub(crate) struct Measured {
@@ -24,27 +24,32 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    fn median(&self, workload: &str, way: Way) -> Option<f64> {
+    pub(crate) fn median(&self, workload: &str, way: Way) -> Option<f64> {
         let runs = self.runs.iter().filter(|run| run.workload == workload && run.way == way);
         median(runs.map(|run| run.rate))
     }
 
-    /// Returns the median rate relative to local flash.
-    fn of_flash(&self, workload: &str, way: Way) -> Option<f64> {
-        Some(self.median(workload, way)? / self.median(workload, Way::Flash)?)
+    /// Returns how good the median is relative to local flash; above 1 is better than local flash.
+    fn of_flash(&self, workload: &Workload, way: Way) -> Option<f64> {
+        let ratio = self.median(workload.name, way)? / self.median(workload.name, Way::Flash)?;
+        Some(if workload.better == Better::More { ratio } else { ratio.recip() })
     }
 
     /// Returns a chart of the rates relative to local flash, as SVG.
     pub(crate) fn picture(&self) -> String {
         let title = format!("Databases on hob: {}", self.set);
-        let mut chart = BarChart::new(title, "rate, as a share of local flash without hob", Unit::Percent);
+        let mut chart = BarChart::new(
+            title,
+            "rate (for latencies: its inverse), as a share of local flash without hob",
+            Unit::Percent,
+        );
         chart = chart.subtitle(format!("Medians of {}; more is better", self.rounds));
         let ways = [Way::NoCache, Way::Vfrc, Way::Auto];
         for way in ways {
             chart = chart.series(way.name());
         }
         for workload in &WORKLOADS {
-            let shares = ways.map(|way| self.of_flash(workload.name, way).map_or(Bar::Missing, Bar::Value));
+            let shares = ways.map(|way| self.of_flash(workload, way).map_or(Bar::Missing, Bar::Value));
             chart = chart.group(BarGroup::new(workload.name, shares));
         }
         bars(&chart)
@@ -70,7 +75,7 @@ impl fmt::Display for Table {
             write!(f, "{:<28}", workload.name)?;
             for way in Way::ALL {
                 let rate = self.median(workload.name, way).unwrap_or(f64::NAN);
-                let share = self.of_flash(workload.name, way).unwrap_or(f64::NAN);
+                let share = self.of_flash(workload, way).unwrap_or(f64::NAN);
                 write!(f, "{:>13}", format!("{rate:.0}"))?;
                 write!(f, "{:>7}", format!("{share:.2}"))?;
             }

@@ -1,4 +1,5 @@
-//! Workloads of the database benchmark. The result of each workload is a rate: higher is better.
+//! Workloads of the database benchmark. The result of each workload is a rate, where higher is
+//! better, or a latency.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -6,7 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::disk::Disk;
+use super::flushes;
 use crate::shell;
+use Better::{Less, More};
 
 /// Amount of data and duration of the workloads.
 pub(crate) struct Scale {
@@ -20,7 +23,7 @@ pub(crate) struct Scale {
     rocksdb_keys: u32,
     /// Number of copies of the source tree that are unpacked one after the other.
     copies: u32,
-    seconds: u32,
+    pub(super) seconds: u32,
 }
 
 const MIB: u64 = 1 << 20;
@@ -65,20 +68,35 @@ impl Scale {
     }
 }
 
+/// Which of two results is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    More,
+    Less,
+}
+
 /// A workload of the benchmark.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
+    pub(crate) better: Better,
     pub(crate) run: fn(&mut Disk, &Scale) -> Result<f64>,
 }
 
-pub(crate) const WORKLOADS: [Workload; 6] = [
-    Workload { name: "PostgreSQL, select-only", unit: "transactions/s", run: select_only },
-    Workload { name: "PostgreSQL, TPC-B", unit: "transactions/s", run: tpc_b },
-    Workload { name: "RocksDB, fillrandom", unit: "operations/s", run: fill_random },
-    Workload { name: "RocksDB, readrandom", unit: "operations/s", run: read_random },
-    Workload { name: "unpack a source tree, sync", unit: "files/s", run: unpack },
-    Workload { name: "git add and commit, sync", unit: "files/s", run: git },
+pub(crate) const SELECT_ONLY: &str = "PostgreSQL, select-only";
+pub(crate) const TPC_B: &str = "PostgreSQL, TPC-B";
+pub(crate) const FILL_RANDOM: &str = "RocksDB, fillrandom";
+pub(crate) const UNPACK: &str = "unpack a source tree, sync";
+pub(crate) const FLUSHES: &str = "flush beside writes, p99";
+
+pub(crate) const WORKLOADS: [Workload; 7] = [
+    Workload { name: SELECT_ONLY, unit: "transactions/s", better: More, run: select_only },
+    Workload { name: TPC_B, unit: "transactions/s", better: More, run: tpc_b },
+    Workload { name: FLUSHES, unit: "µs", better: Less, run: flushes::p99 },
+    Workload { name: FILL_RANDOM, unit: "operations/s", better: More, run: fill_random },
+    Workload { name: "RocksDB, readrandom", unit: "operations/s", better: More, run: read_random },
+    Workload { name: UNPACK, unit: "files/s", better: More, run: unpack },
+    Workload { name: "git add and commit, sync", unit: "files/s", better: More, run: git },
 ];
 
 fn select_only(disk: &mut Disk, scale: &Scale) -> Result<f64> {

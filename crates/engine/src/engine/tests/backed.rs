@@ -295,7 +295,7 @@ fn a_durable_discard_that_meets_a_loss_is_done_again() {
 #[test]
 fn a_destaged_edge_that_is_lost_is_destaged_again() {
     let (mut bench, hangs) = destaged();
-    let discard = bench.request(Op::Discard(Durability::Volatile), 0, 512);
+    let discard = bench.request(Op::Discard(Durability::Durable), 0, 512);
     let change = bench.until_backing(IoOp::Discard);
     assert_eq!(change.len, 512);
     bench.engine.handle_loss(bench.now, DISK);

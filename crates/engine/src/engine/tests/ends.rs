@@ -192,7 +192,7 @@ fn what_a_failed_discard_was_to_replace_is_destaged() {
     bench.next(backing(), VOLATILE);
     let flush = bench.ios.pop_front().expect("the backing is flushed");
     assert_eq!(bench.change(CacheChange::StopDrain), Ok(vec![]));
-    let discard = bench.request(Op::Discard(Durability::Volatile), 512, 512);
+    let discard = bench.request(Op::Discard(Durability::Durable), 512, 512);
     while let Some(io) = bench.ios.pop_front() {
         match io.target {
             Target::Backing(_) => bench.end_with(io, Err(IoError::Failed), &[]),

@@ -72,7 +72,7 @@ fn zeroes_that_flash_does_not_take_go_to_the_backing() {
     assert_eq!(bench.outcome(again), Outcome::WriteBack, "the buffer was given back");
 }
 
-/// The backing can deallocate long ranges, and a discard promises more than flash could keep.
+/// The backing can deallocate long ranges and discarded ones.
 #[test]
 fn long_zeroes_parts_of_sectors_and_discards_go_to_the_backing() {
     for (op, offset, len) in [

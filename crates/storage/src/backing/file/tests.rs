@@ -1,9 +1,12 @@
-//! Limits the number of worker threads that I/Os of a hanging file occupy.
+//! I/Os of a file that may hang or whose handle becomes stale.
+
+use std::time::Instant as Clock;
 
 use hob_engine::io::Target;
 use hob_engine::units::DiskId;
 
 use super::*;
+use crate::backing::Condition;
 use crate::ring::RingConfig;
 
 /// More than may occupy worker threads.
@@ -39,4 +42,97 @@ fn sixty_four_operations_of_a_file_occupy_workers_and_the_others_wait() {
         }
     }
     assert_eq!((file.working.len(), file.to_work.len()), (0, 0));
+}
+
+/// A file as on a network filesystem, with a flush that the kernel answered with ESTALE.
+struct StaleFile {
+    file: FileBacking,
+    ring: Ring,
+    start: Clock,
+}
+
+impl StaleFile {
+    /// Opens a file, and calls `before` before the kernel's answer.
+    fn new(path: &Path, wait_max: Duration, before: impl FnOnce(&FileBacking)) -> StaleFile {
+        let options = BackingOptions { wait_max, ..BackingOptions::default() };
+        let mut file = open_file(path.to_str().unwrap(), Access::ReadWrite, &options).unwrap();
+        file.class = FdClass::Foreign;
+        let mut ring = Ring::new(&RingConfig::default()).unwrap();
+        file.attach(&mut ring, Instant(1), TokenSpace::new(1, 0));
+        let target = Target::Backing(DiskId(0));
+        let io = Io { id: IoId(0), target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
+        file.submit(&mut ring, Instant(1), &io);
+        before(&file);
+        let mut stale = StaleFile { file, ring, start: Clock::now() };
+        let mut is_first = true;
+        while is_first {
+            stale.turn(|completion| {
+                if std::mem::take(&mut is_first) {
+                    completion.result = -libc::ESTALE;
+                }
+            });
+        }
+        stale
+    }
+
+    /// Handles completions after `change`, and timeouts.
+    fn turn(&mut self, mut change: impl FnMut(&mut Completion)) {
+        self.ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(20))).unwrap();
+        let now = Instant(self.start.elapsed().as_nanos() as u64 + 1);
+        while let Some(mut completion) = self.ring.next_completion() {
+            change(&mut completion);
+            self.file.handle_completion(&mut self.ring, now, completion);
+        }
+        if self.file.poll_timeout().is_some_and(|at| at <= now) {
+            self.file.handle_timeout(&mut self.ring, now);
+        }
+    }
+
+    fn result(&mut self) -> Result<(), IoError> {
+        loop {
+            if let Some((_, result)) = self.file.poll_done() {
+                return result;
+            }
+            assert!(self.start.elapsed() < Duration::from_secs(20), "the flush does not end");
+            self.turn(|_| {});
+        }
+    }
+
+    fn condition(&self) -> Condition {
+        self.file.stale.monitor.condition()
+    }
+}
+
+fn image() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = dir.path().join("disk.img");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    (dir, path)
+}
+
+#[test]
+fn a_file_with_a_stale_handle_is_opened_again() {
+    let (_dir, path) = image();
+    // The position belongs to the open file behind the descriptor.
+    let mark = |file: &FileBacking| _ = rustix::fs::seek(file.buffered(), rustix::fs::SeekFrom::Start(7));
+    let mut stale = StaleFile::new(&path, Duration::from_secs(10), mark);
+    assert_eq!(stale.result(), Ok(()));
+    assert_eq!(rustix::fs::tell(stale.file.buffered()), Ok(0), "another open file");
+    assert!(stale.file.take_loss(), "the server may have lost unflushed writes");
+    assert_eq!(stale.condition(), Condition::Connected);
+    let other = open_file(path.to_str().unwrap(), Access::ReadWrite, &BackingOptions::default());
+    assert!(matches!(other, Err(OpenError::InUse { .. })), "it is locked");
+}
+
+#[test]
+fn another_file_at_the_path_is_not_used() {
+    let (dir, path) = image();
+    let other = dir.path().join("other.img");
+    std::fs::write(&other, vec![2; 1 << 20]).unwrap();
+    let replace = |_: &FileBacking| std::fs::rename(&other, &path).unwrap();
+    let mut stale = StaleFile::new(&path, Duration::from_secs(3), replace);
+    assert_eq!(stale.result(), Err(IoError::Failed));
+    assert!(stale.start.elapsed() >= Duration::from_secs(2), "the flush waits");
+    let Condition::Reconnecting { error, .. } = stale.condition() else { panic!("it is used") };
+    assert!(error.contains("another file"), "{error}");
 }

@@ -1,0 +1,62 @@
+//! Discards that are acknowledged before the backing has them (docs/decisions/0044).
+//!
+//! Under write-back, a short discard is acknowledged as soon as it may be sent to the backing. The
+//! discard keeps its range lock until it ends. So no later request sees the range before the
+//! discard, and no later write is discarded.
+//!
+//! A discard is a hint, so hob may skip it. A crash, a failure of the backing or of the journal,
+//! and everything that would start the discard again end it. The range then has its old content or
+//! that of the backing. Reads waited for the end of the discard, so this content does not change. A
+//! drain waits for acknowledged discards, because another host may write the disk afterwards.
+
+use super::{Active, Engine};
+use crate::command::Mode;
+use crate::io::{Durability, Op};
+use crate::outcome::Outcome;
+use crate::units::Instant;
+
+/// Maximum number of acknowledged discards of one disk that the backing does not have yet. Further
+/// discards wait for the backing.
+pub(super) const DISCARDS_MAX: u32 = 64;
+
+/// One request slot in this number may be in use by acknowledged discards of a disk.
+const SLOTS_PART: u32 = 8;
+
+/// Maximum length of a discard that is acknowledged early, bytes. Longer ones keep the backing busy
+/// for long, so guests should not queue more of them.
+const BYTES_MAX: u64 = 1 << 20;
+
+impl Engine {
+    /// Acknowledges a discard that will be sent to the backing without further conditions. Does
+    /// nothing for other requests.
+    pub(super) fn answer_discard(&mut self, now: Instant, slot: u32) {
+        let Active { request, is_answered, .. } = self.requests[slot];
+        let is_short = request.op == Op::Discard(Durability::Volatile) && request.len <= BYTES_MAX;
+        let discards_max = DISCARDS_MAX.min(self.limits.requests_max / SLOTS_PART);
+        let disk = self.disk_mut(request.disk);
+        let has_room = disk.answered_discards < discards_max;
+        if is_answered || !is_short || !has_room || disk.mode_in_effect() != Some(Mode::WriteBack) {
+            return;
+        }
+        disk.answered_discards += 1;
+        self.requests[slot].outcome = Outcome::BypassZeroing;
+        self.reply(now, slot, Ok(()));
+        self.requests[slot].is_answered = true;
+    }
+
+    /// Ends a discard that was acknowledged before. Returns false for other requests. Dirty data
+    /// that the discard did not replace is destaged.
+    pub(super) fn end_answered(&mut self, slot: u32) -> bool {
+        let Active { range, over_dirty, is_answered, .. } = self.requests[slot];
+        if !is_answered {
+            return false;
+        }
+        if over_dirty {
+            self.put_back(range.disk, range);
+        }
+        self.finish(slot);
+        // A drain may have waited for this discard.
+        self.wake(range.disk);
+        true
+    }
+}
