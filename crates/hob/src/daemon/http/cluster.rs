@@ -36,7 +36,7 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
     responses((status = 200, body = Cluster), (status = "4XX", body = Problem))
 )]
 pub(super) async fn cluster(State(manager): App) -> Answer<Cluster> {
-    manager.cluster_view().into()
+    manager.cluster.view().into()
 }
 
 /// Returns all members of the cluster.
@@ -47,7 +47,7 @@ pub(super) async fn cluster(State(manager): App) -> Answer<Cluster> {
     responses((status = 200, body = Vec<ClusterHost>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn hosts(State(manager): App) -> Answer<Vec<ClusterHost>> {
-    manager.cluster_hosts().await.into()
+    manager.cluster.hosts().await.into()
 }
 
 /// Returns all disks that a host of the cluster has or had.
@@ -58,7 +58,7 @@ pub(super) async fn hosts(State(manager): App) -> Answer<Vec<ClusterHost>> {
     responses((status = 200, body = Vec<ClusterDisk>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<ClusterDisk>> {
-    manager.cluster_disks().await.into()
+    manager.cluster.disks().await.into()
 }
 
 /// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data in
@@ -76,7 +76,7 @@ pub(super) async fn take(
     Path(disk): Path<String>,
     Body(ClusterTake { force }): Body<ClusterTake>,
 ) -> Answer<Disk> {
-    manager.cluster_take(disk, force).await.into()
+    manager.cluster.take(disk, force).await.into()
 }
 
 /// Moves a disk from its current owner to another host of the cluster.
@@ -93,7 +93,7 @@ pub(super) async fn start_move(
     Path(disk): Path<String>,
     Body(start): Body<ClusterMoveStart>,
 ) -> Answer<ClusterMove> {
-    manager.cluster_move(disk, start).await.into()
+    manager.moves.order(disk, start).await.into()
 }
 
 /// Cancels the move of a disk, if it is not too late.
@@ -105,7 +105,7 @@ pub(super) async fn start_move(
     responses((status = 200, body = ClusterMove), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn cancel_move(State(manager): App, Path(disk): Path<String>) -> Answer<ClusterMove> {
-    manager.cluster_move_cancel(&disk).await.into()
+    manager.moves.cancel(&disk).await.into()
 }
 
 /// Returns all current and recent moves of disks.
@@ -116,7 +116,7 @@ pub(super) async fn cancel_move(State(manager): App, Path(disk): Path<String>) -
     responses((status = 200, body = Vec<ClusterMove>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn moves(State(manager): App) -> Answer<Vec<ClusterMove>> {
-    manager.cluster_moves().await.into()
+    manager.moves.all().await.into()
 }
 
 /// Parameters of the placement advice.
@@ -140,5 +140,5 @@ pub(super) async fn advice(
     State(manager): App,
     Query(Leaving { leaving }): Query<Leaving>,
 ) -> Answer<ClusterAdvice> {
-    manager.cluster_advice(leaving.as_deref()).await.into()
+    manager.cluster.advice(leaving.as_deref()).await.into()
 }

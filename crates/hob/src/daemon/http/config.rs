@@ -18,7 +18,7 @@ type App = State<Arc<Manager>>;
     responses((status = 200, body = ConfigDiff), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
-    manager.config_diff().await.into()
+    manager.hob_toml.diff().await.into()
 }
 
 /// Applies hob.toml to the running daemon. Dirty data is drained, never lost.
@@ -30,5 +30,5 @@ pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
     responses((status = 200, body = ConfigApplied), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn apply(State(manager): App, Body(apply): Body<ConfigApply>) -> Answer<ConfigApplied> {
-    manager.config_apply(apply.yes).await.into()
+    manager.hob_toml.apply(apply.yes).await.into()
 }

@@ -53,7 +53,7 @@ pub(super) async fn start(
     Path(disk): Path<String>,
     Body(start): Body<MigrationStart>,
 ) -> Answer<Migration> {
-    manager.migrate(disk, start).await.into()
+    manager.migrations.migrate(disk, start).await.into()
 }
 
 /// Returns the progress of a disk's migration, or the result of the last one.
@@ -65,7 +65,7 @@ pub(super) async fn start(
     responses((status = 200, body = Migration), (status = "4XX", body = Problem))
 )]
 pub(super) async fn show(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.migration(&disk).into()
+    manager.migrations.migration(&disk).into()
 }
 
 /// Cancels the migration of a disk.
@@ -77,7 +77,7 @@ pub(super) async fn show(State(manager): App, Path(disk): Path<String>) -> Answe
     responses((status = 200, body = Migration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn cancel(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.order(&disk, Order::Cancel).await.into()
+    manager.migrations.order(&disk, Order::Cancel).await.into()
 }
 
 /// Hands a migrating disk over now.
@@ -89,7 +89,7 @@ pub(super) async fn cancel(State(manager): App, Path(disk): Path<String>) -> Ans
     responses((status = 200, body = Migration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn finish(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.order(&disk, Order::Finish).await.into()
+    manager.migrations.order(&disk, Order::Finish).await.into()
 }
 
 /// Takes a migrated disk back. The other host must never serve it again.
@@ -106,7 +106,7 @@ pub(super) async fn take_back(
     Path(disk): Path<String>,
     Body(TakeBack { force }): Body<TakeBack>,
 ) -> Answer<DiskChanged> {
-    manager.migration_take_back(disk, force).await.into()
+    manager.migrations.take_back(disk, force).await.into()
 }
 
 /// For other hosts: prepares to receive the disk.
@@ -124,7 +124,7 @@ pub(super) async fn arrive(
     Query(session): Query<CarrySession>,
     Body(arrival): Body<Arrival>,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
+    manager.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
 }
 
 /// For other hosts: invalidates changed ranges.
@@ -146,7 +146,7 @@ pub(super) async fn changed(
     Query(session): Query<CarrySession>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
+    manager.migrations.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
 }
 
 /// Selects a page of the list.
@@ -176,7 +176,7 @@ pub(super) async fn list(
     Query(ListPage { page, last }): Query<ListPage>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
+    manager.migrations.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
 }
 
 /// For other hosts: `yours`, `cancel` or `look`.
@@ -207,7 +207,7 @@ pub(super) async fn call(
         "look" => CallIn::Look,
         _ => return Answer::No(StatusCode::NOT_FOUND, Problem::new("there is no such call")),
     };
-    manager.call_in(disk, session, call).await.into()
+    manager.migrations.call_in(disk, session, call).await.into()
 }
 
 /// Role of this host for the connection.
@@ -236,7 +236,7 @@ pub(super) async fn data(
     Query(DataOf { former }): Query<DataOf>,
     connection: DataConnection,
 ) -> Response {
-    let taker = match manager.data_in(&disk, &session, former) {
+    let taker = match manager.migrations.data_in(&disk, &session, former) {
         Ok(taker) => taker,
         Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };
