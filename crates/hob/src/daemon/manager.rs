@@ -53,7 +53,7 @@ use exports::ExportService;
 pub(crate) use exports::InheritedFile;
 use hob_toml::HobToml;
 use migration::Migrations;
-pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, DataConnection};
+pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn};
 use moves::Moves;
 pub(crate) use observe::Recording;
 use observe::{DiskDetail, Observe};
@@ -91,6 +91,8 @@ pub(crate) struct Manager {
     pub(crate) events: Events,
     #[cfg(test)]
     registry: Arc<Registry>,
+    #[cfg(test)]
+    tasks: Tasks,
 }
 
 impl Manager {
@@ -205,7 +207,7 @@ impl Manager {
             disks.clone(),
             migrations.clone(),
         );
-        let parts = vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks) as _];
+        let parts = vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks.clone()) as _];
         registry.connect(parts, Arc::downgrade(&ownership) as Weak<dyn SaveObserver>);
         observe.connect(Arc::downgrade(&migrations) as Weak<dyn DiskDetail>);
         disks.connect(Arc::downgrade(&cluster) as Weak<dyn DiskOwner>);
@@ -227,6 +229,8 @@ impl Manager {
             events,
             #[cfg(test)]
             registry,
+            #[cfg(test)]
+            tasks,
         })
     }
 

@@ -21,7 +21,7 @@ macro_rules! endpoints {
         $(#[$($attribute:tt)*])*
         $method:ident $path:tt
         $name:ident($($part:ident = $key:tt: $about:tt),* $(; $body:ident: $Body:ty)?)
-            -> $Answer:ty, $($failure:tt),+ $block:block
+            -> $Answer:ty $(, $failure:tt)* $block:block
     )+) => {
         /// Returns the routes of the table.
         pub(super) fn table() -> axum::Router<std::sync::Arc<crate::daemon::manager::Manager>> {
@@ -40,7 +40,10 @@ macro_rules! endpoints {
                 path = $path,
                 params($(($key = String, Path, description = $about)),*),
                 $(request_body = $Body,)?
-                responses((status = 200, body = $Answer), $((status = $failure, body = hob_control::Problem)),+)
+                responses(
+                    (status = 200, body = $Answer)
+                    $(, (status = $failure, body = hob_control::Problem))*
+                )
             )]
             async fn $name(
                 axum::extract::State($manager): axum::extract::State<
@@ -51,7 +54,7 @@ macro_rules! endpoints {
                 >,
                 $($crate::daemon::http::extract::Body($body): $crate::daemon::http::extract::Body<$Body>,)?
             ) -> $crate::daemon::http::extract::Answer<$Answer> {
-                let answer: Result<$Answer, crate::daemon::manager::ApiError> = async move $block.await;
+                let answer: Result<$Answer, crate::daemon::manager::ApiError> = async move { $block }.await;
                 answer.into()
             }
         )+

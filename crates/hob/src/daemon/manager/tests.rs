@@ -35,7 +35,9 @@ use hob_control::{
 use hob_engine::units::{DeviceId, DiskId};
 use tempfile::TempDir;
 
+use super::registry::DiskPhase;
 use super::*;
+use crate::daemon::config::Config;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::shard_api::ShardEvent;
 use crate::daemon::state::{DiskState, PoolState, State};

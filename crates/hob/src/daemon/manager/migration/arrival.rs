@@ -11,7 +11,7 @@ use hob_storage::backing::Format;
 use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
 use super::super::disks::image_asked;
-use super::super::registry::{DiskPhase, Inner, MIGRATING};
+use super::super::registry::{DiskEntry, DiskPhase, Inner, MIGRATING};
 use super::super::settings::new_spec;
 use super::Migrations;
 use crate::daemon::state::{
@@ -101,7 +101,7 @@ impl Migrations {
         arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(ApiError::invalid)?;
         self.ownership.check_cluster(arrival.cluster.as_deref())?;
         let inner = self.registry.inner();
-        let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
+        let is_same = |disk: &&DiskEntry| disk.wanted.name == name;
         let others = || inner.disks.values().filter(|disk| !is_same(disk));
         let mut files = others().flat_map(|disk| disk.wanted.files());
         if let Some(path) = &arrival.fuse
@@ -118,7 +118,7 @@ impl Migrations {
             })?;
         }
         for named in std::iter::once(name).chain(arrival.exports.iter().map(|export| export.name.as_str())) {
-            let has_it = |disk: &super::super::DiskEntry| {
+            let has_it = |disk: &DiskEntry| {
                 disk.wanted.name == named || disk.wanted.exports.iter().any(|export| export.name == named)
             };
             if let Some(disk) = others().find(|disk| has_it(disk)) {
