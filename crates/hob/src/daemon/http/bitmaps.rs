@@ -35,7 +35,8 @@ endpoints! { manager;
     /// change is lost in between.
     post "/v1/disks/{disk}/bitmaps/{bitmap}/rotate"
     bitmap_rotate(
-        disk = "disk": "The disk", bitmap = "bitmap": "Name of a bitmap that records"; rotate: BitmapRotate
+        disk = "disk": "The disk", bitmap = "bitmap": "Name of a bitmap that records";
+        rotate: BitmapRotate
     ) -> Bitmaps, "4XX", "5XX" {
         manager.exports.bitmap_rotate(disk, bitmap, rotate).await
     }

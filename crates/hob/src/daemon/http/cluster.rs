@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::{Path, Query, State};
-use axum::routing::{get, post};
+use axum::extract::{Query, State};
 use hob_control::{
     Cluster, ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterMoveStart, ClusterTake, Disk,
     Problem,
@@ -12,7 +10,7 @@ use hob_control::{
 use serde::Deserialize;
 
 use super::endpoints::endpoints;
-use super::extract::{Answer, Body};
+use super::extract::Answer;
 use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
@@ -36,8 +34,8 @@ endpoints! { manager;
         manager.cluster.disks().await
     }
 
-    /// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data in
-    /// the flash of a failed host is lost.
+    /// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data
+    /// in the flash of a failed host is lost.
     post "/v1/cluster/disks/{disk}/take"
     cluster_take(disk = "disk": "The disk"; take: ClusterTake) -> Disk, "4XX", "5XX" {
         manager.cluster.take(disk, take.force).await

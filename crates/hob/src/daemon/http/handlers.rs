@@ -98,9 +98,9 @@ endpoints! { manager;
         manager.disks.preview(&disk, &change).await
     }
 
-    /// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk shows
-    /// the progress. The drain continues until it is complete or stopped. Repeating the request is
-    /// harmless.
+    /// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk
+    /// shows the progress. The drain continues until it is complete or stopped. Repeating the
+    /// request is harmless.
     post "/v1/disks/{disk}/drain"
     drain(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
         manager.pools.drain(disk).await
@@ -113,8 +113,8 @@ endpoints! { manager;
         manager.disks.disk_patch(disk, patch).await
     }
 
-    /// Grows a disk while it is served, to the size of its backing. With a size, a raw file is enlarged
-    /// first.
+    /// Grows a disk while it is served, to the size of its backing. With a size, a raw file is
+    /// enlarged first.
     post "/v1/disks/{disk}/resize"
     disk_resize(disk = "disk": "The disk"; resize: DiskResize) -> DiskChanged, "4XX", "5XX" {
         manager.disks.disk_resize(disk, resize).await

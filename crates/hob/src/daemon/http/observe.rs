@@ -24,8 +24,8 @@ endpoints! { manager;
         manager.observe.histograms_reset(&disk).await
     }
 
-    /// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while
-    /// the disk is served.
+    /// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated
+    /// while the disk is served.
     get "/v1/disks/{disk}/curve"
     curve(disk = "disk": "The disk") -> DiskCurve, "4XX", "5XX" {
         manager.observe.curve(&disk).await

@@ -17,7 +17,8 @@ endpoints! { manager;
         manager.qos.disk(&disk)
     }
 
-    /// Changes the entitlement of a disk. Reservations above the capacity of its datastore are refused.
+    /// Changes the entitlement of a disk. Reservations above the capacity of its datastore are
+    /// refused.
     patch "/v1/disks/{disk}/qos"
     qos_set(disk = "disk": "The disk"; patch: QosPatch) -> DiskQos, "4XX", "5XX" {
         manager.qos.set(disk, patch).await

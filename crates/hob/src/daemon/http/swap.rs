@@ -11,7 +11,8 @@ endpoints! { manager;
         manager.swap.all().await
     }
 
-    /// Creates a swap area in a pool and turns it on. A long operation continues after the response.
+    /// Creates a swap area in a pool and turns it on. A long operation continues after the
+    /// response.
     post "/v1/swap"
     swap_create(; create: SwapCreate) -> SwapChanged, "4XX", "5XX" {
         manager.swap.create(create).await
@@ -23,8 +24,8 @@ endpoints! { manager;
         manager.swap.one(&swap).await
     }
 
-    /// Turns a swap area on or off, or cancels the opposite change. A long operation continues after
-    /// the response.
+    /// Turns a swap area on or off, or cancels the opposite change. A long operation continues
+    /// after the response.
     patch "/v1/swap/{swap}"
     swap_set(swap = "swap": "Its name"; patch: SwapPatch) -> SwapChanged, "4XX", "5XX" {
         manager.swap.set(swap, patch).await
