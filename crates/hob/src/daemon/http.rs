@@ -53,8 +53,8 @@ use extract::Answer;
 /// Maximum length of a request body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Maximum time from a request's head to its answer, in seconds. The time limit exceeds the
-/// manager's own one.
+/// Maximum time from a request's head to its answer, in seconds. It exceeds the time limit of calls
+/// between hosts.
 const REQUEST_SECONDS_MAX: u64 = 30;
 
 /// Returns the router of the whole API.

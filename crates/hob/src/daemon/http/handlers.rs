@@ -1,5 +1,4 @@
-//! API handlers, one function per method and path. The handlers convert requests; the manager
-//! decides.
+//! API endpoints of pools and disks. The handlers convert requests; the services decide.
 
 use std::sync::Arc;
 
