@@ -1,5 +1,6 @@
-//! Two hosts of a cluster, with a real etcd: A's dirty data has its second copy on B's flash, A is lost, and B adopts the disk
-//! (docs/decisions/0023). The backing is somebody else's NBD server, which locks nothing.
+//! Two hosts of a cluster with a real etcd. A's dirty data has its second copy on B's flash, A is
+//! lost, and B adopts the disk (docs/decisions/0023). The backing is a separate NBD server without
+//! locks.
 
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
@@ -16,10 +17,10 @@ use serde_json::Value;
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
 
-/// Patience, where nothing is measured.
+/// Timeout of steps that are not measured.
 const SOON: Duration = Duration::from_secs(60);
 
-/// One of the hosts, which lends flash to the other, and is told of the disk.
+/// Starts a host that lends flash to the other host and has the disk in its configuration.
 #[track_caller]
 fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &str) -> Side {
     let plan = Plan::new(name).reached(authority).admits("host", "admin").calls_as(who);
@@ -31,12 +32,12 @@ fn start(etcd: &Etcd, authority: &Authority, name: &str, who: &Files, backing: &
         .start()
 }
 
-/// Both, and the disk with its data.
+/// Both hosts, and the disk with its data.
 struct Stage {
     a: Side,
     b: Side,
     written: Written,
-    /// What the backing had in the beginning.
+    /// Original content of the backing.
     old: Vec<u8>,
     _store: Store,
     _etcd: Etcd,
@@ -44,7 +45,8 @@ struct Stage {
 }
 
 impl Stage {
-    /// A has the disk with second copies of what is dirty at B, has acknowledged flushed writes, and destages nothing by itself.
+    /// A owns the disk and keeps second copies of its dirty data on B. A has acknowledged flushed
+    /// writes, and destages nothing by itself.
     #[track_caller]
     fn new() -> Stage {
         let scratch = Scratch::new();
@@ -70,7 +72,7 @@ impl Stage {
         let mut guest = stage.a.connect("vm");
         stage.write(&mut guest, 200);
         wait_until("etcd to know of the second copy", SOON, || title(&stage.a)["copy"] == "b");
-        // Also what becomes dirty later.
+        // The same for data that becomes dirty later.
         stage.write(&mut guest, 100);
         let title = title(&stage.a);
         assert_eq!((&title["copy"], &title["dirty"]), (&"b".into(), &true.into()), "{title}");
@@ -78,14 +80,14 @@ impl Stage {
         stage
     }
 
-    /// A guest writes, and flushes.
+    /// Writes and flushes as a guest.
     #[track_caller]
     fn write(&mut self, guest: &mut Client, count: usize) {
         self.written.write_some(guest, count, DISK / 2);
         guest.flush().expect("a flush");
     }
 
-    /// A guest of this host finds everything.
+    /// Checks that a guest of this host reads all data.
     #[track_caller]
     fn read_all(&self, side: &Side) {
         self.written.read_all(&mut side.connect("vm"), DISK);
@@ -100,7 +102,8 @@ impl Stage {
         assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
     }
 
-    /// The title says of no copy, from before the guest goes on without it: B has something, and A's flash is waited for.
+    /// The ownership record lists no second copy, from before the guest continues without it. B has
+    /// old data, and hob waits for A's flash.
     #[track_caller]
     fn only_a_has_it(&mut self) {
         let before = title(&self.a);
@@ -117,14 +120,14 @@ impl Stage {
         self.check_backing();
     }
 
-    /// The file that B lends.
+    /// Returns the file that B lends.
     fn lent(&self) -> PathBuf {
         let mut files = std::fs::read_dir(self.b.path("lent")).unwrap().map(|file| file.unwrap().path());
         files.find(|path| path.extension().is_some_and(|it| it == "dev")).expect("a file is lent")
     }
 }
 
-/// The disk, as the cluster knows it.
+/// Returns the ownership record of the disk.
 fn title(side: &Side) -> Value {
     side.json(&["cluster", "disks"])[0].clone()
 }
@@ -147,7 +150,7 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
         killed.elapsed()
     );
     assert!(
-        reasons.iter().any(|it| it.contains("brought to the backing") && it.contains('%')),
+        reasons.iter().any(|it| it.contains("written to the backing") && it.contains('%')),
         "{reasons:?}"
     );
     stage.check_backing();
@@ -155,7 +158,7 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
     let title = title(&stage.b);
     let seen = (&title["host"], &title["generation"], &title["dirty"], &title["state"], &title["copy"]);
     assert_eq!(seen, (&"b".into(), &2.into(), &false.into(), &"held".into(), &Value::Null), "{title}");
-    // It is a disk like any other.
+    // The adopted disk is like any other disk.
     let mut guest = stage.b.connect("vm");
     stage.write(&mut guest, 20);
     stage.written.read_all(&mut guest, DISK);
@@ -188,7 +191,7 @@ fn a_failover_that_is_killed_halfway_restarts() {
     stage.b.kill();
     let image = stage.image();
     assert!(image != stage.written.data() && image != stage.old, "it was in the middle");
-    // Now the first owner's flash counts no more, though it is there.
+    // The first owner's flash is available but no longer valid.
     stage.a.start();
     wait_until("a to know who has its data", SOON, || stage.a.reason("vm").contains("flash of b"));
     stage.b.start();
@@ -201,7 +204,7 @@ fn a_failover_that_is_killed_halfway_restarts() {
 fn a_copy_that_is_damaged_is_not_used_in_part() {
     let mut stage = Stage::new();
     stage.a.kill();
-    // One sector of all.
+    // One sector in total.
     let at = *stage.written.places().first().unwrap();
     let sector = &stage.written.piece(at)[..4096];
     let bytes = std::fs::read(stage.lent()).unwrap();
@@ -215,17 +218,17 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     let reason = stage.b.reason("vm");
     assert!(reason.contains("checksum") && reason.contains("--force"), "{reason}");
     assert!(stage.image() == stage.old && !stage.b.serves("vm"), "the backing is as it was");
-    // Its first owner has it all.
+    // The first owner has all data.
     stage.a.start();
     stage.a.wait_until_serving("vm", SOON);
     stage.read_all(&stage.a);
 }
 
-/// What is acknowledged from then on is in a journal of which B has nothing.
+/// Later acknowledged writes are in a journal of which B has no copy.
 #[test]
 fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     let mut stage = Stage::new();
-    // Others have what B has left.
+    // Other disks can use the space that B has left.
     for (name, size) in [("x", "40M"), ("y", "1M"), ("z", "1M")] {
         std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(2 * DISK).unwrap();
         stage.a.ctl(&["disk", "add", name, "--backing", &stage.scratch.text(name)]);
@@ -236,7 +239,7 @@ fn a_journal_without_a_copy_at_the_peer_ends_the_word_of_the_one_before() {
     stage.only_a_has_it();
 }
 
-/// Whatever else is changed with it.
+/// This also applies if other settings change in the same command.
 #[test]
 fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     let mut stage = Stage::new();
@@ -245,7 +248,8 @@ fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
     assert_eq!(stage.a.json(&["peer", "list"])["borrowed"][0]["disks"], serde_json::json!([]));
 }
 
-/// B is gone, and beside the disk whose word is to be taken back another one has something there, which etcd knows nothing of.
+/// B has failed. The ownership record of one disk must be changed; B also has a replica of another
+/// disk, of which etcd knows nothing.
 #[test]
 fn a_disk_without_owner_keeps_no_other_waiting() {
     let mut stage = Stage::new();

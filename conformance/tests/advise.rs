@@ -1,5 +1,5 @@
-//! `hob advise DISK`: the curves that a disk learns while it is served are nowhere further than 0.02 from the exact ones,
-//! worked out from a trace of the same run by an LRU stack of the test's own.
+//! `hob advise DISK`: the curves that a served disk measures differ by at most 0.02 from the exact
+//! curves, which the test computes with its own LRU stack from a trace of the same run.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,8 @@ const SECTOR: u64 = 4096;
 const OFF_MAX: f64 = 0.02;
 const REQUESTS: u64 = 14_000;
 
-/// Half of the requests go to an eighth of the disk, and some to a few sectors; some cover several blocks.
+/// Half of the requests go to an eighth of the disk, and some go to a few sectors. Some requests
+/// cover several blocks.
 fn load(client: &mut Client) {
     let mut state = 4711_u64;
     let mut dice = |n: u64| {
@@ -38,16 +39,18 @@ fn load(client: &mut Client) {
     }
 }
 
-/// One block of the stack: its number, and for each sector the smallest cache in which it is valid.
+/// A block of the stack: its number, and for each sector the smallest cache in which the sector is
+/// valid.
 struct Block {
     number: u64,
     valid_from: Vec<Option<usize>>,
 }
 
-/// For each read, and each block it touches, the smallest LRU cache in blocks that serves it; none where none does.
+/// Returns, for each read and each block that it touches, the size in blocks of the smallest LRU
+/// cache that serves it; `None` if no cache does.
 fn hits_from(requests: &[Request], block_bytes: u64) -> Vec<Option<usize>> {
     let sectors = (block_bytes / SECTOR) as usize;
-    // Youngest last.
+    // The most recent block is last.
     let mut stack: Vec<Block> = Vec::new();
     let mut hits = Vec::new();
     for request in requests {
@@ -131,7 +134,7 @@ fn live_curves_are_those_of_the_trace() {
         }
     }
 
-    // The advice is one that can be followed, and the same in words.
+    // The advice can be applied, and the text gives the same advice.
     assert_eq!(advice["verdict"], "cache");
     assert_eq!(advice["writes"].as_f64(), hob.stats().number("writes"));
     let few = hob.ctl(&["advise", "disk", "--target-hit", "30%"]);

@@ -1,7 +1,8 @@
-//! `hob attach` and `hob detach` below a running VM, whose guest writes and checks its disk all the time. The guest sees no
-//! error, no write is lost, and the image is whole after every kill -9.
+//! `hob attach` and `hob detach` for a running VM whose guest writes and checks its disk all the
+//! time. The guest sees no error, no write is lost, and the image is complete after every kill -9.
 //!
-//! `HOB_QUIET=1` says that nothing else uses the processors: then the VM's pause has a limit.
+//! With `HOB_QUIET=1`, no other program uses the processors, so the VM's pause is limited more
+//! strictly.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -19,25 +20,25 @@ use rustix::process::Signal;
 use serde_json::json;
 use tempfile::NamedTempFile;
 
-/// Blocks of the disk.
+/// Number of blocks of the disk.
 const BLOCKS: u64 = 32 << 20 >> 12;
-/// Blocks of its hot set.
+/// Number of blocks of the disk's hot set.
 const HOT_BLOCKS: u64 = 8 << 20 >> 12;
 /// Maximum time of any step on two busy cores.
 const STEP_MAX: Duration = Duration::from_secs(120);
 /// Maximum pause of the VM in milliseconds, if nothing else uses the processors.
 const PAUSE_MS_MAX: u64 = 100;
-/// The same if other programs do.
+/// Maximum pause if other programs use the processors, milliseconds.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
 
-/// An emulated VM wants a core: one test at a time.
+/// An emulated VM needs a core, so only one test runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
 fn cores() -> MutexGuard<'static, ()> {
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How QEMU is given its disk.
+/// QEMU's options for the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Given {
     /// `-blockdev`, raw.
@@ -155,7 +156,8 @@ impl Stage {
         pause_ms(&output.stderr)
     }
 
-    /// Starts a command that stops itself after `steps` steps, and waits until it has. `None` if it ended before.
+    /// Starts a command that stops itself after `steps` steps, and waits until it has stopped.
+    /// Returns `None` if the command ended before.
     #[track_caller]
     fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
         let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
@@ -174,7 +176,7 @@ impl Stage {
         }
     }
 
-    /// Waits until the guest has done something more.
+    /// Waits until the guest has completed another request.
     #[track_caller]
     fn guest_continues(&self) {
         let lines = || self.console().matches("GUEST-LOAD second=").count();
@@ -196,7 +198,7 @@ impl Stage {
         self.daemon.as_ref().expect("it runs")
     }
 
-    /// Is the disk attached, with a cache that the guest uses?
+    /// Checks that the disk is attached, with a cache that the guest uses.
     #[track_caller]
     fn assert_attached(&self) {
         let before = self.daemon().stats("web-vda");
@@ -206,7 +208,7 @@ impl Stage {
         });
     }
 
-    /// Ends the load: the guest checks all of the disk, and so does this test. The disk is detached.
+    /// Ends the load. The guest and this test check the whole disk. The disk is detached.
     #[track_caller]
     fn end(mut self) {
         let mut console = UnixStream::connect(self.scratch.path("console.sock")).expect("the console");
@@ -244,7 +246,7 @@ fn pause_max() -> u64 {
     if std::env::var_os("HOB_QUIET").is_some() { PAUSE_MS_MAX } else { BUSY_PAUSE_MS_MAX }
 }
 
-/// Rounds of attaching and detaching: 3, or `HOB_ROUNDS`.
+/// Number of rounds of attaching and detaching: 3, or `HOB_ROUNDS`.
 fn rounds() -> u32 {
     std::env::var("HOB_ROUNDS").map_or(3, |rounds| rounds.parse().expect("HOB_ROUNDS is a number"))
 }
@@ -290,8 +292,9 @@ fn a_cache_that_writes_through_is_attached_and_detached() {
     again_and_again(Given::Nodes, "vfrc", &[], 2);
 }
 
-/// hob's daemon is killed after every step of both plans, and restarted. The command continues. The cache
-/// writes through: under write-back a kill may lose unflushed writes, and the guest's load checks these too.
+/// Kills and restarts hob's daemon after every step of both plans. The command continues. The cache
+/// is write-through, because a kill may lose unflushed writes under write-back, and the guest
+/// checks these too.
 #[track_caller]
 fn daemon_killed_at_every_step(given: Given) {
     let _cores = cores();
@@ -312,7 +315,7 @@ fn daemon_killed_at_every_step(given: Given) {
                 stage.run("attach", &[]);
             }
         }
-        // The last command ran to its end, and the next verb undoes it.
+        // The last command ran to its end, and the next command undoes it.
     }
     stage.end();
 }
@@ -327,7 +330,8 @@ fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
     daemon_killed_at_every_step(Given::Drive);
 }
 
-/// The command itself is killed after every step. Repeating it reaches the goal, and so does the other command.
+/// Kills the command itself after every step. Running the command again completes it, and running
+/// the opposite command undoes it.
 #[test]
 fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
     let _cores = cores();
@@ -340,7 +344,7 @@ fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
                 files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json"))
             });
             if step % 2 == 1 {
-                // Once the record is deleted, a VM is detached.
+                // When the record is deleted, the VM counts as detached.
                 if verb == "attach" || is_recorded {
                     stage.run(verb, &[]);
                 }
@@ -378,7 +382,7 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
         monitor.ask("blockdev-backup", job);
     }
     let said = refused("attach", &[]);
-    assert!(said.contains("block job is under way") && said.contains("backup 'backup1'"), "{said}");
+    assert!(said.contains("block job is running") && said.contains("backup 'backup1'"), "{said}");
     {
         let mut monitor = Monitor::connect(&stage.scratch.path("qmp.sock"));
         monitor.ask("block-job-cancel", json!({ "device": "backup1", "force": true }));
@@ -386,10 +390,11 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
             monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
         });
     }
-    // What was done before a step that fails is undone: QEMU cannot reach hob, and hob refuses the cache's settings.
+    // If a step fails, the earlier steps are undone: QEMU cannot reach hob, or hob refuses the
+    // cache's settings.
     for more in [["--nbd", "/nowhere.sock"], ["--block-size", "3K"]] {
         let said = refused("attach", &more);
-        assert!(said.contains("everything is as before"), "{said}");
+        assert!(said.contains("nothing was changed"), "{said}");
         assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "the disk is still there");
         assert!(!stage.scratch.path("records/web-vda.json").exists(), "the record is still there");
         stage.guest_continues();

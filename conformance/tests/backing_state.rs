@@ -1,4 +1,5 @@
-//! The state of a backing is visible within 5 seconds, wherever hob shows the state of a disk: a server that hangs, and one that dies.
+//! The state of a backing is visible within 5 seconds in every output of hob that shows the state
+//! of a disk: for a server that hangs, and for a server that fails.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,10 +13,10 @@ use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Within this time a state is visible.
+/// Maximum time until a state is visible.
 const VISIBLE_MAX: Duration = Duration::from_secs(5);
 
-/// An `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
+/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
     let socket = scratch.path("backing.sock");
@@ -27,7 +28,8 @@ fn nbdkit(scratch: &Scratch) -> Process {
     server
 }
 
-/// SIGSTOP. The signal takes effect later than it is sent: when this returns, no thread of the server runs.
+/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of
+/// the server runs.
 #[track_caller]
 fn stop(server: &mut Process) {
     server.signal(Signal::STOP);
@@ -45,7 +47,7 @@ fn json(hob: &Hob, args: &[&str]) -> Value {
     serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", output.all()))
 }
 
-/// The kinds of problems that `hob health` lists.
+/// Returns the kinds of problems that `hob health` lists.
 fn problems(hob: &Hob) -> Vec<String> {
     let health = json(hob, &["health"]);
     let kinds = health["problems"].as_array().expect("a list").iter().map(|problem| {
@@ -55,7 +57,7 @@ fn problems(hob: &Hob) -> Vec<String> {
     kinds.collect()
 }
 
-/// The body of one question to the control API.
+/// Returns the body of a response of the control API.
 #[track_caller]
 fn get(hob: &Hob, path: &str) -> String {
     let socket = hob.control().strip_prefix("unix:").expect("a Unix socket");
@@ -66,7 +68,8 @@ fn get(hob: &Hob, path: &str) -> String {
     answer
 }
 
-/// Every place that shows the state of a disk says `state`, and health has the problem `kind`.
+/// Checks that every output with the state of a disk shows `state`, and that `hob health` lists the
+/// problem `kind`.
 #[track_caller]
 fn is_everywhere(hob: &Hob, state: &str, kind: &str, words: &str) {
     let healthz = get(hob, "/healthz");
@@ -109,7 +112,7 @@ fn a_backing_that_hangs_or_dies_is_visible_within_five_seconds_until_it_is_back(
     client.take(&mut [0; 4096]).unwrap();
     wait_until("health after the hang", VISIBLE_MAX, || problems(&hob).is_empty());
 
-    // Nothing asks the disk for anything: the lost connection is enough.
+    // The disk receives no requests: the lost connection alone changes the state.
     server.kill();
     wait_until("the death in health", VISIBLE_MAX, || problems(&hob) == ["backing-unreachable"]);
     client.send(0, CMD_READ, 2 * MIB, 4096, &[]).unwrap();

@@ -1,4 +1,5 @@
-//! Incremental backups with dirty bitmaps, made and restored by tools that know nothing of hob: `nbdinfo`, `qemu-img`, `qemu-io`.
+//! Incremental backups with dirty bitmaps, made and restored by standard tools: `nbdinfo`,
+//! `qemu-img` and `qemu-io`.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use serde_json::Value;
 const DISK: u64 = 64 * MIB;
 const GRANULE: u64 = 64 << 10;
 
-/// A daemon with a disk whose cache writes back, so that most of what is written is not on the backing, and a backup's export.
+/// A daemon with a disk in write-back, whose backing has few of the writes, and with an export for
+/// backups.
 struct Stage {
     scratch: Scratch,
     daemon: Daemon,
@@ -41,7 +43,7 @@ impl Stage {
         Stage { scratch, daemon, noise: Noise::new(32) }
     }
 
-    /// The daemon ends, well or not, and begins again.
+    /// Ends the daemon with `how` and starts it again.
     fn restart(self, how: impl FnOnce(Daemon)) -> Stage {
         let Stage { scratch, daemon, noise } = self;
         how(daemon);
@@ -57,7 +59,7 @@ impl Stage {
         Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").expect("the disk is there")
     }
 
-    /// Writes some noise here and there.
+    /// Writes noise at several places.
     fn write_some(&mut self) {
         let mut client = self.client();
         for _ in 0..20 {
@@ -68,7 +70,7 @@ impl Stage {
         }
     }
 
-    /// What `nbdinfo` says is changed: offsets and lengths.
+    /// Returns the changed ranges according to `nbdinfo`: offsets and lengths.
     fn map(&self, bitmap: &str) -> Vec<(u64, u64)> {
         let map = format!("--map=qemu:dirty-bitmap:{bitmap}");
         let text = Tool::new("nbdinfo").args(["--json", &map, &self.uri()]).run();
@@ -85,8 +87,8 @@ impl Stage {
         Tool::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2", &self.uri(), &to]).run();
     }
 
-    /// As docs/BACKUP.md has it: an image over the disk, into which what was changed is copied, and which is then put over
-    /// the backup before.
+    /// Makes an incremental backup as in docs/BACKUP.md: creates an image over the disk, copies the
+    /// changed parts into the image, and rebases it on the previous backup.
     fn increment(&self, bitmap: &str, to: &str, base: &str) {
         let (to, uri) = (self.scratch.text(to), self.uri());
         Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b", &uri, &to]).run();
@@ -105,7 +107,7 @@ impl Stage {
         Tool::new("qemu-img").args(["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base, &to]).run();
     }
 
-    /// What the chain that ends with an image restores is what the disk holds now.
+    /// Checks that the chain that ends with an image has the content of the disk.
     fn restores(&self, image: &str) {
         let restored = self.scratch.text("restored.img");
         Tool::new("qemu-img")
@@ -129,8 +131,8 @@ fn start(scratch: &Scratch) -> Daemon {
     daemon
 }
 
-/// Full and incremental backups restore the disk: over writes that come while a backup runs, a backup that fails, a restart and a
-/// crash of the daemon.
+/// Full and incremental backups restore the disk: with writes during a backup, after a failed
+/// backup, and after a restart and a crash of the daemon.
 #[test]
 fn full_and_incremental_backups_restore_the_disk() {
     let mut stage = Stage::new();
@@ -144,7 +146,7 @@ fn full_and_incremental_backups_restore_the_disk() {
     stage.increment("one", "one.qcow2", "full.qcow2");
     stage.daemon.ctl(&["bitmap", "remove", "vm", "one"]);
 
-    // The next backup fails, and what it was to save is not lost.
+    // The next backup fails, and the changes that it was to save remain in the bitmap.
     stage.daemon.ctl(&["bitmap", "rotate", "vm", "daily", "two"]);
     stage.write_some();
     stage.daemon.ctl(&["bitmap", "merge", "vm", "two", "daily"]);
@@ -156,7 +158,7 @@ fn full_and_incremental_backups_restore_the_disk() {
     let copied: u64 = stage.map("two").iter().map(|(_, len)| len).sum();
     assert!((MIB..DISK / 2).contains(&copied), "an increment is small: {copied} bytes");
 
-    // After a crash all counts as changed, and what was frozen before is what it was.
+    // After a crash the whole disk counts as changed, and frozen bitmaps are as before.
     let frozen = stage.map("two");
     stage.write_some();
     let stage = stage.restart(|mut daemon| daemon.process.kill());
@@ -171,7 +173,7 @@ fn full_and_incremental_backups_restore_the_disk() {
     drop(stage.daemon.stop());
 }
 
-/// `nbdinfo` sees what was changed, to the granule, beside what is allocated.
+/// `nbdinfo` shows the changed granules exactly, and also the allocated ranges.
 #[test]
 fn contexts_are_listed_and_say_what_was_changed() {
     let stage = Stage::new();
@@ -200,7 +202,8 @@ fn contexts_are_listed_and_say_what_was_changed() {
     drop(stage.daemon.stop());
 }
 
-/// The daemon becomes another program while a client writes: each of its writes is noted, before, during and after.
+/// The daemon is upgraded while a client writes. Each of the client's writes is recorded: before,
+/// during and after the upgrade.
 #[test]
 fn an_upgrade_keeps_dirty_bitmaps() {
     let mut stage = Stage::new();
@@ -224,7 +227,8 @@ fn an_upgrade_keeps_dirty_bitmaps() {
     drop(stage.daemon.stop());
 }
 
-/// What others do to a backing while hob does not serve it, and what is undone by command, are changes.
+/// Changes of a backing by others while hob does not serve it, and a discard of dirty data by
+/// command, count as changes.
 #[test]
 fn changes_that_hob_did_not_see_are_marked_in_bitmaps() {
     let stage = Stage::new();
@@ -246,6 +250,6 @@ fn changes_that_hob_did_not_see_are_marked_in_bitmaps() {
     stage.daemon.ctl(&["disk", "event", "vm", "snapshot-revert", "--yes"]);
     assert_eq!(stage.map("b"), [(0, DISK)]);
     let said = stage.daemon.ctl(&["bitmap", "list", "vm"]);
-    assert!(said.contains("its backing was put back to a snapshot"), "{said}");
+    assert!(said.contains("the backing was reverted to a snapshot"), "{said}");
     drop(stage.daemon.stop());
 }

@@ -1,5 +1,5 @@
-//! Wrong command lines and wrong files: a clear message on standard error, a status other than 0,
-//! nothing served and nothing lost.
+//! Wrong command lines and wrong files: hob prints a clear message on standard error, exits with a
+//! status other than 0, serves nothing and loses nothing.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use conformance::data::{Noise, assert_same, empty_file, noise_file};
 use conformance::process::Output;
 use conformance::{MIB, Scratch, Serve, Tool, hob};
 
-/// A refusal: status other than 0, no panic, and one line on standard error that says what is wrong. A
-/// server may have logged a line or two before it.
+/// Checks a refusal: a status other than 0, no panic, and one line on standard error with the
+/// reason. A server may have logged other lines before.
 #[track_caller]
 fn is_clear(what: &str, output: &Output, mentions: &str) {
     let lines: Vec<&str> = output.stderr.lines().filter(|l| !l.trim().is_empty()).collect();
@@ -31,7 +31,7 @@ fn wrong_options_of_serve() {
     let (good, pool, socket) = (path("disk.img"), path("pool"), format!("unix:{}", path("x.sock")));
     let nowhere = format!("unix:{}", path("no/such/x.sock"));
     let nbd = format!("nbd+unix:///?socket={}", path("nobody.sock"));
-    // Each row: why it is wrong, the options, and what the message must mention.
+    // Each row: the error, the options, and the words that the message must contain.
     let table: Vec<(&str, Vec<&str>, &str)> = vec![
         ("no disk", vec!["--listen", &socket], "--disk"),
         ("nowhere to listen", vec!["--disk", &good], "--listen"),
@@ -49,7 +49,7 @@ fn wrong_options_of_serve() {
     }
     let directory = path("directory");
     let missing = path("no/such/pool");
-    // With a pool: why, disk, pool, and the options that follow.
+    // With a pool: the error, the disk, the pool, and the other options.
     let table: Vec<(&str, &str, &str, Vec<&str>, &str)> = vec![
         ("a directory as a disk", &directory, &pool, vec!["--size", "8M"], "directory"),
         ("a directory as a pool", &good, &directory, vec!["--size", "8M"], "directory"),
@@ -99,7 +99,7 @@ fn wrong_commands() {
     }
 }
 
-/// Promise 5: the API answers what makes no sense, and the disk goes on being served.
+/// Promise 5: the API refuses wrong commands, and the disk is still served.
 #[test]
 fn wrong_commands_to_a_running_server() {
     let scratch = Scratch::new();
@@ -132,7 +132,7 @@ fn wrong_commands_to_a_running_server() {
     hob.stop();
 }
 
-/// Refused without `--force` and untouched; taken with it.
+/// Without `--force`, hob refuses the file and leaves it unchanged; with `--force`, hob uses it.
 #[track_caller]
 fn refused_unless_forced(scratch: &Scratch, pool: &Path) {
     noise_file(&scratch.path("disk.img"), 8 * MIB, 42);

@@ -9,7 +9,8 @@ use conformance::data::empty_file;
 use conformance::hob::{binary, command};
 use conformance::scratch::wait_until;
 
-/// Runs hob with a standard output of which one line is read at most. Returns the status and standard error.
+/// Runs hob, reads at most `lines` lines of its output, and closes the pipe. Returns the status and
+/// standard error.
 fn headed(args: &[&str], lines: usize) -> (Option<i32>, String) {
     let mut hob = Command::new(binary())
         .args(args)

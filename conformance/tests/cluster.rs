@@ -1,5 +1,6 @@
-//! Two hosts and a real etcd: whatever fails or stops, one of them serves a disk at a time, and nothing that was acknowledged is lost
-//! (docs/CLUSTER.md, docs/decisions/0019). The backing is somebody else's NBD server, which locks nothing and fences nobody.
+//! Two hosts and a real etcd. Whatever fails, at most one host serves a disk at a time, and no
+//! acknowledged write is lost (docs/CLUSTER.md, docs/decisions/0019). The backing is a separate NBD
+//! server without locks or fencing.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,10 +15,10 @@ use conformance::store::ONE_BY_ONE;
 use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
 
-/// Shortest that there are: tests are to be short.
+/// The shortest valid lease, so that tests are short.
 const LEASE: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_secs(1);
-/// A fail-over takes a lease, settling, and some looks; here on a busy machine.
+/// Maximum time of a fail-over (the lease, the settle time, and some polls), on a busy machine.
 const FAIL_OVER_MAX: Duration = Duration::from_secs(40);
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
@@ -25,7 +26,7 @@ const BLOCK: u64 = 4096;
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
 
-/// What all hosts see.
+/// Resources that all hosts share.
 struct Shared {
     scratch: Scratch,
     store: Store,
@@ -48,12 +49,12 @@ impl Shared {
     }
 }
 
-/// A host with flash.
+/// Returns a host with flash and without a cluster.
 fn lonely(name: &str) -> Plan {
     Plan::new(name).pool("size = \"64M\"")
 }
 
-/// A host of the cluster.
+/// Returns a host of the cluster.
 fn member(name: &str, etcd: &Etcd) -> Plan {
     let (lease, settle) = (LEASE.as_secs(), SETTLE.as_secs());
     lonely(name).joins(
@@ -62,13 +63,14 @@ fn member(name: &str, etcd: &Etcd) -> Plan {
     )
 }
 
-/// A host of the cluster that is told of the disk, and of its cache.
+/// Returns a host of the cluster that has the disk and its cache in its configuration.
 fn told(name: &str, etcd: &Etcd, backing: &str, cache: &str) -> Plan {
     let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"16M\"\n{cache}");
     member(name, etcd).disk("vm1", backing, &cache)
 }
 
-/// Two hosts that are told of the same, of which the first has it, and so many members of etcd.
+/// Starts two hosts with the same configuration, of which the first owns the disk, and an etcd with
+/// this many members.
 #[track_caller]
 fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, Side, Side) {
     let (etcd, shared) = (Etcd::start(members), Shared::new());
@@ -79,12 +81,13 @@ fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, Side, Side) {
     (etcd, shared, a, b)
 }
 
-/// A block in which a number stands everywhere.
+/// Returns a block that is filled with a number.
 fn filled(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BLOCK as usize / 8)
 }
 
-/// A guest that writes rising numbers to one block and remembers what was acknowledged, and when.
+/// A guest that writes increasing numbers to one block, and remembers which writes were
+/// acknowledged, and when.
 struct Guest {
     stop: Arc<AtomicBool>,
     acknowledged: Arc<AtomicU64>,
@@ -105,7 +108,7 @@ impl Guest {
                 }
                 last.store(number, Ordering::SeqCst);
                 said.lock().unwrap().push((Instant::now(), number));
-                // Reads too: they must not be old ones.
+                // Reads must also return current data.
                 match client.read(block * BLOCK, BLOCK as u32) {
                     Ok(data) => assert_eq!(data, filled(number), "it reads what it wrote"),
                     Err(_) => return,
@@ -145,7 +148,7 @@ fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason("vm1").contains("host-a has it"));
     assert!(Client::connect(&b.nbd(), "vm1").is_err(), "nobody is let in to a disk of another host");
     a.connect("vm1").write(0, &filled(7)).unwrap();
-    // What people see.
+    // What administrators see.
     let status = a.json(&["cluster", "status"]);
     assert_eq!((&status["state"], &status["host"]), (&"member".into(), &"host-a".into()), "{status}");
     assert!(status["left_ms"].as_u64().unwrap() <= LEASE.as_millis() as u64, "{status}");
@@ -158,7 +161,7 @@ fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     assert!(disks.contains("vm1") && disks.contains("held") && disks.contains("host-a"), "{disks}");
     let refused = b.try_ctl(&["cluster", "take", "vm1", "--force", "--yes"]);
     assert!(!refused.success() && refused.all().contains("host-a has it"), "{}", refused.all());
-    // Force is no way past an owner that lives, then or later.
+    // `--force` does not take a disk from an owner with a valid lease.
     std::thread::sleep(2 * LEASE);
     assert!(a.serves("vm1") && !b.serves("vm1"));
     let began = Instant::now();
@@ -185,7 +188,7 @@ fn a_host_that_is_killed_is_replaced_and_nothing_acknowledged_is_lost() {
     let found = number_in(&client.read(3 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
     client.write(3 * BLOCK, &filled(1 << 40)).unwrap();
-    // The first host is back, and has in flash what is not so any more.
+    // The first host is back, and its flash has outdated data.
     a.start();
     wait_until("host-a to know who has it", FAIL_OVER_MAX, || a.reason("vm1").contains("host-b has it"));
     drop((client, b));
@@ -200,7 +203,7 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 20);
     a.signal(Signal::STOP);
     b.wait_until_serving("vm1", FAIL_OVER_MAX);
-    // Whatever was acknowledged before is here, and from here on it is another's.
+    // This host has all earlier acknowledged writes; later writes are the other host's.
     let found = number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap());
     let acknowledged = guest.acknowledged();
     assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
@@ -213,7 +216,7 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
     guest.end();
     assert_eq!(number_in(&shared.block(5)), 1 << 40, "a write of the old owner arrived");
     assert_eq!(number_in(&b.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
-    // What the first has in flash is older than that.
+    // The first host's flash is older.
     b.ctl(&["disk", "remove", "vm1"]);
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
     assert_eq!(number_in(&a.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
@@ -232,13 +235,13 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     assert!(!b.serves("vm1") && b.reason("vm1").contains("--force"), "{}", b.reason("vm1"));
     let disks = b.json(&["cluster", "disks"]);
     assert_eq!((&disks[0]["state"], &disks[0]["dirty"]), (&"vanished".into(), &true.into()), "{disks}");
-    // Its own restart recovers it.
+    // The host's own restart recovers it.
     a.start();
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
     assert_eq!(number_in(&a.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
     a.kill();
     wait_until("host-b to look", FAIL_OVER_MAX, || b.reason("vm1").contains("flash of host-a"));
-    // The operator's word.
+    // The administrator gives the disk up by command.
     wait_until("force", FAIL_OVER_MAX, || {
         b.try_ctl(&["cluster", "take", "vm1", "--force", "--yes"]).success()
     });
@@ -247,7 +250,7 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 0);
     client.write(9 * BLOCK, &filled(43)).unwrap();
     client.flush().unwrap();
-    // What the first host has is never written over what came after.
+    // The first host's data never overwrites later data.
     a.start();
     wait_until("host-a to know", FAIL_OVER_MAX, || a.reason("vm1").contains("host-b has it"));
     b.ctl(&["drain", "vm1"]);
@@ -255,7 +258,7 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     b.ctl(&["cache", "disable", "vm1"]);
     b.stop();
     wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || {
-        a.reason("vm1").contains("had it meanwhile")
+        a.reason("vm1").contains("owned the disk in the meantime")
     });
     assert!(a.reason("vm1").contains("discard-dirty"), "{}", a.reason("vm1"));
     assert_eq!(number_in(&shared.block(9)), 43);
@@ -280,7 +283,7 @@ fn guests_see_at_most_a_pause_when_etcd_members_change() {
     let before = guest.acknowledged();
     wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > before + 20);
     assert!(a.serves("vm1") && !b.serves("vm1"), "{}", a.reason("vm1"));
-    // No etcd at all: nothing is acknowledged after a lease, and nothing fails.
+    // Without etcd, nothing is acknowledged after the end of a lease, and nothing fails.
     (0..3).for_each(|member| etcd.pause(member));
     std::thread::sleep(LEASE + Duration::from_secs(1));
     let held = guest.acknowledged();
@@ -289,14 +292,14 @@ fn guests_see_at_most_a_pause_when_etcd_members_change() {
     assert_eq!(a.json(&["cluster", "status"])["state"], "suspended");
     (0..3).for_each(|member| etcd.resume(member));
     wait_until("the guest to go on", FAIL_OVER_MAX, || guest.acknowledged() > held + 20 || b.serves("vm1"));
-    // Either host may have it now; whatever was acknowledged is there.
+    // Either host may own the disk now, with all acknowledged writes.
     let last = guest.end();
     let side = if a.serves("vm1") { &a } else { &b };
     let found = number_in(&side.connect("vm1").read(7 * BLOCK, BLOCK as u32).unwrap());
     assert!(found == last || found == last + 1, "{found} and {last}");
 }
 
-/// Needs root, for the namespaces.
+/// Needs root, for the network namespaces.
 #[test]
 fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     let [left, right] = Host::pair();
@@ -305,7 +308,7 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     let a = told("host-a", &etcd, &shared.store.backing(""), THROUGH).start_inside(&left);
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
     let b = told("host-b", &etcd, &shared.store.backing(""), THROUGH).start_inside(&right);
-    // Both reach the backing all the time: only etcd tells who may write there.
+    // Both hosts reach the backing all the time, so only etcd decides which host may write.
     let guest = Guest::start(a.connect("vm1"), 11, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     let cable = |state: &str| Tool::new("ip").args(["link", "set", "net0", state]).inside(&left).run();
@@ -327,7 +330,7 @@ fn a_host_that_is_cut_off_from_etcd_stops_before_the_other_starts() {
     assert_eq!(number_in(&shared.block(11)), 1 << 40);
 }
 
-/// A backing that has an address of its own, so that it can be cut off from the left host alone.
+/// A backing with its own address, so that it can be cut off from the left host alone.
 struct FarStore {
     scratch: Scratch,
     port: String,
@@ -337,7 +340,7 @@ struct FarStore {
 impl FarStore {
     const ADDRESS: &str = "10.99.0.2";
 
-    /// On the right host, and on the way there from the left one.
+    /// Starts the backing on the right host, with a route from the left host.
     #[track_caller]
     fn start([left, right]: [&Host; 2]) -> Self {
         let scratch = Scratch::new();
@@ -365,23 +368,24 @@ impl FarStore {
     }
 }
 
-/// Nothing gets from a host to an address any more.
+/// Drops all packets from a host to an address.
 #[track_caller]
 fn cut(host: &Host, address: &str) {
     Tool::new("ip").args(["route", "replace", "blackhole", &format!("{address}/32")]).inside(host).run();
 }
 
-/// The kernel goes on with what it has.
+/// Restores the route. The kernel continues with its queued data.
 #[track_caller]
 fn mend(host: &Host, address: &str) {
     Tool::new("ip").args(["route", "replace", &format!("{address}/32"), "dev", "net0"]).inside(host).run();
 }
 
-/// Longer than the kernel of a host pauses before it sends again what had no answer for a fail-over.
+/// Longer than a kernel's pause between retransmissions after a connection had no reply for the
+/// duration of a fail-over.
 const SENT_AGAIN: Duration = Duration::from_secs(20);
 
-/// Needs root, for the namespaces. A write is under way to a backing that is cut off when the host dies: its kernel has it, and would send it
-/// again for minutes.
+/// Needs root, for the network namespaces. When the host dies, a write is in flight to a backing
+/// that is cut off. The host's kernel has the write, and would retransmit it for minutes.
 #[test]
 fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
     let [left, right] = Host::pair();
@@ -393,7 +397,7 @@ fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
     let guest = Guest::start(a.connect("vm1"), 15, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     cut(&left, FarStore::ADDRESS);
-    // One write is handed to the kernel now, and has no answer.
+    // The kernel has one write, which has no reply.
     std::thread::sleep(Duration::from_secs(1));
     a.kill();
     b.wait_until_serving("vm1", FAIL_OVER_MAX);
@@ -406,7 +410,8 @@ fn a_write_of_a_killed_host_does_not_arrive_after_the_next_one_has_begun() {
     assert_eq!(number_in(&store.block(15)), 1 << 40, "a write of the old owner arrived");
 }
 
-/// Needs root, for the namespaces. The host lives and reaches neither etcd nor the backing; then the backing first.
+/// Needs root, for the network namespaces. The host runs, but reaches neither etcd nor the backing.
+/// Then it reaches the backing first.
 #[test]
 fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun() {
     let [left, right] = Host::pair();
@@ -436,7 +441,8 @@ fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun(
     guest.end();
 }
 
-/// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own, and nobody else writes.
+/// Needs root, for the network namespaces. The owner reaches etcd all the time, so it keeps the
+/// disk, and no other host writes.
 #[test]
 fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     let [left, right] = Host::pair();
@@ -453,7 +459,7 @@ fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     let guest = Guest::start(a.connect("vm1"), 13, 1);
     wait_until("the guest to write", FAIL_OVER_MAX, || guest.acknowledged() > 50);
     cut(&left, FarStore::ADDRESS);
-    // What was under way may still be answered.
+    // Requests that were in flight may still be answered.
     std::thread::sleep(Duration::from_secs(1));
     let begin = Instant::now();
     std::thread::sleep(2 * (LEASE + SETTLE));
@@ -471,7 +477,7 @@ fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     assert!(number_in(&store.block(13)) >= acknowledged);
 }
 
-/// The disk goes from host to host with its cache, and etcd says whose it is all the time.
+/// The disk moves between hosts with its cache, and etcd always names its owner.
 #[test]
 fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     let etcd = Etcd::start(1);
@@ -497,7 +503,7 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     assert_eq!(disks[0]["state"], "held");
     let mut client = b.connect("vm1");
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 41);
-    // It writes back there, and etcd knew before.
+    // The disk is in write-back on that host, and etcd recorded that before.
     wait_until("the cache to write back", FAIL_OVER_MAX, || b.disk("vm1")["cache"]["mode"] == "write-back");
     assert_eq!(b.json(&["cluster", "disks"])[0]["dirty"], true);
     client.write(9 * BLOCK, &filled(42)).unwrap();
@@ -530,10 +536,11 @@ fn what_makes_no_sense_is_said() {
     })
     .start(&scratch);
     let said = lonely.try_ctl(&["cluster", "status"]);
-    assert!(!said.success() && said.all().contains("in no cluster"), "{}", said.all());
+    assert!(!said.success() && said.all().contains("not in a cluster"), "{}", said.all());
 }
 
-/// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts, etcd would do nothing else.
+/// The number of requests of a host must not depend on the number of disks for which it waits.
+/// Otherwise hundreds of hosts would overload etcd.
 #[test]
 fn a_host_that_waits_for_many_disks_sends_few_requests() {
     const DISKS: usize = 40;
@@ -553,7 +560,8 @@ fn a_host_that_waits_for_many_disks_sends_few_requests() {
     let before = etcd.reads();
     std::thread::sleep(Duration::from_secs(10));
     let asked = etcd.reads() - before;
-    // Two hosts with a lease of 3 s read once for each of their renewals; 40 looks a second would be 800 keys in this time.
+    // Two hosts with a lease of 3 s read once for each renewal; one read per disk, 40 a second,
+    // would be 800 keys in this time.
     assert!(asked < 150, "{asked} reads in 10 s by two hosts, one of which waits for {DISKS} disks");
     let begin = Instant::now();
     first.stop();

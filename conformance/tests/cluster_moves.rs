@@ -1,5 +1,5 @@
-//! Two hosts, a real etcd, and disks that go from one to the other because somebody said so; evacuation, and advice (docs/CLUSTER.md,
-//! docs/decisions/0024). The backings are files that both hosts see.
+//! Two hosts, a real etcd, and disks that move between the hosts by command; evacuation and advice
+//! (docs/CLUSTER.md, docs/decisions/0024). The backings are files that both hosts can read.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 const BLOCK: u64 = 4096;
-/// Looks happen once a second, on a busy machine.
+/// Timeout of an action that a poll starts; polls happen once a second.
 const SOON: Duration = Duration::from_secs(40);
 
 const THROUGH: &str = "mode = \"write-through\"";
 const BACK: &str = "mode = \"write-back\"\ndirty_age_max = 0\ndirty_start = 60\ndirty_stop = 50";
 
-/// What all hosts see.
+/// Resources that all hosts share.
 struct Shared {
     scratch: Scratch,
     etcd: Etcd,
@@ -43,7 +43,8 @@ impl Shared {
         image[(number * BLOCK) as usize..((number + 1) * BLOCK) as usize].to_vec()
     }
 
-    /// A host with a pool of so many MiB, that is told of these disks, each with a cache of 8 MiB.
+    /// Starts a host with a pool of `pool_mib` MiB and these disks in its configuration, each with
+    /// a cache of 8 MiB.
     #[track_caller]
     fn start(&self, name: &str, pool_mib: u64, disks: &[&str], cache: &str) -> Side {
         self.start_with_lease(5, name, pool_mib, disks, cache)
@@ -65,7 +66,7 @@ impl Shared {
     }
 }
 
-/// Who has a disk, as etcd says.
+/// Returns the owner of a disk according to etcd.
 #[track_caller]
 fn owner(side: &Side, disk: &str) -> (String, String) {
     let disks = side.json(&["cluster", "disks"]);
@@ -73,7 +74,7 @@ fn owner(side: &Side, disk: &str) -> (String, String) {
     (word(&found, "host"), word(&found, "state"))
 }
 
-/// Does etcd say that dirty data of a disk may be in its host's flash?
+/// Returns true if etcd has recorded that the host's flash may have dirty data of a disk.
 #[track_caller]
 fn is_marked(side: &Side, disk: &str) -> bool {
     let disks = side.json(&["cluster", "disks"]);
@@ -93,7 +94,8 @@ fn word(shown: &Value, name: &str) -> String {
     shown[name].as_str().unwrap_or_default().to_owned()
 }
 
-/// Ordered at the host that does not have it, drained on the way, and back again; told and not told of it before.
+/// A disk moves by a command at the other host, is drained on the way, and moves back. The other
+/// host has the disk in its configuration in one case and not in the other.
 #[test]
 fn an_unused_disk_moves_to_another_host_and_back() {
     let shared = Shared::new(&["vm1"]);
@@ -109,10 +111,10 @@ fn an_unused_disk_moves_to_another_host_and_back() {
     assert_eq!(shared.block("vm1", 9), filled(0), "it is in flash only");
     drop(client);
     let free = a.json(&["pool", "list"])[0]["free"].as_u64();
-    // What cannot be is said at once.
+    // An impossible move is refused at once.
     for (args, part) in [
         (&["cluster", "move", "vm1", "--to", "nobody"][..], "members are host-a, host-b"),
-        (&["cluster", "move", "vm2", "--to", "host-b"], "no host of the cluster has or had"),
+        (&["cluster", "move", "vm2", "--to", "host-b"], "no host of the cluster owns or owned"),
         (&["cluster", "move", "vm1", "--to", "host-a"], "host-a has vm1 already"),
         (&["cluster", "move", "vm1"], "is not being moved"),
         (&["cluster", "move", "vm1", "--cancel"], "is not being moved"),
@@ -139,27 +141,30 @@ fn an_unused_disk_moves_to_another_host_and_back() {
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
     drop(client);
-    // Back, ordered at its owner; the other one still knows it.
+    // The disk moves back, by a command at its owner; the other host still has it in its
+    // configuration.
     b.ctl(&["cluster", "move", "vm1", "--to", "host-a"]);
     assert!(a.serves("vm1") && !b.serves("vm1"));
     let mut client = a.connect("vm1");
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
     drop(client);
-    // Whoever is left has it, if nothing can be dirty elsewhere: a disk that went away waits.
+    // The remaining host takes the disk if no other host can have dirty data. A disk that was moved
+    // away waits.
     a.ctl(&["cache", "disable", "vm1"]);
     a.stop();
     b.wait_until_serving("vm1", SOON);
     assert_eq!(b.connect("vm1").read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
 }
 
-/// With a client the disk migrates: the other host has it in standby, and nothing happens until the machine is there. A third
-/// party may call it off. With `--cache` and no client it goes at once, with its cache.
+/// A disk with a client migrates: the other host has it in standby, and nothing more happens until
+/// the VM moves. A third host may cancel the migration. A disk without a client moves at once with
+/// `--cache`, together with its cache.
 #[test]
 fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let shared = Shared::new(&["vm1"]);
     let a = shared.start("host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
-    // It was told of the disk, and waits for it.
+    // The host has the disk in its configuration, and waits for it.
     let b = shared.start("host-b", 64, &["vm1"], BACK);
     wait_until("host-b to wait", SOON, || b.reason("vm1").contains("host-a has it"));
     let mut client = a.connect("vm1");
@@ -180,7 +185,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     });
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
-    // Now the machine goes along: its first write at the other host takes the disk over.
+    // The VM moves: its first write at the other host takes the disk over.
     wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
     a.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
     wait_until("it to wait for the VM", SOON, || note().contains("waits for the VM"));
@@ -195,7 +200,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     assert!(b.daemon().stats("vm1").hits() >= 3, "what was copied is served");
     drop((client, there));
     wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-b has it"));
-    // Nobody uses it any more; its cache goes back with it.
+    // The disk has no client any more, and moves back with its cache.
     let moved = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-a", "--cache", "copy"]);
     assert!(moved.success(), "{}", moved.all());
     let mut client = a.connect("vm1");
@@ -205,7 +210,8 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     assert!(a.daemon().stats("vm1").hits() >= hits + 3, "its cache has come along");
 }
 
-/// A migration drains the disk and writes through until it is over: etcd says that, and says first when that is not so any more.
+/// A migration drains the disk, which is then in write-through until the end. etcd records that
+/// there is no dirty data, and records the opposite before the disk is in write-back again.
 #[test]
 fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     let mut shared = Shared::new(&["vm1"]);
@@ -225,7 +231,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     client.write(9 * BLOCK, &filled(42)).unwrap();
     client.flush().unwrap();
     assert_eq!(shared.block("vm1", 9), filled(41), "it writes back");
-    // The same without etcd at the end: it writes through for as long.
+    // The same if etcd fails near the end: the disk stays in write-through.
     wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
     a.ctl(&["migrate", "vm1", "--to", b.address(), "--wait", "warm"]);
     wait_until("etcd to know", SOON, || !is_marked(&b, "vm1"));
@@ -244,7 +250,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
     assert_eq!(shared.block("vm1", 9), filled(43), "it writes back");
 }
 
-/// What it had dirty is on the backing: a third host has the disk, and nobody has to give anything up.
+/// All dirty data is on the backing: a third host gets the disk, and no data is given up.
 #[test]
 fn a_host_lost_during_a_migration_loses_no_data() {
     let shared = Shared::new(&["vm1"]);
@@ -265,13 +271,14 @@ fn a_host_lost_during_a_migration_loses_no_data() {
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(41));
     assert_eq!(client.read(10 * BLOCK, BLOCK as u32).unwrap(), filled(42));
     client.write(9 * BLOCK, &filled(43)).unwrap();
-    // It comes back, and would go on with its migration.
+    // The host restarts and would continue its migration.
     a.start();
     wait_until("host-a to wait", SOON, || a.reason("vm1").contains("host-c has it"));
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(43));
 }
 
-/// It was drained, handed over on record, and etcd told of neither; so its next life tells.
+/// The host drained the disk and recorded the hand-over, but etcd has no record of either. So the
+/// host reports both after its restart.
 #[test]
 fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     let mut shared = Shared::new(&["vm1"]);
@@ -300,7 +307,8 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     wait_until("the migration to be over", SOON, || a.state("vm1") == "away");
 }
 
-/// Every disk goes but the one that is used; the plan is shown first, and giving the order again goes on.
+/// All disks move except the one in use. The plan is printed first, and the command can be
+/// repeated.
 #[test]
 fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];
@@ -329,7 +337,7 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let at = |disk: &str| [&a, &b, &c].iter().position(|side| side.serves(disk));
     assert_eq!(at("vm2"), Some(0));
     assert!(["vm1", "vm3", "vm4"].iter().all(|disk| at(disk).is_some_and(|at| at > 0)));
-    // Again, when the guest has gone: only that one is left.
+    // The command is repeated when the guest has gone: only that disk is left.
     drop(guest);
     wait_until("the guest to be gone", SOON, || !uses());
     let done = a.json(&["cluster", "evacuate"]);
@@ -340,7 +348,8 @@ fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     assert!(a.ctl(&["cluster", "evacuate"]).contains("host-a has no disk"));
 }
 
-/// A disk that reads much on a host with little flash is advised to go where flash is to spare, and what that brings is about what it brings.
+/// A disk that reads much on a host with little flash is advised to move to a host with free flash.
+/// The predicted hit ratio is about the hit ratio after the move.
 #[test]
 fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     let shared = Shared::new(&["busy", "idle"]);
@@ -350,7 +359,7 @@ fn advice_moves_a_starved_disk_to_flash_that_is_to_spare() {
     a.ctl(&["cache", "enable", "busy", "--pool", "fast", "--size", "2M", "--block-size", "4K"]);
     b.wait_until_serving("idle", SOON);
     let mut client = a.connect("busy");
-    // A loop over 8 MiB: LRU with 2 MiB hits nothing, with 8 all.
+    // A loop over 8 MiB: LRU has no hits with 2 MiB and only hits with 8 MiB.
     let advice = std::cell::RefCell::new(Value::Null);
     wait_until("a move to be advised", Duration::from_secs(90), || {
         (0..SIZE / 2).step_by(65536).for_each(|at| drop(client.read(at, 65536).unwrap()));

@@ -1,5 +1,5 @@
-//! The first pass over a disk misses, the second is served from flash, as `hob stats` counts it;
-//! clearing, switching off and restarting make the cache cold again.
+//! The first pass over a disk misses, and the second is served from flash, as `hob stats` counts
+//! them. Clearing the cache, switching it off and a restart make the cache cold again.
 
 use std::time::Duration;
 
@@ -32,7 +32,8 @@ fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
     (after.hits() - before.hits(), after.misses() - before.misses())
 }
 
-/// Passes until one consists of hits; the flash copy is written alongside the reply and may trail it.
+/// Reads until a pass has only hits. hob fills flash while it replies, and the fill may end after
+/// the reply.
 #[track_caller]
 fn warm(scratch: &Scratch, hob: &Hob) {
     wait_until("a pass that consists of hits", Duration::from_secs(20), || pass(scratch, hob) == (COUNT, 0));
@@ -88,7 +89,8 @@ fn a_restart_makes_it_cold() {
     hob.stop();
 }
 
-/// Growing keeps everything; shrinking keeps what fits. Sizes are multiples of the pool's segment.
+/// Growing a cache keeps all data; shrinking keeps as much as fits. Sizes are multiples of the
+/// pool's segment size.
 #[test]
 fn resizing_keeps_what_fits() {
     let scratch = Scratch::new();
@@ -104,7 +106,7 @@ fn resizing_keeps_what_fits() {
     assert_eq!(room, Some((16 * MIB / 4096) as f64));
     let before = hob.stats().number("numBlocksCurrentlyCached").unwrap();
     assert!(before > room.unwrap() / 2.0, "shrinking kept {before} blocks of what fits");
-    // Nothing that was kept may be wrong, and it must be able to warm up again as far as it goes.
+    // The kept data must be correct, and the cache must fill again up to its size.
     pass(&scratch, &hob);
     pass(&scratch, &hob);
     hob.stop();

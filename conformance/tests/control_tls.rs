@@ -1,4 +1,5 @@
-//! The control API over TLS, asked by `hob` itself and by curl: who gets in, who does not, and who may only look.
+//! The control API over TLS, with `hob` and curl as clients: which clients are admitted, which are
+//! refused, and which may only read.
 
 use conformance::authority::{Authority, Files, secret};
 use conformance::process::Output;
@@ -8,7 +9,7 @@ use conformance::{Daemon, MIB, Scratch, Tool, hob};
 const ADMIN: &str = "an-admin-token-0123456789abcdef";
 const READER: &str = "a-reader-token-0123456789abcdef";
 
-/// A daemon whose API is on TCP, and those who ask it.
+/// A daemon whose API is on TCP, and its clients.
 struct Stage {
     scratch: Scratch,
     authority: Authority,
@@ -45,13 +46,13 @@ impl Stage {
         Self { scratch, authority, daemon, port, ca }
     }
 
-    /// `hob` over TLS.
+    /// Runs `hob` over TLS.
     fn hob(&self, who: &[&str], command: &[&str]) -> Output {
         let url = format!("https://127.0.0.1:{}", self.port);
         hob::command(&[command, &["--url", &url, "--ca", &self.ca], who].concat())
     }
 
-    /// Status and body of what curl is told, after `args`.
+    /// Returns the status and body that curl receives, with the additional options `args`.
     #[track_caller]
     fn curl(&self, args: &[&str], path: &str) -> (u16, String) {
         let said = Tool::new("curl")
@@ -92,14 +93,14 @@ fn each_role_can_do_its_part_with_tokens_and_with_certificates() {
         std::fs::File::create(stage.scratch.path(name)).unwrap().set_len(MIB).unwrap();
         let backing = stage.scratch.text(name);
         let add = ["disk", "add", name, "--backing", &backing];
-        refused(&stage.hob(reader, &add), "may only read");
+        refused(&stage.hob(reader, &add), "has the role read-only");
         let output = stage.hob(admin, &add);
         assert!(output.success(), "{}", output.all());
         let output = stage.hob(reader, &["disk", "list"]);
         assert!(output.success() && output.stdout.contains(name), "{}", output.all());
     }
-    refused(&stage.hob(&watcher, &["disk", "remove", "vm1"]), "watcher may only read");
-    // The socket beside it is the owner's, who needs nothing.
+    refused(&stage.hob(&watcher, &["disk", "remove", "vm1"]), "watcher has the role read-only");
+    // The Unix socket is for the owner, who needs no certificate.
     stage.daemon.ctl(&["disk", "remove", "vm1"]);
     let log = stage.daemon.stop();
     let change = |line: &str| {
@@ -118,9 +119,9 @@ fn strangers_are_refused_in_one_line() {
     secret(&wrong, "a-wrong-token-0123456789abcdefg");
     let list = ["disk", "list"];
     refused(&stage.hob(&[], &list), "--token-file");
-    refused(&stage.hob(&["--token-file", &text(&wrong)], &list), "token is not known");
+    refused(&stage.hob(&["--token-file", &text(&wrong)], &list), "does not know this token");
     let stranger = shown(&stage.client("stranger"));
-    refused(&stage.hob(&stranger.each_ref().map(String::as_str), &list), "no role here");
+    refused(&stage.hob(&stranger.each_ref().map(String::as_str), &list), "has no role in this daemon");
     let expired = shown(&stage.authority.expired_client(stage.scratch.dir(), "ops"));
     refused(&stage.hob(&expired.each_ref().map(String::as_str), &list), "Expired");
     let other = Authority::new("another").client(stage.scratch.dir(), "foreign");
@@ -144,7 +145,7 @@ fn another_site_cannot_use_a_browsers_certificate() {
     let own = ops.each_ref().map(String::as_str);
     let create = ["-X", "POST", "-d", "{\"name\":\"x\",\"backing\":\"/nonexistent\"}"];
     let post = |more: &[&str]| stage.curl(&[&own[..], &create, more].concat(), "/v1/disks").0;
-    // 422: the daemon looked for the file.
+    // 422: the daemon tried to open the file.
     assert_eq!(post(&[]), 422);
     let origin = format!("Origin: https://127.0.0.1:{}", stage.port);
     assert_eq!(post(&["-H", &origin]), 422);
@@ -153,7 +154,8 @@ fn another_site_cannot_use_a_browsers_certificate() {
     assert_eq!(post(&["-H", "Origin: null"]), 403);
     assert_eq!(post(&["-H", "Sec-Fetch-Site: cross-site"]), 403);
     assert_eq!(post(&["-H", "Sec-Fetch-Site: same-site", "-H", &origin]), 403);
-    // Nor can it read, nor be shown in a frame, nor ask beforehand.
+    // The page of another site cannot read responses, show them in a frame, or send preflight
+    // requests.
     let get = |more: &[&str]| stage.curl(&[&own[..], more].concat(), "/v1/disks");
     assert_eq!(get(&["-H", "Sec-Fetch-Site: cross-site"]).0, 403);
     let (status, head) = get(&["-i", "-H", "Origin: https://evil.example"]);
@@ -167,7 +169,7 @@ fn another_site_cannot_use_a_browsers_certificate() {
     let (status, head) = get(&[&preflight[..], &["-H", "Access-Control-Request-Method: DELETE"]].concat());
     assert_eq!(status, 403);
     assert!(!head.to_lowercase().contains("access-control-"), "{head}");
-    // A name of somebody else's that was made to point here.
+    // A foreign name that resolves to this address.
     assert_eq!(get(&["-H", "Host: evil.example"]).0, 403);
     assert_eq!(get(&["-H", "Host: hob.example"]).0, 200);
     stage.daemon.stop();
@@ -193,7 +195,7 @@ fn tcp_without_tls_is_not_to_be_had() {
     std::fs::set_permissions(&server.key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let all = [&serve[..], &tls, &["--token-file", &token]].concat();
     refused(&hob::command(&all), "every user can read");
-    // And in the clear nobody is answered.
+    // Requests without TLS get no reply.
     let plain = format!("http://127.0.0.1:{}/v1/version", stage.port);
     let bearer = format!("Authorization: Bearer {ADMIN}");
     let output = Tool::new("curl").args(["-sS", "-H", &bearer, &plain]).output();
@@ -206,7 +208,7 @@ fn a_renewed_certificate_is_served_without_a_restart() {
     let stage = Stage::new();
     let token = ["-H", "Authorization: Bearer a-reader-token-0123456789abcdef"];
     assert_eq!(stage.curl(&token, "/v1/version").0, 200);
-    // Of another authority, so that the one that is served can be told.
+    // Signed by another authority, so that the served certificate can be identified.
     let renewed = Authority::new("the next").server(stage.scratch.dir());
     let served = Tool::new("curl")
         .args(["-sS", "--cacert", &text(&renewed.ca)])

@@ -1,4 +1,4 @@
-//! `hob daemon`: many disks and pools, changed by command, remembered across restarts and kill -9.
+//! `hob daemon`: many disks and pools, changed by command, and restored after restarts and kill -9.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 
-/// A scratch directory with a configuration file and three disks' images.
+/// A scratch directory with a configuration file and the images of three disks.
 struct Stage {
     scratch: Scratch,
     images: Vec<Vec<u8>>,
@@ -47,7 +47,7 @@ impl Stage {
         Client::connect(&address, &format!("vm{disk}")).unwrap_or_else(|e| panic!("connect to vm{disk}: {e}"))
     }
 
-    /// A pool of two files and three disks, each with a cache of its own kind.
+    /// Creates a pool of two files and three disks, each with a different cache.
     #[track_caller]
     fn furnish(&self, daemon: &Daemon) {
         let (one, two) = (self.scratch.text("flash1"), self.scratch.text("flash2"));
@@ -60,7 +60,7 @@ impl Stage {
         }
     }
 
-    /// Every disk reads as its image says, twice: from the backing and from flash.
+    /// Checks that every disk reads as its image, twice: from the backing and from flash.
     #[track_caller]
     fn reads_right(&self) {
         for (n, image) in self.images.iter().enumerate() {
@@ -78,7 +78,7 @@ fn json(daemon: &Daemon, args: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
 }
 
-/// What the daemon knows about its disks and pools, without what changes by itself.
+/// Returns the daemon's disks and pools, without values that change by themselves.
 #[track_caller]
 fn furniture(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
     let disks = json(daemon, &["disk", "list"]);
@@ -115,7 +115,7 @@ fn changes_survive_a_restart_and_kill_9() {
     stage.reads_right();
     daemon.ctl(&["disk", "remove", "vm2"]);
     let before = furniture(&daemon);
-    // No goodbye: what a command confirmed is on disk already.
+    // The daemon is killed: the results of confirmed commands are on disk already.
     drop(daemon);
     let daemon = stage.start();
     assert_eq!(furniture(&daemon), before, "after kill -9");
@@ -147,7 +147,7 @@ fn disks_are_kept_apart() {
     daemon.stop();
 }
 
-/// A device leaves a pool that is in use: its blocks move or are given up, and no read is wrong.
+/// A device is removed from a pool in use. Its blocks are moved or dropped, and no read is wrong.
 #[test]
 fn a_device_is_removed_from_a_pool_under_three_disks() {
     let stage = Stage::new("");
@@ -176,7 +176,7 @@ fn a_device_of_another_pool_is_refused() {
     let refused = daemon.try_ctl(&["pool", "create", "mine", &theirs]);
     assert!(!refused.success() && refused.stderr.contains("--force"), "{}", refused.all());
     assert_same(&std::fs::read(&theirs).unwrap(), &before, 0, "the refused device before and after");
-    // Its superblock has two copies; neither a filesystem nor a pool is taken for an empty file.
+    // The superblock has two copies. A filesystem or a pool is not treated as an empty file.
     empty_file(&other.scratch.path("ext4"), 32 * MIB);
     Tool::new("mkfs.ext4").args(["-q", "-F", &other.scratch.text("ext4")]).run();
     let refused = daemon.try_ctl(&["pool", "create", "mine", &other.scratch.text("ext4")]);
@@ -207,8 +207,8 @@ fn the_configuration_furnishes_the_first_start() {
     daemon.stop();
 }
 
-/// Promise 4: requests wait for a dead backing as long as the configuration says, then fail with EIO;
-/// other disks and the API feel nothing, and the disk is right when its backing is back.
+/// Promise 4: requests wait for an unavailable backing for the configured time and then fail with
+/// EIO. Other disks and the API are not affected, and the disk is correct when its backing is back.
 #[test]
 fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     let stage = Stage::new("[limits]\nbacking_wait_ms_max = 1500");
@@ -243,7 +243,8 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     daemon.stop();
 }
 
-/// A socket for a machine comes with its disk, is kept, and goes with it; one that is taken is no other disk's.
+/// A vhost-user socket is created with its disk, survives restarts, and is removed with the disk. A
+/// socket path in use is refused for another disk.
 #[test]
 fn a_disks_vhost_user_socket_survives_a_restart() {
     use conformance::vhost_driver::{Driver, Kind};
@@ -277,8 +278,8 @@ fn a_disks_vhost_user_socket_survives_a_restart() {
     daemon.stop();
 }
 
-/// A disk's own limit counts instead of the daemon's, once; `forever` waits until the backing returns, and a change counts for
-/// requests that wait already.
+/// A disk's own limit replaces the daemon's limit. With `forever`, requests wait until the backing
+/// returns. A new limit also applies to waiting requests.
 #[test]
 fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     let stage = Stage::new("");
@@ -304,7 +305,7 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     assert_eq!(guest.receive().unwrap().error, EIO);
     let waited = start.elapsed();
     assert!(waited > Duration::from_millis(1900) && waited < Duration::from_millis(3500), "{waited:?}");
-    // Back, and away again, with a limit that a command takes away while a request waits.
+    // The backing returns and fails again; a command removes the limit while a request waits.
     let mut backing = nbdkit();
     wait_until("the disk to be back", Duration::from_secs(20), || guest.read(MIB, 4096).is_ok());
     backing.kill();

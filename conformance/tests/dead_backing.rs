@@ -1,5 +1,5 @@
-//! The backing is somebody else's NBD server, and dies. Hits and the control API go on; everything
-//! else waits, and finishes rightly when the server is back.
+//! The backing is a separate NBD server, which fails. Hits and the control API continue. All other
+//! requests wait, and complete correctly when the server is back.
 
 use std::path::Path;
 use std::sync::mpsc;
@@ -13,7 +13,7 @@ use conformance::{Hob, MIB, Scratch, Serve, Tool};
 const SIZE: u64 = 32 * MIB;
 const WARM: u64 = 4 * MIB;
 
-/// An `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
+/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
     let socket = scratch.path("backing.sock");
@@ -33,7 +33,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// hob in front of nbdkit, with the first part of the disk in flash.
+    /// Starts hob on nbdkit, with the first part of the disk in flash.
     #[track_caller]
     fn new() -> Self {
         let scratch = Scratch::new();
@@ -43,7 +43,7 @@ impl Stage {
         let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
         let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
         let mut client = hob.connect();
-        // Fills happen alongside the reply: read until a whole pass consists of hits.
+        // hob fills flash while it replies: read until a whole pass has only hits.
         wait_until("the first part to be cached", Duration::from_secs(20), || {
             let before = hob.stats().hits();
             for at in (0..WARM).step_by(65536) {
@@ -60,7 +60,8 @@ impl Stage {
     }
 }
 
-/// Promise 4: a dead backing stops neither hits nor the control API, and nothing that waits is wrong afterwards.
+/// Promise 4: an unavailable backing stops neither hits nor the control API, and waiting requests
+/// return correct data.
 #[test]
 fn hits_and_the_api_go_on_and_misses_wait() {
     let mut stage = Stage::new();
@@ -78,7 +79,7 @@ fn hits_and_the_api_go_on_and_misses_wait() {
             let answer = writing.write(24 * MIB, &written).and_then(|()| writing.flush());
             tell_write.send(("write", answer.map(|()| Vec::new())))
         });
-        // Two seconds without a backing.
+        // The backing is unavailable for two seconds.
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(2) {
             let now = Instant::now();
@@ -109,7 +110,7 @@ fn hits_and_the_api_go_on_and_misses_wait() {
     assert_same_file(&stage.scratch.path("expected"), &stage.scratch.path("disk.img"));
 }
 
-/// A backing that dies again and again under a client that never stops: every answer is right.
+/// A backing fails repeatedly while a client sends requests all the time: every reply is correct.
 #[test]
 fn a_backing_that_keeps_dying_corrupts_nothing() {
     let mut stage = Stage::new();

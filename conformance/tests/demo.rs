@@ -1,4 +1,4 @@
-//! The first thing a newcomer runs: `hob demo`.
+//! `hob demo`, the first command that a new user runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

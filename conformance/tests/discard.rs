@@ -1,7 +1,8 @@
-//! An operator can always get rid of a disk, and of dirty data: `hob disk remove --discard-dirty` and `hob cache discard-dirty` end within
-//! 10 seconds while the backing hangs or is dead, with requests that would wait for it for ever.
+//! An operator can always remove a disk, and discard dirty data: `hob disk remove --discard-dirty`
+//! and `hob cache discard-dirty` end within 10 seconds while the backing hangs or has failed, even
+//! with requests that would wait for it for ever.
 //!
-//! The tests of a filesystem that hangs mount and freeze one, and so need root and loop devices.
+//! The tests with a hanging filesystem mount and freeze one, and need root and loop devices.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,10 +19,10 @@ use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 
-/// Every command ends within this time.
+/// Maximum time of every command.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// Where the tests write dirty data.
+/// Offset of the dirty data.
 const DIRTY: u64 = MIB;
 
 struct Stage {
@@ -42,7 +43,7 @@ impl Stage {
         Stage { scratch }
     }
 
-    /// A daemon with a pool.
+    /// Starts a daemon with a pool.
     #[track_caller]
     fn start(&self) -> Daemon {
         let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
@@ -51,7 +52,7 @@ impl Stage {
         daemon
     }
 
-    /// Serves `backing` as `vm` with a cache that keeps what it gets.
+    /// Serves `backing` as `vm` with a cache that destages nothing by itself.
     #[track_caller]
     fn add(&self, daemon: &Daemon, backing: &str) {
         daemon.ctl(&["disk", "add", "vm", "--backing", backing, "--backing-timeout", "forever"]);
@@ -66,7 +67,7 @@ impl Stage {
         Client::connect(&address, "vm").unwrap_or_else(|e| panic!("connect to vm: {e}"))
     }
 
-    /// An `nbdkit` that serves `disk.img` of the scratch directory.
+    /// Starts an `nbdkit` that serves `disk.img` of the scratch directory.
     #[track_caller]
     fn nbdkit(&self) -> Process {
         let socket = self.scratch.path("backing.sock");
@@ -97,7 +98,7 @@ fn room(daemon: &Daemon) -> Value {
     json(daemon, &["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
 }
 
-/// Runs a command, which ends in time, while the control API answers other questions.
+/// Runs a command, which must end in time while the control API answers other requests.
 #[track_caller]
 fn ends(daemon: &Daemon, args: &[&str]) {
     let start = Instant::now();
@@ -114,7 +115,8 @@ fn ends(daemon: &Daemon, args: &[&str]) {
     assert!(start.elapsed() < END_MAX, "{args:?} took {:?}", start.elapsed());
 }
 
-/// SIGSTOP. The signal takes effect later than it is sent: when this returns, no thread of the server runs.
+/// Sends SIGSTOP. The signal takes effect with a delay; when this function returns, no thread of
+/// the server runs.
 #[track_caller]
 fn stop(server: &mut Process) {
     server.signal(Signal::STOP);
@@ -127,14 +129,14 @@ fn stop(server: &mut Process) {
     });
 }
 
-/// Sends what only the backing can answer.
+/// Sends requests that need the backing.
 fn ask_backing(guest: &mut Client) {
     guest.send(0, CMD_READ, 8 * MIB, 65536, &[]).unwrap();
     guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
 }
 
-/// A connection on which requests wait ends, whatever became of these.
+/// Checks that a connection with waiting requests ends, with any result of these requests.
 fn is_disconnected(guest: &mut Client) {
     wait_until("the end of the connection", Duration::from_secs(5), || guest.receive().is_err());
 }
@@ -181,7 +183,8 @@ fn a_disk_that_is_drained_to_a_hung_backing_is_removed_within_ten_seconds() {
     removes(stop, true);
 }
 
-/// A program that reads the disk's file would wait for ever: it gets an error, as `--force` says.
+/// A program reads the disk's file and would wait for ever. With `--force`, the program gets an
+/// error.
 #[test]
 fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
     let stage = Stage::new();
@@ -251,7 +254,8 @@ fn dirty_data_is_discarded_within_ten_seconds_while_the_backing_is_dead() {
     discards(Process::kill);
 }
 
-/// A frozen filesystem: what changes a file on it hangs in the kernel, and cannot be cancelled.
+/// A frozen filesystem: a call that changes a file on it hangs in the kernel and cannot be
+/// cancelled.
 struct Frozen(std::path::PathBuf);
 
 impl Frozen {
@@ -268,7 +272,7 @@ impl Drop for Frozen {
     }
 }
 
-/// A loop device with an empty filesystem.
+/// Creates a loop device with an empty filesystem.
 fn filesystem(stage: &Stage) -> Loop {
     let path = stage.scratch.path("fs.img");
     std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
@@ -276,7 +280,7 @@ fn filesystem(stage: &Stage) -> Loop {
     Loop::on(&path, false)
 }
 
-/// The image of a disk on that filesystem, which is mounted.
+/// Creates the image of a disk on that filesystem, which is mounted.
 fn disk_on_it(stage: &Stage) -> String {
     let image = stage.scratch.text("mnt/vm.img");
     std::fs::write(&image, vec![0; SIZE as usize]).unwrap();
@@ -284,8 +288,8 @@ fn disk_on_it(stage: &Stage) -> String {
     image
 }
 
-/// A disk on a filesystem that is frozen while `vm` is being drained to it. `test` gets the daemon, the guest and the free room before,
-/// and thaws.
+/// Freezes a filesystem while `vm` is drained to it. `test` receives the daemon, the guest and the
+/// earlier free space, and thaws the filesystem.
 fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) {
     let stage = Stage::new();
     let device = filesystem(&stage);
@@ -306,7 +310,8 @@ fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) 
     mount.unmount();
 }
 
-/// Where dirty data was, the disk holds it or what it held before: nothing else that used the same memory.
+/// Checks that bytes are the former dirty data or the older content, and never data of another disk
+/// that used the same memory.
 #[track_caller]
 fn is_old_or_new(bytes: &[u8]) {
     let is_whole = |sector: &[u8]| sector.iter().all(|byte| *byte == sector[0] && [0, 2].contains(byte));
@@ -319,7 +324,7 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         ends(daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         is_disconnected(guest);
         assert_eq!(room(daemon), *free, "its segments are free");
-        // Its memory is not used for other disks: this one has bytes of another kind.
+        // The disk's memory is not used for other disks: this disk has other bytes.
         let _server = stage.nbdkit();
         stage.add(daemon, &stage.uri());
         let mut other = stage.connect();
@@ -347,7 +352,7 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
-        // It is not tried in vain meanwhile.
+        // hob does not retry it meanwhile.
         std::thread::sleep(Duration::from_secs(6));
         let again = json(daemon, &["disk", "show", "vm"]);
         assert_eq!(again["reason"], shown["reason"]);
@@ -363,7 +368,7 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     });
 }
 
-/// Without anything dirty: a removal continues in the background, and does not wait for ever either.
+/// Without dirty data: a removal continues in the background, and also does not wait for ever.
 #[test]
 fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     let stage = Stage::new();

@@ -1,6 +1,7 @@
-//! Further exports of a disk as files and as sockets for machines: for backup programs and scans that know nothing of NBD.
+//! Additional exports of a disk as files and as vhost-user sockets: for backup programs and scans
+//! without NBD support.
 //!
-//! These tests mount, and so need root and /dev/fuse.
+//! These tests mount filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,20 +17,21 @@ use rustix::process::Signal;
 
 const DISK: u64 = 64 * MIB;
 const CACHE: u64 = 16 * MIB;
-/// Fits the cache.
+/// Size of the hot part, bytes; it fits the cache.
 const HOT: u64 = CACHE * 3 / 4;
 
 const EROFS: i32 = 30;
 const ENODEV: [i32; 3] = [19, 103, 107];
 
-/// virtio's feature bit of a device that takes no changes, and the status of what was refused.
+/// virtio's feature bit of a read-only device, and the status of a refused request.
 const READ_ONLY: u64 = 1 << 5;
 const IO_ERROR: u8 = 1;
 
-/// A disk that is a file and a socket, with an export for backups that is another file and another socket.
+/// A disk with a file and a socket, and with an export for backups that has another file and
+/// another socket.
 struct Stage {
     daemon: Daemon,
-    // Dropped after the daemon, and before the directory.
+    // Dropped after the daemon and before the directory.
     _unmounts: [Unmount; 2],
     scratch: Scratch,
     image: Vec<u8>,
@@ -76,7 +78,7 @@ impl Stage {
         Client::connect(&Address::Unix(self.path("nbd.sock")), export)
     }
 
-    /// Brings the hot part into the cache, until all of it comes from there.
+    /// Reads the hot part until all reads are hits.
     #[track_caller]
     fn warm_up(&self) {
         let mut guest = self.connect("vm").unwrap();
@@ -85,7 +87,7 @@ impl Stage {
         });
     }
 
-    /// Reads the hot part, in pieces of 1 MiB, and says how many of them were hits.
+    /// Reads the hot part in pieces of 1 MiB, and returns the number of hits.
     fn hot_hits(&self, guest: &mut Client) -> u64 {
         let before = self.daemon.stats("vm").hits();
         for at in (0..HOT).step_by(MIB as usize) {
@@ -98,7 +100,7 @@ impl Stage {
         self.daemon.stats("vm").reason("bypass", "no-promote")
     }
 
-    /// What a full read by `backup` does: all of it is right, and the cache is as it was.
+    /// Checks a full read by `backup`: all data is correct, and the cached data is unchanged.
     #[track_caller]
     fn leaves_the_cache_alone(&self, backup: impl FnOnce() -> Vec<u8>) {
         self.warm_up();
@@ -116,7 +118,7 @@ impl Stage {
 #[track_caller]
 fn start(scratch: &Scratch) -> Daemon {
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    // It answers when its disks are there.
+    // The daemon's socket answers when its disks exist.
     daemon.ctl(&["disk", "list"]);
     daemon
 }
@@ -126,7 +128,8 @@ fn refused<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().expect("an error of the system")
 }
 
-/// A full read through the file of such an export leaves the cache as it was; through the disk's own file it does not, which shows that it could.
+/// A full read through the file of an export without promotion leaves the cached data unchanged. A
+/// full read through the disk's own file changes it, which shows that the test detects a change.
 #[test]
 fn a_backup_through_a_file_does_not_wash_the_cache() {
     let stage = Stage::new();
@@ -151,13 +154,13 @@ fn a_backup_through_vhost_user_does_not_wash_the_cache() {
         }
         disk
     };
-    // A machine is at the disk's own socket meanwhile.
+    // A VM uses the disk's own socket meanwhile.
     let _guest = Driver::connect(&stage.path("vm.sock")).expect("the daemon takes a machine");
     stage.leaves_the_cache_alone(|| read("backup.sock"));
     stage.daemon.stop();
 }
 
-/// Changes are refused at each of its places, and those of the guest are seen there.
+/// Each front end of the export refuses changes, and shows the guest's changes.
 #[test]
 fn a_read_only_export_refuses_changes_at_all_its_places() {
     let mut stage = Stage::new();
@@ -189,7 +192,8 @@ fn a_read_only_export_refuses_changes_at_all_its_places() {
     stage.daemon.stop();
 }
 
-/// They are there again after a restart, and through an upgrade; and gone with their export, which who has its file open keeps.
+/// The front ends of an export exist again after a restart and an upgrade, and are removed with the
+/// export, which is kept while its file is open.
 #[test]
 fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     let stage = Stage::new();
@@ -205,7 +209,7 @@ fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     let mut stage = Stage { daemon: start(&scratch), scratch, image, _unmounts };
     let file = File::open(stage.path("backup.img")).unwrap();
     upgrade(&mut stage);
-    // The same descriptor; and what it may do and promote is what it was.
+    // The same descriptor, with the same permissions and promotion.
     let before = stage.passed_by();
     let mut bytes = vec![0; MIB as usize];
     file.read_exact_at(&mut bytes, 4 * MIB).unwrap();
@@ -248,7 +252,7 @@ fn upgrade(stage: &mut Stage) {
     stage.daemon.ctl(&["disk", "list"]);
 }
 
-/// What cannot be had is refused in words, and leaves nothing behind.
+/// Impossible front ends are refused with a message, and leave nothing behind.
 #[test]
 fn places_that_cannot_be_had_are_refused() {
     let stage = Stage::new();
@@ -267,13 +271,14 @@ fn places_that_cannot_be_had_are_refused() {
         assert!(stage.connect("other").is_err(), "{option} {path}");
         assert!(!stage.daemon.ctl(&["export", "list"]).contains("other"));
     }
-    // Half of it is not enough, and goes again.
+    // If only one of the two front ends is possible, it is removed again.
     let (socket, file) = (at("other.sock"), at("none/other.img"));
     let add =
         stage.daemon.try_ctl(&["export", "add", "vm", "other", "--vhost-user", &socket, "--fuse", &file]);
     assert!(!add.success() && !stage.path("other.sock").exists(), "{}", add.all());
     assert_same(&fs::read(stage.path("backup.img")).unwrap(), &stage.image, 0, "what was there before");
-    // A daemon that dies leaves errors and no hang, and the next one cleans up.
+    // After a kill of the daemon, open files return errors and do not hang, and the next daemon
+    // cleans up.
     let file = File::open(stage.path("backup.img")).unwrap();
     stage.daemon.kill();
     assert!(ENODEV.contains(&refused(file.read_at(&mut [0; 512], 0))));

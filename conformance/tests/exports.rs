@@ -1,4 +1,5 @@
-//! Further exports of a disk: for backups, which read everything once and must not wash the cache.
+//! Additional exports of a disk, for backups, which read all data once and must not fill the cache
+//! with it.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use conformance::{Daemon, MIB, Scratch, Tool};
 const DISK: u64 = 128 * MIB;
 const CACHE: u64 = 32 * MIB;
 
-/// A daemon with a disk that has a cache, and an export for its backups.
+/// A daemon with a disk that has a cache, and an export for backups.
 struct Stage {
     scratch: Scratch,
     daemon: Daemon,
@@ -67,7 +68,7 @@ impl Stage {
         Client::connect(&self.address(), export).unwrap_or_else(|error| panic!("{export}: {error}"))
     }
 
-    /// Reads that count for the hit ratio, and the hits among them.
+    /// Returns the number of reads that count for the hit ratio, and the hits among them.
     fn reads(&self) -> (f64, f64) {
         let stats = self.daemon.stats("vm");
         let number = |name| stats.number(name).unwrap_or_else(|| panic!("no {name}"));
@@ -82,7 +83,8 @@ fn start(scratch: &Scratch) -> Daemon {
     daemon
 }
 
-/// The hit ratio of reads at random places in the hot part of the disk, which fits the cache, for that long.
+/// Reads at random positions in the hot part of the disk, which fits the cache, for `period`.
+/// Returns the hit ratio.
 fn load(stage: &Stage, client: &mut Client, dice: &mut u64, period: Duration) -> f64 {
     let before = stage.reads();
     let began = Instant::now();
@@ -98,8 +100,9 @@ fn load(stage: &Stage, client: &mut Client, dice: &mut u64, period: Duration) ->
     hits / reads
 }
 
-/// A backup through the export that promotes nothing changes the hit ratio of a running load by less than 1 %; through the
-/// disk's own export it does more, which shows that it could.
+/// A backup through the export without promotion changes the hit ratio of a running load by less
+/// than 1 %. A backup through the disk's own export changes it more, which shows that the
+/// measurement detects a change.
 #[test]
 fn a_backup_does_not_wash_the_cache() {
     let stage = Stage::new();
@@ -152,7 +155,8 @@ fn a_read_only_export_refuses_changes_and_sees_those_of_the_guest() {
     stage.daemon.stop();
 }
 
-/// It is there again after a restart, and gone with its connections once it is removed; the guest's stays.
+/// An export exists again after a restart. A removed export is gone with its connections; the
+/// guest's connection stays.
 #[test]
 fn exports_survive_a_restart_and_are_removed_separately() {
     let stage = Stage::new();
@@ -169,6 +173,6 @@ fn exports_survive_a_restart_and_are_removed_separately() {
     assert_same(&guest.read(0, 4096).unwrap(), &stage.image[..4096], 0, "the guest's");
     let refused = stage.daemon.try_ctl(&["export", "remove", "vm", "vm-backup"]);
     assert!(refused.status.is_some_and(|status| !status.success()), "{refused:?}");
-    assert!(refused.stderr.contains("no further export 'vm-backup'"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no additional export 'vm-backup'"), "{}", refused.stderr);
     stage.daemon.stop();
 }

@@ -1,5 +1,5 @@
-//! fio's nbd engine writes and verifies at depth 32 while the cache under it is resized, cleared,
-//! switched off and on, given other blocks, and its pool gains and loses a device.
+//! fio's nbd engine writes and verifies at depth 32 while the cache is resized, cleared, switched
+//! off and on, and given another block size, and while the pool gains and loses a device.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use conformance::{Hob, MIB, Scratch, Serve, Tool};
 const SIZE: u64 = 128 * MIB;
 const RUNS: u32 = 3;
 
-/// Every change a live cache must bear, in an order in which each makes sense after the one before.
+/// All changes that a cache in use must support, in an order in which each is valid after the
+/// previous one.
 fn changes(extra: &str) -> Vec<Vec<String>> {
     [
         "cache resize disk 8M",
@@ -44,7 +45,7 @@ fn fio(hob: &Hob, seed: u32) -> Tool {
         .limit(Duration::from_secs(300))
 }
 
-/// Runs fio to its end; meanwhile calls `step` again and again.
+/// Runs fio to its end, and calls `step` repeatedly meanwhile.
 #[track_caller]
 fn run_with(hob: &Hob, seed: u32, mut step: impl FnMut()) {
     let mut process = fio(hob, seed).start();
@@ -59,19 +60,19 @@ fn run_with(hob: &Hob, seed: u32, mut step: impl FnMut()) {
     assert!(!output.all().contains("verify:"), "fio: {}", output.all());
 }
 
-/// Promise 2 under every live change: no error, and each verified byte is right.
+/// Promise 2 under every change of a cache in use: no error, and each verified byte is correct.
 #[test]
 fn live_changes_are_invisible() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), SIZE);
-    // The pool must have room for the largest size asked for above.
+    // The pool must have space for the largest of these sizes.
     let hob =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "128M", "4K").start(&scratch);
     empty_file(&scratch.path("extra"), 96 * MIB);
     let changes = changes(&scratch.text("extra"));
     let mut done = 0;
     let mut seed = 1;
-    // At least so many runs of fio, and as many more as every change needs to happen twice.
+    // At least this many runs of fio, and more until every change has happened twice.
     while seed <= RUNS || done < 2 * changes.len() {
         run_with(&hob, seed, || {
             let change: Vec<&str> = changes[done % changes.len()].iter().map(String::as_str).collect();
@@ -95,7 +96,7 @@ fn an_unchanged_cache_verifies() {
     hob.stop();
 }
 
-/// fio's verification reads in order, so it is read ahead of while other runs write.
+/// fio's verification reads sequentially, so hob reads ahead while other runs write.
 #[test]
 fn a_cache_with_memory_verifies() {
     let scratch = Scratch::new();

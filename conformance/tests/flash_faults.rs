@@ -1,5 +1,5 @@
-//! Bad things done to the flash file under load. The guest reads and writes on: no error, no wrong
-//! byte, and the backing is whole at the end.
+//! Damage to the flash file under load. The guest continues to read and write: no error, no wrong
+//! byte, and the backing is correct at the end.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -16,7 +16,7 @@ const GUESTS: u64 = 2;
 const PART: u64 = SIZE / GUESTS;
 const LOAD: Duration = Duration::from_millis(2500);
 
-/// Reads and writes in its own part of the disk and knows what each byte must be.
+/// Reads and writes in the guest's own part of the disk, and checks each byte.
 fn guest(mut client: Client, id: u64, mut model: Vec<u8>, stop: &AtomicBool, done: &AtomicU64) -> Vec<u8> {
     let mut dice = Noise::new(id);
     while !stop.load(Ordering::Relaxed) {
@@ -36,14 +36,14 @@ fn guest(mut client: Client, id: u64, mut model: Vec<u8>, stop: &AtomicBool, don
     model
 }
 
-/// Runs guests, does `harm` to the pool file again and again meanwhile, and checks everything.
+/// Runs guests, calls `harm` for the pool file repeatedly meanwhile, and checks everything.
 #[track_caller]
 fn guests_do_not_notice(harm: impl Fn(&Path, u64)) -> (Scratch, Hob) {
     let scratch = Scratch::new();
     let (disk, pool) = (scratch.path("disk.img"), scratch.path("pool"));
     noise_file(&disk, SIZE, 20);
     let hob = Serve::disk(&scratch.text("disk.img")).cached(&pool, "24M", "16K").start(&scratch);
-    // Warm first, so that the harm is done to data in use.
+    // First fill the cache, so that data in use is damaged.
     let mut client = hob.connect();
     for at in (0..SIZE).step_by(MIB as usize) {
         client.read(at, MIB as u32).unwrap();
@@ -82,7 +82,7 @@ fn writable(pool: &Path) -> Option<File> {
     OpenOptions::new().write(true).open(pool).ok()
 }
 
-/// Promise 3: flash that shrinks under the cache is no guest error.
+/// Promise 3: a pool file that is truncated while the cache uses it causes no guest error.
 #[test]
 fn truncated() {
     let (_scratch, hob) = guests_do_not_notice(|pool, times| {
@@ -94,7 +94,8 @@ fn truncated() {
     hob.stop();
 }
 
-/// Promise 3 and promise 5: noise in the flash file is caught by the checksums and repaired from the backing.
+/// Promises 3 and 5: the checksums detect noise in the flash file, and the data is read from the
+/// backing.
 #[test]
 fn filled_with_noise() {
     let (_scratch, hob) = guests_do_not_notice(|pool, times| {
@@ -150,7 +151,7 @@ fn replaced_by_another_file_and_removed() {
     hob.stop();
 }
 
-/// A pool that has held data and was put away; the disk's image.
+/// Returns a pool with the data of an earlier run, and the disk's image.
 fn used_pool(scratch: &Scratch) -> (Serve, Vec<u8>) {
     noise_file(&scratch.path("disk.img"), SIZE, 21);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "24M", "16K");
@@ -175,19 +176,19 @@ fn serves_the_image(hob: &Hob, image: &[u8]) {
     }
 }
 
-/// Promise 2 across a restart: data harmed while nobody looked are not believed either.
+/// Promise 2 across a restart: data that was damaged while hob was stopped is not served.
 #[test]
 fn noise_in_the_data_between_two_runs() {
     let scratch = Scratch::new();
     let (serve, image) = used_pool(&scratch);
-    // docs/FORMAT.md: a pool of this size keeps its own affairs in the first 2 MiB.
+    // docs/FORMAT.md: the first 2 MiB of a pool of this size are metadata.
     noise_from(&scratch.path("pool"), 2 * MIB);
     let hob = serve.start(&scratch);
     serves_the_image(&hob, &image);
     hob.stop();
 }
 
-/// Promise 5: a pool whose own affairs are noise is refused, and the message knows the way out.
+/// Promise 5: a pool whose metadata is noise is refused, and the message says what to do.
 #[test]
 fn noise_in_the_segment_table_between_two_runs() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! A guest is told that acknowledged writes may be lost, also if hob ends between the loss and the guest's next flush.
+//! A guest receives a report that acknowledged writes may be lost, even if hob ends between the
+//! loss and the guest's next flush.
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ impl Stage {
         Client::connect(&address, "vm").expect("the export is there")
     }
 
-    /// Number of guests that the saved state says are still to be told.
+    /// Returns the number of guests in the saved state that have not received the report.
     fn owed(&self) -> u64 {
         let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
         let state: Value = serde_json::from_str(text.trim_end()).expect("JSON");

@@ -1,6 +1,7 @@
-//! Disks as files: what programs that open files do to them, what loop devices do, and what happens at both ends of their lives.
+//! Disks as files: calls of programs that open files, loop devices, and the start and end of the
+//! daemon and of a disk.
 //!
-//! These tests mount, and so need root and /dev/fuse.
+//! These tests mount filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -19,13 +20,13 @@ const EROFS: i32 = 30;
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
 
-/// What reading a file gives that nobody serves any more.
+/// Error codes of a read of a file that is no longer served.
 const GONE: [i32; 2] = [ENOTCONN, ECONNABORTED];
 
-/// A disk that is the file `vm.img`.
+/// A disk that is served as the file `vm.img`.
 struct Stage {
     hob: Hob,
-    // Dropped after the daemon, and before the directory.
+    // Dropped after the daemon and before the directory.
     _unmount: Unmount,
     scratch: Scratch,
 }
@@ -99,7 +100,7 @@ fn fio_verifies_with_every_kind_of_io() {
     stage.hob.stop();
 }
 
-/// What the file says of itself, and what it refuses.
+/// The attributes of the file, and the calls that it refuses.
 #[test]
 fn the_file_is_the_disk_and_keeps_its_size() {
     let stage = Stage::of(SIZE - 512, |serve| serve);
@@ -115,7 +116,7 @@ fn the_file_is_the_disk_and_keeps_its_size() {
     assert_eq!(errno(OpenOptions::new().write(true).truncate(true).open(&path)), EPERM);
     assert_eq!(errno(file.write_at(b"x", SIZE)), ENOSPC);
     assert_eq!(file.read_at(&mut [0; 100], SIZE).unwrap(), 0, "beyond the end");
-    // What still fits is written, and no more.
+    // A write past the end is cut at the end.
     assert_eq!(file.write_at(&[7; 4096], SIZE - 1024).unwrap(), 512);
     assert_eq!(file.read_at(&mut [0; 4096], SIZE - 1024).unwrap(), 512);
     assert_eq!(fs::metadata(&path).unwrap().len(), SIZE - 512);
@@ -129,7 +130,7 @@ fn the_file_is_the_disk_and_keeps_its_size() {
     assert!(!path.exists(), "the file that was made for it goes with it");
 }
 
-/// Holes and zeroed ranges read as zeroes, on the backing too; odd ends are exact.
+/// Holes and zeroed ranges read as zeroes, on the backing too, exactly to the byte.
 #[test]
 fn ranges_are_zeroed_to_the_byte() {
     let stage = Stage::cached();
@@ -154,7 +155,7 @@ fn ranges_are_zeroed_to_the_byte() {
     assert_same(&backing, &image, 0, "the backing");
 }
 
-/// Promise 2, whichever way a disk is reached: a file's reads see what NBD wrote, and the other way round.
+/// Promise 2 for two front ends: reads of a file return the writes over NBD, and vice versa.
 #[test]
 fn both_ways_to_a_disk_show_the_same() {
     let stage = Stage::cached();
@@ -196,7 +197,7 @@ fn file_systems_live_on_loop_devices() {
         ("ext4", &["mkfs.ext4", "-q", "-F"], true),
         ("xfs", &["mkfs.xfs", "-q", "-f"], true),
     ] {
-        // XFS wants as much.
+        // The minimum size of XFS.
         let stage = Stage::of(if kind == "xfs" { 320 * MIB } else { SIZE }, |serve| serve);
         let (backing, at) = (stage.scratch.path("disk.img"), stage.scratch.path("mnt"));
         let tree = stage.scratch.path("tree");
@@ -212,7 +213,7 @@ fn file_systems_live_on_loop_devices() {
         mounted.unmount();
         drop(device);
         stage.hob.stop();
-        // Without hob: the file system is sound, and everything is there.
+        // Without hob: the filesystem has no errors and all files.
         let device = Loop::on(&backing, false);
         let check: &[&str] = if kind == "xfs" { &["xfs_repair", "-n"] } else { &["e2fsck", "-f", "-n"] };
         Tool::new(check[0]).args(&check[1..]).arg(device.device()).run();
@@ -222,7 +223,7 @@ fn file_systems_live_on_loop_devices() {
     }
 }
 
-/// Directories with files of many sizes.
+/// Creates directories with files of many sizes.
 fn make_tree(root: &Path) {
     let mut random = Noise::new(11);
     for dir in 0..6 {
@@ -235,7 +236,8 @@ fn make_tree(root: &Path) {
     }
 }
 
-/// A daemon that is killed: who has the file open gets an error and no hang; the next one cleans up.
+/// The daemon is killed: a program with an open file gets an error and does not hang. The next
+/// daemon cleans up.
 #[test]
 fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     let stage = Stage::cached();
@@ -244,7 +246,7 @@ fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     let file = stage.open();
     file.write_all_at(&[5; 8192], 4096).unwrap();
     image[4096..12288].fill(5);
-    // Reads are under way while it dies.
+    // Reads are in flight when the daemon is killed.
     let reader = std::thread::spawn({
         let file = stage.open();
         move || {
@@ -267,14 +269,14 @@ fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     assert_eq!(errno(fs::metadata(&path)), ENOTCONN);
     let hob = cached(&scratch).start(&scratch);
     assert_same(&fs::read(&path).unwrap(), &image, 0, "after the restart");
-    // What was open before stays dead.
+    // Files that were open before still return errors.
     assert!(GONE.contains(&errno(file.read_at(&mut [0; 512], 0))));
     drop(file);
     hob.stop();
     assert_eq!(fs::metadata(&path).unwrap().len(), 0, "nothing is mounted any more");
 }
 
-/// A file that is open keeps its disk; the end of the daemon waits for nobody.
+/// A disk with an open file is not removed. The end of the daemon waits for no program.
 #[test]
 fn open_files_keep_disks_and_not_daemons() {
     let scratch = Scratch::new();
@@ -282,7 +284,7 @@ fn open_files_keep_disks_and_not_daemons() {
     noise_file(&scratch.path("disk.img"), SIZE, 7);
     noise_file(&scratch.path("other.img"), SIZE, 8);
     noise_file(&scratch.path("third.img"), MIB, 9);
-    // One that exists is covered, and shows its owner and mode.
+    // An existing file is covered, and the disk's file has its owner and mode.
     let mut below = OpenOptions::new();
     below.write(true).create(true).mode(0o640).open(scratch.path("b.img")).unwrap();
     let config = format!(
@@ -295,7 +297,7 @@ fn open_files_keep_disks_and_not_daemons() {
     fs::write(scratch.path("hob.toml"), config).unwrap();
     let start = || {
         let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        // It answers when its disks are there.
+        // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         daemon
     };
@@ -320,7 +322,7 @@ fn open_files_keep_disks_and_not_daemons() {
     let refused = daemon.try_ctl(&["disk", "remove", "vm"]);
     assert!(!refused.success() && refused.all().contains("in use"), "{}", refused.all());
     assert_eq!(file.read_at(&mut [0; 4096], 0).unwrap(), 4096, "it is still served");
-    // Both are there again after a restart; the one that was open is dead.
+    // Both files exist again after a restart; the open file returns errors.
     daemon.stop();
     assert!(GONE.contains(&errno(file.read_at(&mut [0; 512], 0))));
     assert!(!Path::new(&a).exists());
@@ -333,7 +335,7 @@ fn open_files_keep_disks_and_not_daemons() {
     daemon.stop();
 }
 
-/// The file is as large as the disk, from the moment that the disk is; who has it open can use what is new.
+/// The file grows together with the disk, and programs with an open file can use the new part.
 #[test]
 fn a_file_grows_with_its_disk() {
     let stage = Stage::cached();

@@ -1,4 +1,4 @@
-//! A whole machine on the disk: makes a filesystem, fills it, finds everything again.
+//! A whole VM on the disk: it makes a filesystem, fills it, and reads all data back.
 
 use conformance::data::{empty_file, noise_file};
 use conformance::guest::{SENTINEL, boot};
@@ -14,7 +14,7 @@ fn machine_is_content(serve: Serve, scratch: &Scratch) {
     hob.stop();
 }
 
-/// Promise 2, as a guest sees it: what was written is what is read, through page cache and remounts.
+/// Promise 2 for a guest: reads return what was written, through the page cache and after remounts.
 #[test]
 fn a_guest_keeps_its_files_on_a_cached_disk() {
     let scratch = Scratch::new();

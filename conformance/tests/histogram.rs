@@ -1,7 +1,8 @@
-//! `hob histogram`: what the daemon counted is what a trace of the same run says, bucket by bucket.
+//! `hob histogram`: the daemon's counts equal those of a trace of the same run, bucket by bucket.
 //!
-//! A trace has no answers, so of latencies and of what is outstanding it can tell how many there are, and no more. It has
-//! times of its own, taken a moment after the engine's: gaps are compared with that in mind.
+//! A trace has no replies, so it gives only the number of latencies and of outstanding requests.
+//! Its times are taken slightly later than the engine's times, so the comparison of gaps allows a
+//! difference.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,12 +17,12 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 64 * MIB;
-/// Requests of each client.
+/// Number of requests of each client.
 const REQUESTS: u64 = 600;
-/// Between the engine's clock and the recorder's, at most.
+/// Maximum difference between the engine's time and the recorder's time of a request, microseconds.
 const CLOCKS_APART_US: i64 = 20_000;
 
-/// Requests of every kind and length, sequential and not, back to back and with pauses.
+/// Sends requests of every kind and length, sequential and random, without and with pauses.
 fn load(client: &mut Client, seed: u64) {
     let mut state = seed;
     let mut dice = |n: u64| {
@@ -51,7 +52,7 @@ fn load(client: &mut Client, seed: u64) {
     }
 }
 
-/// The values of a metric that the trace can tell, for the reads, the writes or both.
+/// Returns the values of a metric according to the trace, for reads, writes or both.
 fn values(trace: &Trace, class: &str, metric: &str) -> Vec<i64> {
     let is_one = |op: char| match class {
         "all" => op == 'R' || op == 'W',
@@ -86,7 +87,7 @@ fn values(trace: &Trace, class: &str, metric: &str) -> Vec<i64> {
     values
 }
 
-/// Upper bounds and counts of a histogram.
+/// Returns the upper bounds and counts of a histogram.
 fn buckets(histogram: &Value) -> Vec<(i64, u64)> {
     let buckets = histogram["buckets"].as_array().unwrap();
     let bound = |bucket: &Value| bucket["up_to"].as_i64().unwrap_or(i64::MAX);
@@ -135,7 +136,8 @@ fn the_daemons_histograms_match_its_trace() {
     let hob =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K").start(&scratch);
     let (mut one, mut two) = (hob.connect(), hob.connect());
-    // What was before the reset is not in the histograms, and what is before the recording not in the trace.
+    // Requests before the reset are not in the histograms, and requests before the recording are
+    // not in the trace.
     one.read(MIB, 4096).unwrap();
     let before = hob.ctl(&["histogram", "disk", "--reset", "--kind", "length"]);
     assert!(before.contains("≤ 4096") && before.contains("100.0 %"), "{before}");

@@ -1,5 +1,5 @@
-//! Random histories of reads, writes, zeroes and discards on a cached disk, compared request by
-//! request with a plain array, and at the end with the backing file.
+//! Random histories of reads, writes, zeroes and discards on a cached disk. Each reply is compared
+//! with an array in memory, and at the end the backing file is compared too.
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{CMD_CACHE, CMD_WRITE, FLAG_FUA};
@@ -21,7 +21,7 @@ fn disk_equals_array(seed: u64, cache: &str, block: &str) {
     let mut client = hob.connect();
     let mut dice = Noise::new(seed);
     for step in 0..STEPS {
-        // Mostly small and close together, so that requests meet on the same blocks.
+        // Mostly small and near each other, so that requests overlap in blocks.
         let longest = if dice.below(20) == 0 { 2048 } else { 64 };
         let length = (1 + dice.below(longest)) * SECTOR;
         let place = if dice.below(3) == 0 { SIZE } else { MIB };
@@ -53,7 +53,7 @@ fn disk_equals_array(seed: u64, cache: &str, block: &str) {
             }
             _ => {
                 client.trim(offset, length as u32).unwrap();
-                // A discarded range may read as anything the server likes, but must not change again.
+                // A discarded range may have any content, but the content must not change again.
                 let after = client.read(offset, length as u32).unwrap();
                 model[range].copy_from_slice(&after);
             }
@@ -67,7 +67,7 @@ fn disk_equals_array(seed: u64, cache: &str, block: &str) {
     assert_same(&std::fs::read(&disk).unwrap(), &model, 0, "the backing file and the array");
 }
 
-/// Promise 2: a read is the latest acknowledged write, or the backing's data where there is none.
+/// Promise 2: a read returns the latest acknowledged write, or the backing's data.
 #[test]
 fn all_of_it_fits_the_cache() {
     disk_equals_array(11, "16M", "4K");

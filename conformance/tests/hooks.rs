@@ -1,5 +1,6 @@
-//! The hook scripts of hypervisors: what they tell hob, and what they do when hob says no. libvirt and Proxmox VE are not there; the scripts are called as
-//! they call them. `hob` is a script that writes down what it was told, and knows what states disks are in.
+//! The hook scripts of hypervisors: their calls of hob, and their reaction to errors of hob. The
+//! tests call the scripts like libvirt and Proxmox VE, which are not installed. `hob` is a script
+//! that records its arguments and returns configured states of disks.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -8,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 
 use conformance::{Scratch, Tool};
 
-/// Answers `disk show` from the file `states` (lines: whom to ask, disk, state), fails where the file `fails` names the command, and writes
-/// everything else to the file `said`.
+/// Answers `disk show` from the file `states` (lines: host, disk, state), fails for the commands in
+/// the file `fails`, and appends all other commands to the file `said`.
 const FAKE: &str = r#"#!/bin/sh
 who=${HOB_CONTROL:-here}
 if [ "$1 $2" = "disk show" ]; then
@@ -22,7 +23,7 @@ echo "$who: $*" >> "$BASE/said"
 
 const CONFIG: &str = "PEERS='host-a:9443 host-b:9443 host-c:9443'\nSELF=host-b:9443\nBANDWIDTH=200M\n";
 
-/// As libvirt writes it.
+/// XML as libvirt writes it.
 const XML: &str = "<domain type='kvm' id='3'>
   <name>web</name>
   <devices>
@@ -58,7 +59,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// With these states of disks.
+    /// Creates a stage with these states of disks.
     fn new(states: &str) -> Stage {
         let scratch = Scratch::new();
         std::fs::create_dir(scratch.path("bin")).unwrap();
@@ -91,12 +92,13 @@ impl Stage {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the script runs");
-        // A script that does not read its input is none that fails.
+        // A script may exit with success without reading its input.
         let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
         child.wait_with_output().expect("the script ends")
     }
 
-    /// What libvirt does. Returns whether it goes on, and what hob was told meanwhile.
+    /// Runs the hook like libvirt. Returns whether the hook succeeded, and the commands that hob
+    /// received.
     #[track_caller]
     fn libvirt(&self, operation: &[&str]) -> (bool, String) {
         self.set("said", "");
@@ -105,7 +107,7 @@ impl Stage {
         (output.status.success(), self.said())
     }
 
-    /// What Proxmox VE does.
+    /// Runs the hook like Proxmox VE.
     fn proxmox(&self, phase: &str, env: &[(&str, &str)]) -> (bool, String) {
         self.set("said", "");
         let dir = self.scratch.text("pve");
@@ -135,7 +137,7 @@ fn libvirt_hook_requests_the_caches_of_an_incoming_guest() {
     let asked = "https://host-c:9443: migrate vm1 --to host-b:9443 --cache copy --wait awaited --bandwidth 200M\n\
                  https://host-c:9443: migrate data --to host-b:9443 --cache copy --wait awaited --vhost-user /run/hob/data.sock --bandwidth 200M\n";
     assert_eq!(stage.libvirt(&["migrate", "begin", "-"]), (true, asked.into()));
-    // It comes from elsewhere, so this is no cold restart; the next start is one.
+    // The VM comes from another host, so this is no cold restart; the next start is one.
     stage.set("states", "here vm1 awaited\nhere data online\n");
     assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), (true, String::new()));
     assert_eq!(
@@ -144,7 +146,8 @@ fn libvirt_hook_requests_the_caches_of_an_incoming_guest() {
     );
 }
 
-/// What was begun for one disk is given up when the other one's cannot come: the machine stays where it is.
+/// If the cache of one disk cannot migrate, the preparation for the other disk is cancelled, and
+/// the VM stays on its host.
 #[test]
 fn libvirt_hook_refuses_a_guest_whose_caches_do_not_arrive() {
     let owned = "https://host-a:9443 vm1 online\nhttps://host-a:9443 data online\n";
@@ -156,14 +159,15 @@ fn libvirt_hook_refuses_a_guest_whose_caches_do_not_arrive() {
         !goes_on && said.ends_with(&format!("{refused}\nhttps://host-a:9443: migrate vm1 --cancel\n")),
         "{said}"
     );
-    // Nobody has it; it is this host's already; nobody is known.
+    // No host has the disk; this host owns the disk already; no source is known.
     for (states, config) in [("", CONFIG), ("here vm1 online\n", CONFIG), (owned, "")] {
         let stage = Stage::new(states);
         stage.set("hook.conf", config);
         let (goes_on, said) = stage.libvirt(&["migrate", "begin", "-"]);
         assert!(!goes_on && said.is_empty(), "{states}: {said}");
     }
-    // Somebody has asked by hand: nothing is left to do, and nobody need be known.
+    // An administrator has started the migration by hand: the hook does nothing, and no source must
+    // be known.
     let stage = Stage::new("here vm1 awaited\nhere data awaited\n");
     stage.set("hook.conf", &format!("MARKS={}\n", stage.scratch.text("marks")));
     assert_eq!(stage.libvirt(&["migrate", "begin", "-"]), (true, String::new()));
@@ -187,12 +191,12 @@ fn libvirt_hook_reports_guest_events() {
     }
     assert_eq!(stage.libvirt(&["restore", "begin", "-"]), told("resume"));
     assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), nothing);
-    // A machine starts although hob does not answer; the hook says so and is no obstacle.
+    // A VM starts although hob does not answer. The hook prints a message and succeeds.
     stage.set("fails", "here: disk event vm1 cold-restart\n");
     assert_eq!(stage.libvirt(&["prepare", "begin", "-"]), told("cold-restart"));
 }
 
-/// A machine that did not come after all leaves no disk that waits for it; what is this host's stays.
+/// If the VM did not arrive, no disk still waits for it. Disks that this host owns stay.
 #[test]
 fn libvirt_hook_releases_caches_of_a_guest_that_did_not_arrive() {
     let stage = Stage::new("here vm1 awaited\nhere data away\n");
@@ -221,7 +225,7 @@ fn proxmox_hook_requests_the_caches_of_an_incoming_guest() {
                  https://10.0.0.1:9443: migrate data --to 10.0.0.2:9443 --cache remote --wait awaited --vhost-user /run/hob/data.sock\n";
     let from = [("PVE_MIGRATED_FROM", "pve1")];
     assert_eq!(stage.proxmox("pre-start", &from), (true, asked.into()));
-    // A node of which nothing is known, and one without an address.
+    // An unknown node, and a node without an address.
     assert_eq!(stage.proxmox("pre-start", &[("PVE_MIGRATED_FROM", "pve9")]), (false, String::new()));
     std::fs::create_dir_all(stage.scratch.path("pve/nodes/pve9/qemu-server")).unwrap();
     stage.set("pve/nodes/pve9/qemu-server/100.conf", ARGS);
@@ -229,7 +233,7 @@ fn proxmox_hook_requests_the_caches_of_an_incoming_guest() {
     stage.set("fails", "https://10.0.0.1:9443: migrate data --to 10.0.0.2:9443 --cache remote --wait awaited --vhost-user /run/hob/data.sock");
     let (goes_on, said) = stage.proxmox("pre-start", &from);
     assert!(!goes_on && said.ends_with("https://10.0.0.1:9443: migrate vm1 --cancel\n"), "{said}");
-    // It did not come after all.
+    // The VM did not arrive.
     stage.set("pve/qemu-server/100.conf", ARGS);
     stage.set("states", "here vm1 awaited\nhere data online\n");
     assert_eq!(stage.proxmox("post-stop", &[]), (true, "here: disk remove vm1\n".into()));

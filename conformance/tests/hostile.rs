@@ -1,5 +1,5 @@
-//! Clients that break the protocol's rules, or merely ask for a great deal. Each is answered with
-//! the protocol's error or with a closed connection; a witness on another connection feels nothing.
+//! Clients that break the protocol's rules or send very many requests. Each receives the protocol's
+//! error or is disconnected, and a witness client on another connection is not affected.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -45,7 +45,7 @@ impl Stage {
         Self { scratch, hob, witness, image }
     }
 
-    /// The witness reads what it always read, promptly, on the connection it always had.
+    /// Checks that the witness still reads correct data, in time, on its first connection.
     #[track_caller]
     fn witness_is_well(&mut self, after: &str) {
         let start = Instant::now();
@@ -66,7 +66,7 @@ impl Stage {
     }
 }
 
-/// Reads until the server closes; panics when it does not.
+/// Reads until the server closes the connection; panics if it does not.
 #[track_caller]
 fn closed(mut stream: impl Read, what: &str) {
     let mut sink = [0; 4096];
@@ -82,7 +82,7 @@ fn closed(mut stream: impl Read, what: &str) {
     }
 }
 
-/// Promise 5: nonsense in the negotiation.
+/// Promise 5: invalid data in the negotiation.
 #[test]
 fn nonsense_before_transmission_closes_the_connection() {
     let mut stage = Stage::new();
@@ -100,7 +100,7 @@ fn nonsense_before_transmission_closes_the_connection() {
     ];
     for (what, bytes) in table {
         let mut stream = stage.hob.address().open().unwrap();
-        // The server may close before it has all of it.
+        // The server may close the connection before it has received everything.
         let _ = stream.write_all(&bytes);
         closed(stream, what);
         stage.witness_is_well(what);
@@ -108,7 +108,7 @@ fn nonsense_before_transmission_closes_the_connection() {
     stage.end();
 }
 
-/// Promise 5: options that are well-formed but wrong get an error, and the negotiation goes on.
+/// Promise 5: well-formed but invalid options get an error, and the negotiation continues.
 #[test]
 fn wrong_options_get_an_error_and_the_negotiation_continues() {
     let mut stage = Stage::new();
@@ -129,7 +129,7 @@ fn wrong_options_get_an_error_and_the_negotiation_continues() {
         assert!(kind & 0x8000_0000 != 0, "{what}: answered {kind:#x}");
         stage.witness_is_well(what);
     }
-    // The same connection can still list and leave.
+    // The same connection can still list exports and disconnect.
     stream.write_all(&option(3, b"")).unwrap();
     assert_eq!(option_reply(&mut *stream).unwrap().0, 2, "LIST names the export");
     assert_eq!(option_reply(&mut *stream).unwrap().0, 1, "LIST ends");
@@ -149,10 +149,10 @@ fn a_wrong_request_magic_closes_the_connection() {
     stage.end();
 }
 
-/// What it is, flags, command, offset, length, payload.
+/// Description, flags, command, offset, length, payload.
 type Request<'a> = (&'a str, u16, u16, u64, u32, &'a [u8]);
 
-/// Promise 5: requests that make no sense, each followed by one that does, on one connection.
+/// Promise 5: invalid requests on one connection, each followed by a valid one.
 #[test]
 fn invalid_requests_get_an_error_and_the_connection_continues() {
     let mut stage = Stage::new();
@@ -180,7 +180,8 @@ fn invalid_requests_get_an_error_and_the_connection_continues() {
     stage.end();
 }
 
-/// Promise 5: a length beyond the maximum is refused or the connection closed, and no memory is taken for it.
+/// Promise 5: a request above the maximum length is refused or the connection is closed, and no
+/// memory is allocated for it.
 #[test]
 fn oversized_requests_take_no_memory() {
     let mut stage = Stage::new();
@@ -190,7 +191,8 @@ fn oversized_requests_take_no_memory() {
             let mut client = stage.hob.connect();
             client.raw().write_all(&request(0, command, 1, 0, length)).unwrap();
             if command == CMD_WRITE {
-                // A little of the payload, and never the rest: an error now or a closed connection is right.
+                // A part of the payload, and never the rest: an error or a closed connection is
+                // correct.
                 let _ = client.raw().write_all(&[9; 65536]);
                 drop(client);
             } else {
@@ -226,7 +228,8 @@ fn misaligned_requests_are_right_or_refused() {
     stage.end();
 }
 
-/// Promise 5: clients that stop in the middle of a sentence hold nobody up, not even SIGTERM.
+/// Promise 5: clients that stop in the middle of a message delay no other client and not the
+/// reaction to SIGTERM.
 #[test]
 fn a_client_that_stops_in_mid_request_delays_no_other_client() {
     let mut stage = Stage::new();
@@ -253,7 +256,7 @@ fn a_client_that_stops_in_mid_request_delays_no_other_client() {
     stage.end();
 }
 
-/// Promise 5: eighty connections at once, all served.
+/// Promise 5: eighty connections at once, all of which are served.
 #[test]
 fn eighty_connections_at_once() {
     let mut stage = Stage::new();
@@ -297,13 +300,13 @@ fn two_thousand_requests_in_flight() {
     stage.end();
 }
 
-/// Promise 5: a client that asks for gigabytes and reads none of them costs a bounded amount of memory.
+/// Promise 5: a client that requests gigabytes and reads no reply costs a limited amount of memory.
 #[test]
 fn a_client_that_never_reads_replies_is_throttled() {
     let mut stage = Stage::new();
     let mut greedy: Vec<Client> = (0..4).map(|_| stage.hob.connect()).collect();
     for client in &mut greedy {
-        // 1024 requests of 8 MiB each are 8 GiB of replies nobody takes.
+        // 1024 requests of 8 MiB each are 8 GiB of unread replies.
         let flood: Vec<u8> = (0..1024).flat_map(|c| request(0, CMD_READ, c, 0, 8 << 20)).collect();
         client.raw().write_all(&flood).unwrap();
     }
@@ -315,7 +318,7 @@ fn a_client_that_never_reads_replies_is_throttled() {
     stage.end();
 }
 
-/// A client that may ask what is allocated.
+/// Connects a client that has negotiated block status queries.
 fn asking(hob: &Hob) -> UnixStream {
     let Address::Unix(path) = hob.address() else { panic!("a Unix socket") };
     let mut stream = UnixStream::connect(path).unwrap();
@@ -337,7 +340,7 @@ fn asking(hob: &Hob) -> UnixStream {
     stream
 }
 
-/// A client that sends the same request again and again.
+/// A client that sends the same request repeatedly.
 struct Flood {
     sent: Arc<AtomicUsize>,
     thread: JoinHandle<()>,
@@ -350,7 +353,7 @@ impl Flood {
         let (sent, chunk) = (Arc::new(AtomicUsize::new(0)), request.repeat(Flood::AT_ONCE));
         let counter = sent.clone();
         let thread = std::thread::spawn(move || {
-            // The server may end before it has all of it.
+            // The server may close the connection before it has received everything.
             while counter.load(Ordering::Relaxed) < count && stream.write_all(&chunk).is_ok() {
                 counter.fetch_add(Flood::AT_ONCE, Ordering::Relaxed);
             }
@@ -358,7 +361,7 @@ impl Flood {
         Flood { sent, thread }
     }
 
-    /// Waits until nobody takes any more of it.
+    /// Waits until the server receives no more requests.
     #[track_caller]
     fn is_held_back(&self) {
         let mut before = usize::MAX;
@@ -377,7 +380,8 @@ impl Flood {
     }
 }
 
-/// Promise 5: answers that are a few bytes each are no way around that; and who reads in the end misses none.
+/// Promise 5: the limit also applies to replies of a few bytes each. A client that reads later
+/// receives every reply.
 #[test]
 fn a_client_that_never_reads_small_replies_is_throttled() {
     const COUNT: usize = 1 << 20;
@@ -395,8 +399,8 @@ fn a_client_that_never_reads_small_replies_is_throttled() {
     stage.end();
 }
 
-/// Promise 5: nor are answers that are much longer than their requests, and take long to find. A file with a hole in every other block has
-/// the most to tell.
+/// Promise 5: the limit also applies to replies that are much longer than their requests and take
+/// long to find. A file with a hole in every second block has the longest replies.
 #[test]
 fn a_client_that_never_reads_block_status_is_throttled() {
     let mut stage = Stage::with_image(|path| {
@@ -411,7 +415,7 @@ fn a_client_that_never_reads_block_status_is_throttled() {
     let floods: Vec<Flood> = streams.iter().map(start).collect();
     stage.witness_is_well("a flood of questions");
     floods.iter().for_each(Flood::is_held_back);
-    // What was taken may go on being answered for a while, but not for ever.
+    // Requests that were received may be answered for a while, but not for ever.
     let mut held = before;
     loop {
         std::thread::sleep(Duration::from_millis(500));

@@ -1,4 +1,5 @@
-//! What a guest writes to its disk never decides how the disk is opened; and QEMU and hob keep each other from writing an image.
+//! The content that a guest writes to its disk never decides how the disk is opened. QEMU and hob
+//! prevent each other from writing to an image.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +14,10 @@ const SIZE: u64 = 4 * MIB;
 
 const SECRET: &[u8] = b"a file of the host";
 
-/// A name, and what a guest writes: where, and which bytes.
+/// A name, and a guest's write: the offset and the bytes.
 type Header = (&'static str, u64, Vec<u8>);
 
-/// Headers of every format, some of which would give a guest the file `secret`.
+/// Returns headers of every format, some of which would give a guest access to the file `secret`.
 fn headers(scratch: &Scratch) -> Vec<Header> {
     let create = |args: &[&str]| {
         let image = scratch.text("made");
@@ -25,7 +26,8 @@ fn headers(scratch: &Scratch) -> Vec<Header> {
     };
     let secret = scratch.text("secret");
     let backed = create(&["qcow2", "-F", "raw", "-b", &secret]);
-    // qemu-img would make the data file anew: it names another one of the same length first.
+    // qemu-img would create the data file again, so the header first names another file of the same
+    // length.
     let other = format!("{}X", &secret[..secret.len() - 1]);
     let external = create(&["qcow2", "-o", &format!("data_file={other},data_file_raw=on")]);
     let external = replaced(&external, other.as_bytes(), secret.as_bytes());
@@ -47,7 +49,7 @@ fn headers(scratch: &Scratch) -> Vec<Header> {
         ("footer", SIZE - 512, footer),
         ("luks", 0, [&b"LUKS\xba\xbe\0\x01"[..], &[0; 504]].concat()),
     ];
-    // Metadata lies at the beginning, and an empty VHDX is larger than the disk.
+    // The metadata is at the beginning, and an empty VHDX is larger than the disk.
     headers.iter_mut().for_each(|(_, _, bytes)| bytes.truncate(MIB as usize));
     headers
 }
@@ -68,7 +70,7 @@ fn write_all(client: &mut Client, offset: u64, bytes: &[u8]) {
     client.flush().unwrap();
 }
 
-/// Does every disk show what its guest wrote, and only that?
+/// Checks that every disk reads as its guest wrote it, without other data.
 #[track_caller]
 fn are_all_raw(address: &Address, headers: &[Header], scratch: &Scratch) {
     for (name, offset, bytes) in headers {
@@ -110,18 +112,18 @@ fn raw_disks_stay_raw_whatever_their_guests_write() {
         write_all(&mut Client::connect(&address, name).unwrap(), *offset, bytes);
     }
     are_all_raw(&address, &headers, &scratch);
-    // Killed, and started again.
+    // After a kill and a restart.
     daemon.kill();
     let (mut daemon, address) = start(&scratch);
     are_all_raw(&address, &headers, &scratch);
     assert!(daemon.process.stderr().contains("looks like a qcow2 image"), "it is logged");
-    // Upgraded.
+    // After an upgrade.
     let begun = daemon.process.stderr().len();
     daemon.process.signal(Signal::HUP);
     let is_back = || daemon.process.stderr()[begun..].matches("is online").count() >= headers.len();
     wait_until("the next program", Duration::from_secs(30), is_back);
     are_all_raw(&address, &headers, &scratch);
-    // A copy of a disk that is added: its content asks, and decides nothing.
+    // A copy of a disk is added: hob reports what its content looks like, and treats it as raw.
     let copy = scratch.text("copy");
     std::fs::copy(scratch.path("external"), &copy).unwrap();
     let refused = daemon.try_ctl(&["disk", "add", "copy", "--backing", &copy]);
@@ -146,7 +148,7 @@ fn a_changed_chain_is_refused_by_name_and_the_helper_reads_no_other_file() {
     assert!(!refused.success() && refused.stderr.contains("--format=qcow2"), "{}", refused.all());
     daemon.ctl(&["disk", "add", "vm", "--backing", &image, "--format", "qcow2"]);
     write_all(&mut Client::connect(&address, "vm").unwrap(), 0, &[7; 4096]);
-    // QEMU's own lock: the helper takes it.
+    // QEMU's own lock, which `qemu-nbd` takes.
     let locked = Tool::new("qemu-io").args(["-f", "qcow2", "-c", "write 0 4k", &image]).run_failing();
     assert!(locked.all().contains("lock"), "{}", locked.all());
     daemon.stop();

@@ -1,7 +1,7 @@
-//! kill -9 of the server under write load: no acknowledged write is missing from the backing file,
-//! and a server started again on the same flash serves what the backing holds.
+//! kill -9 of the server under write load: every acknowledged write is in the backing file, and a
+//! restarted server on the same flash serves the content of the backing.
 //!
-//! `HOB_KILLS` is the number of kills (20 unless told otherwise).
+//! `HOB_KILLS` is the number of kills (default 20).
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,17 +16,17 @@ const SIZE: u64 = 32 * MIB;
 const SECTOR: usize = 512;
 const WRITERS: u64 = 3;
 const DEPTH: usize = 8;
-/// Sectors of one writer's part of the disk.
+/// Number of sectors of one writer's part of the disk.
 const PART: u64 = SIZE / WRITERS / SECTOR as u64;
 
-/// What may lie in one sector: the last acknowledged stamp, or the one whose answer never came.
+/// Possible contents of a sector: the last acknowledged stamp, or the stamp of an unanswered write.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sector {
     acknowledged: u64,
     asked: u64,
 }
 
-/// The stamps one writer has put on its part of the disk over all rounds.
+/// The stamps that one writer has written to its part of the disk in all rounds.
 struct Writer {
     id: u64,
     dice: Noise,
@@ -39,7 +39,7 @@ impl Writer {
         Self { id, dice: Noise::new(seed ^ id), stamp: 0, sectors: vec![Sector::default(); PART as usize] }
     }
 
-    /// The bytes of sector `index` with `stamp`; a sector never written is zero.
+    /// Returns the bytes of sector `index` with `stamp`; a sector that was never written is zero.
     fn bytes(&self, index: u64, stamp: u64) -> Vec<u8> {
         if stamp == 0 {
             return vec![0; SECTOR];
@@ -52,7 +52,7 @@ impl Writer {
         (self.id * PART + index) * SECTOR as u64
     }
 
-    /// Writes until the server dies, `DEPTH` requests in flight, no two of them on one sector.
+    /// Writes until the server is killed, with `DEPTH` requests in flight on different sectors.
     /// Returns the number of acknowledged writes.
     fn write_until_death(&mut self, address: &Address) -> u64 {
         let Ok(mut client) = Client::connect(address, "disk") else { return 0 };
@@ -88,7 +88,8 @@ impl Writer {
         }
     }
 
-    /// Demands every acknowledged stamp on `file`, and settles what the unanswered requests did.
+    /// Checks that `file` has every acknowledged stamp, and records the results of unanswered
+    /// requests.
     fn check(&mut self, file: &File, round: u32) {
         let mut found = vec![0; PART as usize * SECTOR];
         file.read_exact_at(&mut found, self.offset(0)).unwrap();
@@ -108,7 +109,8 @@ impl Writer {
     }
 }
 
-/// Promise 1, its write-through part: what was acknowledged is on the backing, whenever the server dies.
+/// Promise 1 under write-through: acknowledged writes are on the backing whenever the server is
+/// killed.
 #[test]
 fn acknowledged_writes_survive_kill_9() {
     let kills: u32 =
@@ -138,7 +140,7 @@ fn acknowledged_writes_survive_kill_9() {
         for writer in &mut writers {
             writer.check(&file, round);
         }
-        // Promise 2: the flash left behind is stale, and must not be believed.
+        // Promise 2: the data left on flash is stale, and must not be served.
         let hob = serve.start(&scratch);
         let mut client = hob.connect();
         for _ in 0..2 {

@@ -1,8 +1,9 @@
-//! kill -9 of a daemon in write-back under load: what was flushed is there, what a restart has shown stays, and fio
-//! verifies on top. With two copies of dirty data, one flash file after the other is filled with noise between two runs.
+//! kill -9 of a daemon in write-back under load: flushed writes survive, content that was read
+//! after a restart does not change, and fio verifies too. With two copies of dirty data, one of the
+//! flash files is filled with noise between two runs.
 //!
-//! A kill of the process leaves what it wrote with the kernel; `selftest.rs` is about power cuts. `HOB_KILLS` is the
-//! number of kills of each test (6 unless told otherwise).
+//! After a kill of the process, the kernel still has the process's writes; `selftest.rs` tests
+//! power cuts. `HOB_KILLS` is the number of kills of each test (default 6).
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
@@ -18,16 +19,18 @@ use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 const SECTOR: usize = 512;
 const WRITERS: u64 = 2;
 const DEPTH: usize = 8;
-/// Bytes of one writer's part of the disk. fio has as much as all of them behind it.
+/// Size of one writer's part of the disk, bytes. After the writers' parts, fio has a part as large
+/// as all of them.
 const PART: u64 = 8 * MIB;
 const SIZE: u64 = 2 * WRITERS * PART;
-/// A run of fio comes after so many kills.
+/// Number of kills between two runs of fio.
 const FIO_EVERY: u32 = 5;
-/// Where a small pool's segments begin (docs/FORMAT.md).
+/// Offset of a small pool's segments (docs/FORMAT.md).
 const DATA_OFFSET: u64 = 2 * MIB;
 const POOL_FILE: u64 = 48 * MIB;
 
-/// What may lie in one sector of 512 bytes: the stamp that was promised or seen, or one asked for since.
+/// Possible contents of a sector of 512 bytes: the stamp that was flushed or read, or one that was
+/// written since.
 #[derive(Debug, Clone, Default)]
 struct Sector {
     sure: u64,
@@ -49,21 +52,22 @@ enum Flying {
         stamp: u64,
         durable: bool,
     },
-    /// So many of the writes that need it were answered before it was sent.
+    /// Number of writes that were answered before the flush was sent, and that it must make
+    /// durable.
     Flush {
         covers: u64,
     },
 }
 
-/// The stamps one writer has put on its part of the disk over all rounds.
+/// The stamps that one writer has written to its part of the disk in all rounds.
 struct Writer {
     id: u64,
     dice: Noise,
     stamp: u64,
     sectors: Vec<Sector>,
-    /// Writes without FUA that were answered.
+    /// Number of answered writes without FUA.
     answered: u64,
-    /// Of these, what is not flushed: its number, first sector, sectors, stamp.
+    /// The unflushed ones of these writes: number, first sector, sectors, stamp.
     unflushed: VecDeque<(u64, u64, u64, u64)>,
     promised: u64,
 }
@@ -82,7 +86,7 @@ impl Writer {
         }
     }
 
-    /// The bytes of sector `index` with `stamp`; a sector never written is zero.
+    /// Returns the bytes of sector `index` with `stamp`; a sector that was never written is zero.
     fn bytes(&self, index: u64, stamp: u64) -> Vec<u8> {
         if stamp == 0 {
             return vec![0; SECTOR];
@@ -91,7 +95,7 @@ impl Writer {
         word.iter().copied().cycle().take(SECTOR).collect()
     }
 
-    /// Writes and flushes until the server dies, no two requests in flight on one sector.
+    /// Writes and flushes until the server is killed, without two requests in flight on one sector.
     fn write_until_death(&mut self, address: &Address) {
         self.unflushed.clear();
         let Ok(mut client) = Client::connect(address, "disk") else { return };
@@ -122,7 +126,7 @@ impl Writer {
         }
     }
 
-    /// `None` when the dice want what is in flight already.
+    /// Returns `None` if the random request overlaps one in flight.
     fn send_one(
         &mut self,
         client: &mut Client,
@@ -134,7 +138,7 @@ impl Writer {
             return Some(sent.map(|cookie| (cookie, Flying::Flush { covers })));
         }
         let sectors = self.sectors.len() as u64;
-        // Mostly whole blocks of 4 KiB; some requests are odd.
+        // Mostly whole blocks of 4 KiB; some requests have other sizes.
         let (first, count) = match self.dice.below(6) {
             0 => (self.dice.below(sectors - 64), 1 + self.dice.below(64)),
             n => (self.dice.below(sectors / 8 - n) * 8, n * 8),
@@ -164,7 +168,7 @@ impl Writer {
         self.promised += 1;
     }
 
-    /// Demands a stamp that may be there of every sector, and settles which one it is.
+    /// Checks that every sector has an allowed stamp, and records which one.
     fn check(&mut self, read: impl Fn(u64, u64) -> Vec<u8>, when: &str) {
         for start in (0..PART).step_by(MIB as usize) {
             let found = read(self.id * PART + start, MIB);
@@ -192,7 +196,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// On a raw file.
+    /// Creates a stage with a raw file.
     fn new(devices: u64, settings: &str) -> Self {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), SIZE);
@@ -200,7 +204,7 @@ impl Stage {
         Self::over(scratch, backing, devices, settings)
     }
 
-    /// On objects in a directory.
+    /// Creates a stage with objects in a directory.
     fn on_objects(object_size: &str, settings: &str) -> Self {
         let scratch = Scratch::new();
         let backing = format!("objects+file://{}", scratch.text("objects"));
@@ -254,7 +258,8 @@ impl Stage {
         Client::connect(&self.address(), "disk").unwrap_or_else(|e| panic!("connect to hob: {e}"))
     }
 
-    /// fio on its half of the disk: writes and flushes with `seed`, or verifies what was written with it.
+    /// Runs fio on its half of the disk: writes and flushes with `seed`, or verifies what was
+    /// written with it.
     #[track_caller]
     fn fio(&self, seed: u32, more: &[&str]) {
         let output = Tool::new("fio")
@@ -269,7 +274,8 @@ impl Stage {
         assert!(output.success() && !output.all().contains("verify:"), "fio: {}", output.all());
     }
 
-    /// Kills the daemon again and again; with `damage`, one flash file after the other is spoilt while it is down.
+    /// Kills the daemon repeatedly. With `damage`, damages one of the flash files while the daemon
+    /// is stopped.
     fn kill_again_and_again(&self, damage: bool) {
         let kills: u32 =
             std::env::var("HOB_KILLS").ok().map_or(6, |n| n.parse().expect("HOB_KILLS is a number"));
@@ -287,7 +293,7 @@ impl Stage {
                 verified = Some(round);
             }
             if damage {
-                // So that no dirty data is left whose other copy was spoilt the last time.
+                // So no dirty data is left whose other copy was damaged last time.
                 daemon.ctl(&["drain", "disk"]);
             }
             let address = self.address();
@@ -297,7 +303,7 @@ impl Stage {
                     scope.spawn(move || writer.write_until_death(address));
                 }
                 std::thread::sleep(Duration::from_millis(20 + dice.below(400)));
-                // Dropping it is kill -9.
+                // Dropping the daemon kills it with SIGKILL.
                 drop(daemon);
             });
             if damage {
@@ -323,7 +329,7 @@ impl Stage {
 
     #[track_caller]
     fn check(&self, writers: &mut [Writer], when: &str) {
-        // Twice: what was shown once stays.
+        // Twice: content that was read once must not change.
         for _ in 0..2 {
             for writer in &mut *writers {
                 let client = std::cell::RefCell::new(self.connect());
@@ -335,7 +341,7 @@ impl Stage {
     }
 }
 
-/// Noise in place of everything that caches have on a flash file, journals too.
+/// Overwrites all of the caches' data and journals on a flash file with noise.
 fn spoil(path: &Path, dice: &mut Noise) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     for offset in (DATA_OFFSET..POOL_FILE).step_by(MIB as usize) {
@@ -343,7 +349,7 @@ fn spoil(path: &Path, dice: &mut Noise) {
     }
 }
 
-/// Promise 1, its write-back part: flushed writes survive whenever the process dies.
+/// Promise 1 under write-back: flushed writes survive whenever the process is killed.
 #[test]
 fn flushed_writes_survive_kill_9() {
     Stage::new(1, "block_size = \"4K\"").kill_again_and_again(false);
@@ -355,13 +361,14 @@ fn flushed_writes_survive_kill_9_in_large_blocks() {
     Stage::new(1, "block_size = \"32K\"").kill_again_and_again(false);
 }
 
-/// Promise 3, with dirty data: either flash file may be lost.
+/// Promise 3 with dirty data: any one of the flash files may be lost.
 #[test]
 fn flushed_writes_survive_kill_9_and_the_loss_of_either_copy() {
     Stage::new(2, "block_size = \"4K\"\ncopies = \"2-dirty\"").kill_again_and_again(true);
 }
 
-/// A disk of objects has nothing with the kernel: what is not flushed goes with the process, and the rest is one moment of the disk.
+/// A disk of objects has no data in the kernel. Unflushed data is lost with the process, and the
+/// rest is the state of the disk at one moment.
 #[test]
 fn flushed_writes_to_objects_survive_kill_9() {
     Stage::on_objects("256K", "block_size = \"4K\"").kill_again_and_again(false);

@@ -1,16 +1,20 @@
-//! The daemon does what the lab predicts: `hob lab sim` and a served disk to which `hob replay` sends the
-//! same trace agree on every hit, miss and eviction, for every policy that serves. And the lab agrees with itself.
+//! The daemon behaves as the lab predicts: `hob lab sim`, and a served disk to which `hob replay`
+//! sends the same trace, have the same hits, misses and evictions, for every policy of the daemon.
+//! The lab's own results are consistent too.
 //!
-//! The daemon answers a miss or a write first and fills flash afterwards; the simulation knows no "afterwards". What a
-//! fill in flight holds cannot be evicted, so a request that comes before it has ended may push out another block, and
-//! on a slow disk one often does. A flush does not wait for fills, and a pause is only a guess. But a request for the
-//! same sectors waits, so the trace lets one follow whatever fills:
+//! The daemon answers a miss or a write first and fills flash later. The simulation fills at once.
+//! Blocks of a fill in flight cannot be evicted, so a request before the fill's end may evict
+//! another block, and on a slow disk this is frequent. A flush does not wait for fills, and a pause
+//! is unreliable. But a request for the same sectors waits for the fill, so in the trace such a
+//! request follows every fill:
 //!
-//! * A read is followed by itself. The second one waits for the first one's fill, hits, and leaves nothing in flight.
-//! * A write of whole sectors is followed by a read of them: the same.
-//! * A write that covers a sector in part leaves that sector invalid; a trim in it waits and changes nothing.
+//! A read is repeated. The second read waits for the first read's fill, hits, and leaves nothing in
+//!   flight.
+//! A write of whole sectors is followed by a read of these sectors, for the same reason.
+//! A write of a part of a sector leaves that sector invalid. A trim in this sector waits and
+//!   changes nothing.
 //!
-//! Both sides get this trace, so it is compared as it stands; at depth 1 no timing can tell them apart.
+//! Both sides process this trace without changes. At depth 1, timing cannot change the results.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -23,13 +27,14 @@ use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
 const SECTOR: u64 = 4096;
-/// Requests, those that only wait for others included.
+/// Number of requests, including those that only wait for others.
 const REQUESTS: usize = 4_000;
 
-/// Caches: bytes and block, as the command line takes them. Whole segments, so that the daemon rounds nothing.
+/// Caches: size and block size as on the command line. The sizes are whole segments, so the daemon
+/// rounds nothing.
 const CACHES: [(&str, &str); 3] = [("4M", "4K"), ("8M", "16K"), ("8M", "64K")];
 
-/// What both count.
+/// Counts that the daemon and the lab both have.
 #[derive(Debug, PartialEq, Eq)]
 struct Counts {
     reads: u64,
@@ -74,13 +79,13 @@ impl Counts {
     }
 }
 
-/// Reads, writes and trims of 512 bytes to 128 KiB: hot spots, a scan that comes round, and requests anywhere; each
-/// followed by what waits for it.
+/// Writes a trace of reads, writes and trims of 512 bytes to 128 KiB: hot spots, a repeated scan,
+/// and random requests, each followed by a request that waits for it.
 fn trace(path: &Path) {
     trace_with(path, PartialWrites::Some);
 }
 
-/// Are there writes that cover sectors in part?
+/// Whether the trace has writes of parts of sectors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PartialWrites {
     Some,
@@ -91,11 +96,11 @@ fn trace_with(path: &Path, partial_writes: PartialWrites) {
     let (mut noise, mut scan) = (Noise::new(0x1ab), 0);
     let mut requests = Vec::new();
     while requests.len() < REQUESTS {
-        // Half of the requests are whole sectors, as most guests send them.
+        // Half of the requests are whole sectors, as with most guests.
         let unit = [512, SECTOR][noise.below(2) as usize];
         let (offset, len) = match noise.below(10) {
             0..6 => {
-                // Of 192 hot spots the first are hotter.
+                // The first of 192 hot spots are hotter.
                 let spot = noise.below(192).min(noise.below(192));
                 let len = (1 + noise.below(16 * 1024 / unit)) * unit;
                 (spot * 163 * 1024 / unit * unit + noise.below(4) * unit, len)
@@ -133,10 +138,10 @@ fn trace_with(path: &Path, partial_writes: PartialWrites) {
     std::fs::write(path, lines).unwrap();
 }
 
-/// The same for both: their defaults differ, because the daemon's depends on the mode.
+/// The same setting for both, because the daemon's default depends on the mode.
 const ADMISSION: &str = "always";
 
-/// Every policy that the daemon offers, from what it says to one that does not exist.
+/// Returns every policy of the daemon, from its error message for a policy that does not exist.
 fn policies() -> Vec<String> {
     let output = hob::command(&["serve", "--policy", "?"]);
     let (_, list) =
@@ -171,7 +176,7 @@ fn predict(trace: &str, policy: &str, (size, block_size): (&str, &str)) -> Count
 
 fn serve(scratch: &Scratch, trace: &str, policy: &str, (size, block_size): (&str, &str)) -> Counts {
     let (disk, pool) = (scratch.path("disk.img"), scratch.path("pool"));
-    // What the disk holds does not matter here; that guests get it is shown elsewhere.
+    // The content of the disk does not matter here; other tests check the content.
     empty_file(&disk, SIZE);
     let _ = std::fs::remove_file(&pool);
     let hob = Serve::disk(&scratch.text("disk.img"))
@@ -197,7 +202,7 @@ fn check(policy: &str) {
     for cache in CACHES {
         let predicted = predict(&file, policy, cache);
         let what = format!("{policy}, {} in blocks of {}", cache.0, cache.1);
-        // The trace is worth comparing: everything that is compared happens, and not only at second requests.
+        // The trace is useful: all compared events happen, and not only for the second requests.
         let Counts { reads, hits, partial_misses, misses, evicted_blocks, .. } = predicted;
         assert!(
             hits > reads / 2 && misses.min(evicted_blocks).min(partial_misses) >= 50,
@@ -218,12 +223,13 @@ fn the_daemon_matches_the_labs_prediction() {
     });
 }
 
-/// One pass over all sizes says of each size what simulating it alone says.
+/// One pass over all sizes gives the same results as a simulation of each size.
 #[test]
 fn a_miss_ratio_curve_goes_through_every_lru_simulation() {
     let scratch = Scratch::new();
     let (trace, curve) = (scratch.text("t.csv"), scratch.text("curve.csv"));
-    // Whether a partly covered sector is merged depends on the size of the cache, which no curve of one pass can say.
+    // Whether a partly written sector is merged depends on the cache size, which a curve from one
+    // pass cannot consider.
     trace_with(&scratch.path("t.csv"), PartialWrites::None);
     let sizes = ["256K", "1M", "4M", "16M"];
     for block_size in ["4K", "64K"] {

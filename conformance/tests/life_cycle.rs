@@ -1,4 +1,4 @@
-//! What happens to machines: snapshots that have everything, reverts after which nothing of the time before is read.
+//! Life cycle of VMs: snapshots contain all data, and after a revert no later data is read.
 
 use std::os::unix::fs::FileExt;
 
@@ -13,7 +13,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A disk whose cache writes back and keeps what is dirty to itself.
+    /// Creates a disk in write-back that destages nothing by itself.
     fn new() -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), DISK, 17);
@@ -59,7 +59,8 @@ fn a_snapshot_that_was_announced_has_every_write() {
     stage.hob.stop();
 }
 
-/// Promise 2: after a revert, neither what was cached nor what was dirty is read, and nothing of it reaches the backing.
+/// Promise 2: after a revert, neither cached nor dirty data from before the revert is read, and
+/// none of it reaches the backing.
 #[test]
 fn after_a_revert_the_disk_has_its_earlier_content() {
     let stage = Stage::new();
@@ -67,7 +68,7 @@ fn after_a_revert_the_disk_has_its_earlier_content() {
     let mut client = stage.hob.connect();
     client.write(0, &Noise::new(19).bytes(4 * MIB as usize)).unwrap();
     client.read(8 * MIB, MIB as u32).unwrap();
-    // Another time's contents, where some was dirty and some was read.
+    // Other contents than in the snapshot; some are dirty and some were read.
     let other = Noise::new(20).bytes(MIB as usize);
     let file = std::fs::OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
     file.write_all_at(&other, 8 * MIB).unwrap();

@@ -1,7 +1,8 @@
-//! A machine moves from one host to another while its guest writes and verifies, and its cache moves with it. Two network namespaces, a daemon
-//! and a QEMU in each, one backing. `cargo test -p conformance --test live_migration -- --nocapture` prints what it cost.
+//! A VM moves from one host to another while its guest writes and verifies, and its cache moves
+//! too. Two network namespaces, a daemon and a QEMU in each, one backing. `cargo test -p
+//! conformance --test live_migration -- --nocapture` prints the costs.
 //!
-//! Needs root, for the namespaces.
+//! Needs root, for the network namespaces.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -19,33 +20,34 @@ use conformance::{Authority, Daemon, Host, MIB, Scratch, Tool};
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
-/// Of the disk.
+/// Number of blocks of the disk.
 const BLOCKS: u64 = 64 << 20 >> 12;
-/// Of its hot set.
+/// Number of blocks of the disk's hot set.
 const HOT_BLOCKS: u64 = 16 << 20 >> 12;
-/// Room for the hot set and half of the rest.
+/// Size of the cache: the hot set and half of the rest.
 const CACHE: &str = "40M";
-/// What `hob migrate` is told to reach.
+/// Port of the control API, for `hob migrate`.
 const CONTROL_PORT: u16 = 7700;
-/// Where the arriving QEMU listens.
+/// Port of the arriving QEMU.
 const MACHINE_PORT: u16 = 7701;
-/// The hit ratio is taken over so long.
+/// Period over which the hit ratio is measured.
 const WINDOW: Duration = Duration::from_secs(10);
-/// How long any step may take on two busy cores.
+/// Maximum time of any step on two busy cores.
 const STEP_MAX: Duration = Duration::from_secs(120);
-/// What the hand-over may cost the guest, milliseconds, where nothing else wants the processors: `HOB_QUIET=1` says that it is so.
+/// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
+/// processors (`HOB_QUIET=1`).
 const PAUSE_MS_MAX: f64 = 100.0;
-/// The same where other things do: less than anything that waits for a time-out.
+/// Maximum pause otherwise: shorter than every timeout.
 const BUSY_PAUSE_MS_MAX: f64 = 1000.0;
 
-/// Emulated machines want a core each: one test at a time.
+/// An emulated VM needs a core, so only one test runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
 fn cores() -> MutexGuard<'static, ()> {
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One host with its daemon.
+/// A host with its daemon.
 struct Side {
     daemon: Daemon,
     scratch: Scratch,
@@ -85,7 +87,7 @@ impl Side {
         }
     }
 
-    /// The machine; `more` is for QEMU.
+    /// Starts the VM; `more` are additional options of QEMU.
     #[track_caller]
     fn machine(&self, front: Front, memory: &Path, more: &[&str]) -> Process {
         let program = Path::new(env!("CARGO_BIN_EXE_guest-load"));
@@ -105,7 +107,7 @@ impl Side {
         std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
     }
 
-    /// What happens within a time, as a share of the reads.
+    /// Returns the share of hits among the reads within a time.
     #[track_caller]
     fn hit_ratio(&self, time: Duration) -> f64 {
         let before = self.daemon.stats("vm1");
@@ -113,7 +115,7 @@ impl Side {
         hit_ratio(&before, &self.daemon.stats("vm1"))
     }
 
-    /// What `hob migrate` says.
+    /// Returns the output of `hob migrate`.
     #[track_caller]
     fn status(&self) -> Value {
         let said = self.daemon.ctl(&["migrate", "vm1", "-o", "json"]);
@@ -134,7 +136,7 @@ enum Front {
     VhostUser,
 }
 
-/// What the cache of the source is.
+/// The preset of the source's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Preset {
     WriteThrough,
@@ -157,7 +159,7 @@ struct Stage {
     // Of the backing.
     shared: Scratch,
     front: Front,
-    /// The machine's, which both QEMUs have. It lies where vhost-user can share it.
+    /// The VM's memory file, which both QEMUs have, at a place where vhost-user can share it.
     memory: NamedTempFile,
 }
 
@@ -195,12 +197,12 @@ impl Stage {
         side.daemon.ctl(&enable);
     }
 
-    /// Where the cache is to go.
+    /// Returns the destination of the cache.
     fn to(&self) -> String {
         format!("{}:{CONTROL_PORT}", self.target.host.address())
     }
 
-    /// Starts the machine at the source, and returns once its load has settled.
+    /// Starts the VM at the source, and returns when its load has settled.
     #[track_caller]
     fn depart(&self) -> Process {
         let machine = self.source.machine(self.front, self.memory.path(), &[]);
@@ -208,7 +210,7 @@ impl Stage {
         machine
     }
 
-    /// Moves the machine: when this returns, it runs at the target, and nowhere else.
+    /// Moves the VM. When this returns, the VM runs only at the destination.
     #[track_caller]
     fn move_machine(&self, leaving: Process) -> (Process, Value) {
         let uri = format!("tcp:{}:{MACHINE_PORT}", self.target.host.address());
@@ -227,7 +229,8 @@ impl Stage {
         (arriving, moved)
     }
 
-    /// Ends the machine, and demands that the guest and this test see the same disk, of which every block is whole.
+    /// Ends the VM, and checks that the guest and this test read the same disk, and that every
+    /// block is complete.
     #[track_caller]
     fn end(self, mut machine: Process) {
         let mut console = UnixStream::connect(self.target.scratch.path("console.sock")).expect("the console");
@@ -245,7 +248,7 @@ impl Stage {
         for bad in COMPLAINTS {
             assert!(!said.contains(bad), "{bad}:\n{said}");
         }
-        // What a cache that writes back has not brought to the backing yet.
+        // Dirty data that a write-back cache has not destaged yet.
         self.target.daemon.ctl(&["disk", "event", "vm1", "suspend"]);
         self.source.daemon.stop();
         self.target.daemon.stop();
@@ -263,25 +266,26 @@ impl Stage {
     }
 }
 
-/// The longest of the guest's own times for a kind of request, of the lines that `console` has. Microseconds.
+/// Returns the longest time that the guest measured for a kind of request, from the lines of
+/// `console`, microseconds.
 fn slowest_us(console: &str, kind: &str) -> u64 {
     let key = format!("slowest_{kind}_us=");
     let after = console.lines().filter_map(|line| line.split(key.as_str()).nth(1));
     after.filter_map(|rest| rest.split(' ').next()?.parse::<u64>().ok()).max().unwrap_or(0)
 }
 
-/// What a migration cost.
+/// Costs of a migration.
 struct Cost {
     before: f64,
     after: f64,
-    /// When nothing of the source's was needed any more.
+    /// Time when no data of the source was needed any more.
     later: f64,
     source: Value,
     target: Value,
     machine: Value,
-    /// What the source's host put on the cable until the machine moved, all headers included.
+    /// Bytes that the source's host sent until the VM had moved, including all headers.
     cable_bytes: u64,
-    /// From the first command until the machine ran at the target.
+    /// Time from the first command until the VM ran at the destination.
     total: Duration,
     slowest_write_us: u64,
 }
@@ -291,7 +295,7 @@ impl Cost {
         value[key].as_f64().unwrap_or_else(|| panic!("no {key} in {value}"))
     }
 
-    /// One line of the table.
+    /// Prints one line of the table.
     fn print(&self, name: &str) {
         let mib = |key: &str| Cost::number(&self.source, key) / MIB as f64;
         eprintln!(
@@ -317,7 +321,7 @@ impl Cost {
     }
 }
 
-/// Moves a machine and its cache, and says what it cost.
+/// Moves a VM and its cache, and returns the costs.
 #[track_caller]
 fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
     let _cores = cores();
@@ -346,7 +350,8 @@ fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
         Cost { before, after, later, source, target, machine: moved, cable_bytes, total, slowest_write_us };
     cost.print(cache);
     assert!(before > 0.8, "the guest's load is not what it should be: {before}");
-    // Nobody writes at the source any more when somebody waits at the target: that is the guest's pause.
+    // No guest writes at the source while one waits at the destination: this time is the guest's
+    // pause.
     let pause = Cost::number(&cost.target, "waited_ms");
     let is_quiet = std::env::var_os("HOB_QUIET").is_some();
     let most = if is_quiet { PAUSE_MS_MAX } else { BUSY_PAUSE_MS_MAX };
@@ -354,7 +359,8 @@ fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
     cost
 }
 
-/// The machine alone moves, and finds a cold cache: what a migration of the cache is compared with, and what shows that all around it works.
+/// Only the VM moves, and finds a cold cache. This is the baseline for a migration of the cache,
+/// and shows that the rest of the test works.
 #[test]
 fn a_guest_migrates_without_its_cache() {
     let _cores = cores();
@@ -390,7 +396,7 @@ fn copied(cost: &Cost) {
         valid > (HOT_BLOCKS * BLOCK_BYTES as u64 / 2) as f64,
         "there was hardly anything to copy: {valid}"
     );
-    // hob's own word, held against the network's.
+    // Compares hob's own number with the network's.
     let (cable, all) = (cost.cable_bytes as f64, valid + resent);
     assert!(
         (0.9 * valid..1.1 * all).contains(&cable),
@@ -399,14 +405,14 @@ fn copied(cost: &Cost) {
     assert!(cost.after >= 0.95 * cost.before, "hits: {} before and {} after", cost.before, cost.after);
 }
 
-/// Nothing comes along, and the source's flash is as good as the target's own.
+/// No data is sent before, and the source's flash serves as well as the destination's own.
 #[test]
 fn a_cache_is_read_from_the_other_host() {
     let cost = migrate(Front::Nbd, Preset::WriteThrough, "remote");
     assert!(cost.later >= 0.9 * cost.before, "hits: {} before and {} in the end", cost.before, cost.later);
 }
 
-/// Kilobytes come along, and what they say is read from the backing.
+/// Kilobytes are sent, and the data that they list is read from the backing.
 #[test]
 fn a_cache_is_read_again_from_the_backing() {
     let cost = migrate(Front::Nbd, Preset::WriteBack, "heat-map");

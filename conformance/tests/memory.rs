@@ -1,4 +1,5 @@
-//! Memory above the cache: what is read again comes from it, writes are never missing in it, and it is changed under load.
+//! The memory tier above the cache: repeated reads are served from it, it never misses a write, and
+//! it is changed under load.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ fn from_memory(hob: &Hob) -> u64 {
     stats.reason("hit", "memory") + stats.reason("hit", "prefetched")
 }
 
-/// Requests of which none continues another: `n` of them.
+/// Returns `n` requests of which none continues another.
 fn scattered(n: u64) -> impl Iterator<Item = u64> {
     (0..n).map(|i| i * 7919 % (SIZE / REQUEST / 2) * 2 * REQUEST)
 }
@@ -75,7 +76,8 @@ fn a_sequential_reader_finds_its_data_read_ahead() {
     }
 }
 
-/// Promise 2: a read returns the latest acknowledged write, in part of a page, over a page's edge, and in none.
+/// Promise 2: a read returns the latest acknowledged write: for a part of a page, over a page's
+/// boundary, and without memory.
 #[test]
 fn writes_are_in_memory_when_they_are_acknowledged() {
     let scratch = Scratch::new();
@@ -102,7 +104,8 @@ fn writes_are_in_memory_when_they_are_acknowledged() {
     hob.stop();
 }
 
-/// Writes that wait for the backing at the same time go there together, and are there when they are acknowledged.
+/// Writes that wait for the backing at the same time are sent together, and are on the backing when
+/// they are acknowledged.
 #[test]
 fn sequential_writes_are_merged_and_verify() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! Two daemons on one host, one backing, and a disk that moves from one to the other with its cache.
+//! Two daemons on one host, one backing, and a disk that moves from one daemon to the other with
+//! its cache.
 
 use std::time::{Duration, Instant};
 
@@ -12,24 +13,24 @@ use serde_json::Value;
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
 
-/// One of the hosts; `role` is what others may there.
+/// Starts a host; `role` is the role of other hosts in its API.
 #[track_caller]
 fn start(authority: &Authority, name: &str, who: &Files, role: &str) -> Side {
     let plan = Plan::new(name).reached(authority).admits("host", role).calls_as(who);
     plan.pool("size = \"64M\"\nsegment_size = \"1M\"").start()
 }
 
-/// What it says of the disk's migration; null if there is none.
+/// Returns the disk's migration according to this host; null if there is none.
 #[track_caller]
 fn migration(side: &Side) -> Value {
     let output = side.try_ctl(&["migrate", "vm", "-o", "json"]);
     if output.success() { serde_json::from_str(&output.stdout).expect("JSON") } else { Value::Null }
 }
 
-/// Both, and the disk with its data.
+/// Both hosts, and the disk with its data.
 struct Stage {
     scratch: Scratch,
-    /// Of the backing, by its name in QEMU.
+    /// Format of the backing, by its name in QEMU.
     format: &'static str,
     a: Side,
     b: Side,
@@ -58,7 +59,7 @@ impl Stage {
         Stage { scratch, format, a, b, written }
     }
 
-    /// Has the backing all that was written? Whoever serves it may go on doing so.
+    /// Returns true if the backing has all written data. A daemon may serve it meanwhile.
     #[track_caller]
     fn is_in_backing(&self) -> bool {
         if self.format == "raw" {
@@ -80,7 +81,7 @@ impl Stage {
     }
 }
 
-/// Makes an image out of another one, which may be open elsewhere.
+/// Converts an image, which may be open elsewhere, to another image.
 #[track_caller]
 fn convert(scratch: &Scratch, from: [&str; 2], to: [&str; 2]) {
     let arguments =
@@ -88,7 +89,7 @@ fn convert(scratch: &Scratch, from: [&str; 2], to: [&str; 2]) {
     Tool::new("qemu-img").args(arguments).run();
 }
 
-/// Share of the reads that were hits, of what was warm before.
+/// Returns the share of hits among reads of data that was in the cache before.
 fn hit_ratio(host: &Side, work: impl FnOnce()) -> f64 {
     let (hits, misses) = counted(host);
     work();
@@ -102,14 +103,14 @@ fn counted(host: &Side) -> (u64, u64) {
     (stats.hits(), stats.misses())
 }
 
-/// What is warm.
+/// Number of bytes in the cache.
 const WARM: u64 = 8 * MIB;
 
 fn bytes(of: &Value, field: &str) -> f64 {
     of[field].as_f64().unwrap_or_else(|| panic!("no {field} in {of}"))
 }
 
-/// A guest on A, a hand-over by its first write on B, and the hit ratio there.
+/// Moves a disk from A by a guest's first write on B. Returns the status, and the hit ratio on B.
 fn move_with(mode: &str, cache: &str) -> (Value, f64) {
     move_on("raw", mode, cache)
 }
@@ -124,7 +125,7 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
     assert_eq!(shown["state"], "copying", "{shown}");
     assert_eq!(stage.b.state("vm"), "awaited");
     assert_eq!(stage.a.state("vm"), "online");
-    // The guest goes on, and what it changes is changed there too.
+    // The guest continues, and its changes are cached too.
     stage.written.write_some(&mut on_a, 20, WARM);
     let mut on_b = stage.b.connect("vm");
     stage.written.read(&mut on_b, 0);
@@ -143,14 +144,14 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
     wait_until("B has it", Duration::from_secs(10), || stage.b.state("vm") == "online");
     let cache_mode = stage.b.disk("vm")["cache"]["mode"].clone();
     assert_eq!(cache_mode, mode);
-    // A tombstone serves nobody and keeps nothing.
+    // A tombstone serves no client and uses no space.
     let pool = stage.a.json(&["pool", "show", "fast"]);
     assert_eq!(pool["free"], pool["size"], "{pool}");
     assert!(!stage.a.try_ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", "8M"]).success());
     stage.b.ctl(&["drain", "vm"]);
     drop(on_b);
     if format != "raw" {
-        // Its image is closed first: what QEMU knows of it is written then.
+        // The image on the source is closed first, so that QEMU writes its cached metadata.
         stage.b.ctl(&["disk", "remove", "vm"]);
         Tool::new("qemu-img").args(["check", "-q", &stage.scratch.text(&format!("vm.{format}"))]).run();
     }
@@ -174,7 +175,8 @@ fn a_copied_cache_serves_at_the_other_host() {
     assert!(bytes(&over, "sent") <= bound, "{over}");
 }
 
-/// Each host reads the image through a `qemu-nbd` of its own, of which one has it at a time.
+/// Each host reads the image through its own `qemu-nbd`, and only one of them has the image open at
+/// a time.
 #[test]
 fn a_disk_in_a_qcow2_image_moves_with_its_cache() {
     let (_, ratio) = move_on("qcow2", "write-back", "copy");
@@ -225,7 +227,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.written.write_some(&mut on_b, 50, WARM);
     stage.written.read_all(&mut on_b, WARM);
     drop(on_b);
-    // And back.
+    // The disk moves back.
     stage.b.ctl(&["migrate", "vm", "--to", stage.a.address(), "--wait", "warm"]);
     stage.b.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
     let mut on_a = stage.a.connect("vm");
@@ -233,7 +235,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
     stage.written.write_some(&mut on_a, 20, WARM);
     drop(on_a);
     assert_eq!(stage.b.state("vm"), "away");
-    // B takes it, as if A were gone for good.
+    // B takes the disk, as if A had failed permanently.
     stage.a.kill();
     assert!(!stage.b.try_ctl(&["migrate", "vm", "--take-back"]).success());
     stage.b.ctl(&["migrate", "vm", "--take-back", "--force", "--yes"]);
@@ -244,7 +246,7 @@ fn a_migration_is_cancelled_finished_and_reversed() {
 fn a_client_without_permission_is_refused_in_one_line() {
     let stage = Stage::new("write-through", "read-only");
     let output = stage.migrate(&[]);
-    assert!(!output.success() && output.stderr.contains("may only read"), "{}", output.all());
+    assert!(!output.success() && output.stderr.contains("has the role read-only"), "{}", output.all());
     assert_eq!(output.stderr.trim().lines().count(), 1, "{}", output.all());
     let other = Authority::new("others");
     let who = other.client(stage.scratch.dir(), "stranger");
@@ -283,7 +285,7 @@ fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
         victim.kill();
         std::thread::sleep(Duration::from_millis(noise.below(500)));
         victim.start();
-        // Whatever happened, it can be handed over to its end now.
+        // Whatever happened, the hand-over can be completed now.
         wait_until("it has come", Duration::from_secs(60), || {
             let _ = stage.a.try_ctl(&["migrate", "vm", "--finish", "--wait", "begun"]);
             let (a, b) = (stage.a.state("vm"), stage.b.state("vm"));

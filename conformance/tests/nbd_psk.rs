@@ -1,4 +1,5 @@
-//! NBD inside TLS with keys that both sides know (PSK), with libnbd's tools and qemu's. Needs a hob built with its feature `psk`.
+//! NBD over TLS with pre-shared keys (PSK), with the tools of libnbd and QEMU. Needs a hob with the
+//! feature `psk`.
 
 use conformance::authority::secret;
 use conformance::data::{assert_same_file, noise_file};
@@ -11,7 +12,7 @@ const SIZE: u64 = 24 * MIB;
 const HOST7: &str = "host7:a6c8f4e01b2d3c4f5061728394a5b6c7d8e9fa0b1c2d3e4f5061728394a5b6c7";
 const HOST8: &str = "host8:00112233445566778899aabbccddeeff";
 
-/// A server that knows two clients; host7 may see the disk.
+/// Starts a server that knows two clients; host7 may use the disk.
 fn start(scratch: &Scratch) -> (Hob, u16) {
     noise_file(&scratch.path("disk.img"), SIZE, 71);
     secret(&scratch.path("server.psk"), &format!("{HOST7}\n{HOST8}\n"));
@@ -25,7 +26,7 @@ fn start(scratch: &Scratch) -> (Hob, u16) {
     (hob, port)
 }
 
-/// A client's file, and the directory in which qemu looks for it.
+/// Returns a client's key file, and the directory in which QEMU searches for it.
 fn keys(scratch: &Scratch, name: &str, line: &str) -> (String, String) {
     let dir = scratch.path(name);
     std::fs::create_dir_all(&dir).unwrap();
@@ -82,7 +83,7 @@ fn clients_without_a_key_or_permission_are_refused() {
     let (unknown, _) = keys(&scratch, "unknown", &HOST7.replace("host7", "host9"));
     size(&uri(port, "host9", &unknown)).run_failing();
     size(&format!("nbd://127.0.0.1:{port}/disk")).run_failing();
-    // This one gets in, and is told that there is no such disk.
+    // This client is admitted, and receives the error that there is no such disk.
     let (other, _) = keys(&scratch, "other", HOST8);
     let output = size(&uri(port, "host8", &other)).run_failing();
     assert!(output.all().contains("no export named"), "{}", output.all());

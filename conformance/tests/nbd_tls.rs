@@ -1,4 +1,4 @@
-//! NBD inside TLS, with the clients people use: libnbd's tools and qemu's, both on GnuTLS.
+//! NBD over TLS with common clients: the tools of libnbd and QEMU, both with GnuTLS.
 
 use conformance::authority::{Authority, Files, secret};
 use conformance::data::{Noise, assert_same_file, noise_file};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
 
-/// Where everything is that both sides need.
+/// Directories and certificates of both sides.
 struct Stage {
     scratch: Scratch,
     authority: Authority,
@@ -27,7 +27,7 @@ impl Stage {
         Self { scratch, authority, server, client }
     }
 
-    /// A server with TLS; clients need certificates.
+    /// Returns a server with TLS; clients need certificates.
     fn serve(&self) -> Serve {
         Serve::disk(&self.scratch.text("disk.img"))
             .cached(&self.scratch.path("pool"), "16M", "4K")
@@ -49,12 +49,12 @@ fn port(hob: &Hob) -> u16 {
     }
 }
 
-/// For libnbd.
+/// Returns the URI for libnbd.
 fn uri(port: u16, export: &str, client: &Files) -> String {
     format!("nbds://127.0.0.1:{port}/{export}?tls-certificates={}", text(&client.dir))
 }
 
-/// For qemu: the object, and the image.
+/// Returns the options for QEMU: the TLS object and the image.
 fn qemu(port: u16, client: &Files) -> [String; 2] {
     [
         format!("tls-creds-x509,id=tls,endpoint=client,dir={}", text(&client.dir)),
@@ -138,7 +138,7 @@ fn clients_without_a_valid_certificate_are_refused() {
     let hob = stage.start();
     let dir = stage.scratch.dir();
     let unknown = Authority::new("somebody else").client(dir, "unknown");
-    // It trusts the server, but shows what that does not trust.
+    // The client trusts the server, but shows a certificate that the server does not trust.
     std::fs::copy(&stage.client.ca, &unknown.ca).unwrap();
     let expired = stage.authority.expired_client(dir, "host7");
     let without = stage.authority.client(dir, "without");
@@ -150,7 +150,7 @@ fn clients_without_a_valid_certificate_are_refused() {
         let [object, image] = qemu(port(&hob), client);
         Tool::new("qemu-img").args(["info", "--object", &object, "--image-opts", &image]).run_failing();
     }
-    // And a client does not trust a server that its authority does not know.
+    // The client does not trust the server's authority.
     let strange = Authority::new("a third").client(dir, "strange");
     size(&uri(port(&hob), "disk", &strange)).run_failing();
     size(&uri(port(&hob), "disk", &stage.client)).run();
@@ -184,7 +184,7 @@ fn a_server_without_tls_says_so_and_one_with_optional_tls_takes_both() {
     daemon.stop();
 }
 
-/// A daemon with two disks, and what `more` says, which has an address on that port.
+/// Starts a daemon with two disks and the configuration `more`, which has an address on that port.
 fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     let scratch = &stage.scratch;
     noise_file(&scratch.path("disk2.img"), 2 * SIZE, 63);
@@ -199,7 +199,8 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
     );
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
     let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    // Clients can connect when the disks are there, to the sockets of `listen` first; who started it has waited for the control socket.
+    // Clients can connect when the disks exist, first at the sockets of `listen`. The caller has
+    // waited for the control socket.
     wait_until("clients can connect", Duration::from_secs(30), || Address::Tcp(port).open().is_ok());
     daemon
 }
@@ -229,18 +230,18 @@ fn an_export_is_visible_only_to_permitted_clients() {
     assert_eq!(list(&uri(port, "", &stage.client)), ["vm1", "vm2"]);
     assert_eq!(list(&uri(port, "", &host8)), ["vm2"]);
     assert_eq!(size(&uri(port, "vm2", &host8)).run().trim(), (2 * SIZE).to_string());
-    // To host8 the default export is the only one it sees, and vm1 is as unknown as any other name.
+    // host8 sees only the default export; vm1 is as unknown to it as any other name.
     assert_eq!(size(&uri(port, "", &host8)).run().trim(), (2 * SIZE).to_string());
     let refusal =
         |export: &str| size(&uri(port, export, &host8)).run_failing().stderr.replace(export, "NAME");
     assert_eq!(refusal("vm1"), refusal("vm9"));
-    // Nobody on the Unix socket is host7.
+    // A client on the Unix socket has no name, so it is not host7.
     let address = Address::Unix(stage.scratch.path("nbd.sock"));
     assert!(Client::connect(&address, "vm1").is_err() && Client::connect(&address, "vm2").is_err());
     daemon.stop();
 }
 
-/// Of the default build, which has no OpenSSL.
+/// The default build has no OpenSSL, so it has no pre-shared keys.
 #[test]
 fn keys_instead_of_certificates_need_another_build() {
     let scratch = Scratch::new();
@@ -274,13 +275,14 @@ fn clients_that_disconnect_in_any_phase_affect_no_other_client() {
             assert_eq!(acknowledged[12..16], [0, 0, 0, 1]);
             idle.push(stream);
         } else {
-            // What was sent along in the clear ends the connection, whether or not it was acknowledged first.
+            // Plaintext data sent with the STARTTLS option ends the connection, before or after the
+            // reply.
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
             assert!(rest.len() <= 20, "only the acknowledgement: {rest:?}");
         }
     }
-    // A client killed while it copies.
+    // A client is killed while it copies.
     let uri = uri(port(&hob), "disk", &stage.client);
     let mut copy = Tool::new("nbdcopy").args([uri.as_str(), "null:"]).start();
     std::thread::sleep(Duration::from_millis(30));
@@ -296,7 +298,7 @@ fn data_is_not_on_the_wire() {
 
     let stage = Stage::new();
     let hob = stage.start();
-    // A wire that listens: what goes past is kept.
+    // A proxy that keeps a copy of the traffic.
     let wire = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (wire_port, far) = (wire.local_addr().unwrap().port(), port(&hob));
     let heard = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));

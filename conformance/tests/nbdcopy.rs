@@ -19,7 +19,7 @@ fn copies_are_equal(cached: bool) {
     let nbdcopy = || Tool::new("nbdcopy").args(["--connections=4", "--requests=32"]);
     nbdcopy().args(["--flush", &scratch.text("source"), &hob.uri()]).run();
     assert_same_file(&source, &disk);
-    // The first pass out fills the cache, the second comes from it.
+    // The first pass fills the cache, and the second is served from it.
     for _ in 0..2 {
         nbdcopy().args([&hob.uri(), &scratch.text("copy")]).run();
         assert_same_file(&source, &copy);

@@ -1,4 +1,4 @@
-//! What `nbdinfo` (libnbd) learns about an export: size, abilities, block sizes, names, allocation.
+//! What `nbdinfo` (libnbd) reports about an export: size, features, block sizes, names, allocation.
 
 use conformance::data::{Noise, empty_file, noise_file};
 use conformance::nbd_client::{Address, CMD_WRITE, EPERM};

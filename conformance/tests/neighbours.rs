@@ -1,8 +1,10 @@
-//! Several clients write, zero and read neighbouring units of 512 bytes of the same sectors of a write-back disk, with FUA and flushes, while the
-//! daemon is killed: no client sees or loses anything but its own changes.
+//! Several clients write, zero and read neighbouring units of 512 bytes of the same sectors of a
+//! disk in write-back, with FUA and flushes, while the daemon is killed: each client's changes are
+//! kept, and no other unit changes.
 //!
-//! Each unit belongs to one client, which knows what it may hold. Runs of one and of three units alternate, so that sectors of 4 KiB are
-//! shared by up to eight clients and runs cross their borders. `HOB_KILLS` is the number of kills (4 unless told otherwise).
+//! Each unit belongs to one client, which knows the allowed contents. Runs of one and of three
+//! units alternate, so sectors of 4 KiB are shared by up to eight clients, and runs cross sector
+//! boundaries. `HOB_KILLS` is the number of kills (default 4).
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +19,19 @@ const UNIT: u64 = 512;
 const CLIENTS: u64 = 8;
 const SIZE: u64 = 8 * MIB;
 const UNITS: u64 = SIZE / UNIT;
-/// Half of all requests go to the first sectors.
+/// Number of units that receive half of all requests.
 const HOT_UNITS: u64 = 64 * 8;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What a unit holds: zeroes, or a version that its owner wrote. The backing begins with zeroes.
+/// Content of a unit: zeroes, or a version that its owner wrote. The backing has zeroes at first.
 type Version = u64;
 
-/// What one unit may hold.
+/// Allowed contents of a unit.
 #[derive(Debug, Clone, Default)]
 struct Unit {
-    /// Flushed, or seen after a restart and flushed.
+    /// The version that was flushed, or was read after a restart and then flushed.
     durable: Version,
-    /// Acknowledged or in doubt since, oldest first.
+    /// Later versions, acknowledged or with unknown result, oldest first.
     since: Vec<Version>,
 }
 
@@ -43,7 +45,7 @@ impl Unit {
     }
 }
 
-/// The length of the runs around `unit`, and the number of its run.
+/// Returns the length of the runs around `unit`, and the number of the unit's run.
 fn run_of(unit: u64) -> (u64, u64) {
     let length = if (unit / HOT_UNITS).is_multiple_of(2) { 1 } else { 3 };
     (length, unit / length)
@@ -61,7 +63,7 @@ fn bytes(unit: u64, version: Version) -> Vec<u8> {
     words.repeat(UNIT as usize / words.len())
 }
 
-/// The version that a unit holds; `None` if it was never written like that.
+/// Returns the version that a unit's data has; `None` if no client wrote this data.
 fn version_in(unit: u64, data: &[u8]) -> Option<Version> {
     let version = u64::from_le_bytes(data[8..16].try_into().expect("eight bytes"));
     (data == bytes(unit, version)).then_some(version)
@@ -82,7 +84,7 @@ impl Guest {
         Client::connect(&self.address, "vm").expect("the export is there")
     }
 
-    /// The first unit of a run of this guest, and its length.
+    /// Selects a run of this guest: its first unit and its length.
     fn pick(&mut self) -> (u64, u64) {
         loop {
             let span = if self.dice.below(2) == 0 { HOT_UNITS } else { UNITS };
@@ -96,7 +98,8 @@ impl Guest {
         }
     }
 
-    /// Compares what was read from unit `first` on. Units of other guests are changing; each of them is whole.
+    /// Checks data that was read from unit `first` on. Units of other guests may change; each of
+    /// them must be one complete version.
     fn compare(&self, first: u64, data: &[u8], is_restarted: bool) {
         for (unit, data) in (first..).zip(data.chunks(UNIT as usize)) {
             let found = version_in(unit, data);
@@ -115,7 +118,7 @@ impl Guest {
         }
     }
 
-    /// One request; an error means that the daemon was killed.
+    /// Sends one request; an error means that the daemon was killed.
     fn step(&mut self, client: &mut Client) -> std::io::Result<()> {
         self.requests += 1;
         let (first, length) = self.pick();
@@ -149,7 +152,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Reads everything after a restart, and makes it durable.
+    /// Reads all units after a restart, and flushes.
     fn check_all(&mut self, client: &mut Client) -> std::io::Result<()> {
         let mut found = Vec::new();
         for offset in (0..SIZE).step_by(MIB as usize) {
@@ -160,7 +163,7 @@ impl Guest {
             );
         }
         for (unit, found) in self.units.iter_mut().zip(found) {
-            // What was read once stays, also over another kill before the flush.
+            // Content that was read once must not change, even after another kill before the flush.
             unit.settle(found.expect("compared"));
         }
         client.flush()

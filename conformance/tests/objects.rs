@@ -1,4 +1,5 @@
-//! Disks of objects as a user has them: made, filled by other programs, looked at, fought over, and found again.
+//! Disks of objects for users: created, filled and read by other programs, opened by two writers,
+//! and recovered.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ fn shown(spec: &str) -> serde_json::Value {
     serde_json::from_str(&shown.stdout).unwrap()
 }
 
-/// qemu-img copies a disk in and out, sparse; it takes up what was written, and no host has the disk open when hob has ended.
+/// qemu-img copies a sparse disk in and out. The disk occupies as much space as was written, and no
+/// host has the disk open after hob has ended.
 #[test]
 fn a_copied_image_comes_back_and_takes_up_what_was_written() {
     let scratch = Scratch::new();
@@ -55,7 +57,7 @@ fn a_copied_image_comes_back_and_takes_up_what_was_written() {
     assert_same_file(&scratch.path("noise"), &scratch.path("back"));
 }
 
-/// fio verifies what it wrote, through kill -9.
+/// fio verifies its writes after kill -9.
 #[test]
 fn fio_verifies_objects_and_a_killed_server_finds_its_disk_again() {
     let scratch = Scratch::new();
@@ -85,7 +87,8 @@ fn fio_verifies_objects_and_a_killed_server_finds_its_disk_again() {
     hob.stop();
 }
 
-/// The second hob is refused; an operator's word on a live one of this host too.
+/// A second hob is refused, and also an operator's command to take the disk from a running hob of
+/// this host.
 #[test]
 fn a_disk_of_objects_has_one_writer() {
     let (scratch, other) = (Scratch::new(), Scratch::new());
@@ -103,7 +106,7 @@ fn a_disk_of_objects_has_one_writer() {
     assert!(!again.success() && again.all().contains("already"), "{}", again.all());
 }
 
-/// What an interrupted hob leaves behind goes, though nobody asks for it.
+/// Leftovers of an interrupted hob are deleted automatically.
 #[test]
 fn leftovers_of_a_killed_server_go() {
     let scratch = Scratch::new();
@@ -113,7 +116,7 @@ fn leftovers_of_a_killed_server_go() {
     let mut client = hob.connect();
     client.write(0, &[1; 65536]).unwrap();
     client.flush().unwrap();
-    // Whole objects are put without a flush.
+    // Whole objects are written to the store without a flush.
     client.write(65536, &[2; 4 * 65536]).unwrap();
     wait_until("the objects", Duration::from_secs(10), || std::fs::read_dir(&data).unwrap().count() >= 5);
     hob.kill();

@@ -1,4 +1,5 @@
-//! What watches hob: Prometheus reads its metrics, systemd hears when it is ready, logs can be followed.
+//! Monitoring: Prometheus reads hob's metrics, systemd is notified when hob is ready, and logs can
+//! be followed.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -12,10 +13,10 @@ use serde_json::Value;
 
 const SIZE: u64 = 8 * MIB;
 
-/// How long a line may take to be in the log.
+/// Maximum time until a line is in the log.
 const LOG_MAX: Duration = Duration::from_secs(20);
 
-/// A disk with a write-back cache and memory above it, in one of the ways that count everything.
+/// Serves a disk with a write-back cache and a memory tier, so that all metrics change.
 fn serve(scratch: &Scratch) -> Serve {
     noise_file(&scratch.path("disk.img"), SIZE, 7);
     Serve::disk(&scratch.text("disk.img"))
@@ -36,7 +37,7 @@ fn load(hob: &Hob) {
     client.flush().unwrap();
 }
 
-/// Status line and headers, and the body, of one question to the control API.
+/// Returns the status line with the headers, and the body, of a response of the control API.
 #[track_caller]
 fn get(hob: &Hob, path: &str, headers: &str) -> (String, String) {
     let socket = hob.control().strip_prefix("unix:").expect("a Unix socket");
@@ -49,7 +50,7 @@ fn get(hob: &Hob, path: &str, headers: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// The value of the one line of a page that begins so.
+/// Returns the value in the only line of a page that begins with `line`.
 #[track_caller]
 fn value(page: &str, line: &str) -> f64 {
     let found: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix(line)?.strip_prefix(' ')).collect();
@@ -57,7 +58,7 @@ fn value(page: &str, line: &str) -> f64 {
     found[0].parse().unwrap_or_else(|e| panic!("{line} {}: {e}", found[0]))
 }
 
-/// Prometheus' own checker finds nothing to say about the page, and the page says what happened.
+/// Prometheus' own checker accepts the metrics, and they have the expected values.
 #[test]
 fn prometheus_takes_the_metrics() {
     let scratch = Scratch::new();
@@ -86,7 +87,8 @@ fn prometheus_takes_the_metrics() {
         let shown = value(&page, line);
         assert!(shown > 0.0 && shown == stats[field].as_f64().unwrap(), "{line} {shown}, {}", stats[field]);
     }
-    // The reads of the second round came from memory or flash, and every request is in one histogram.
+    // The reads of the second round were served from memory or flash, and every request is in one
+    // histogram.
     let requests = "hob_disk_requests_total{disk=\"disk\",";
     let durations = "hob_disk_request_duration_seconds_count{disk=\"disk\",";
     let sum = |prefix: &str| -> f64 {
@@ -96,14 +98,14 @@ fn prometheus_takes_the_metrics() {
     assert_eq!(sum(requests), stats["requests"].as_f64().unwrap());
     assert_eq!(sum(durations), sum(requests));
     let device = format!("{{pool=\"default\",device=\"{}\"}}", scratch.text("pool"));
-    // What was filled, written, and its journal.
+    // Metrics of fills, writes and the journal.
     assert!(value(&page, &format!("hob_device_written_bytes_total{device}")) > 640.0 * 1024.0);
     assert_eq!(value(&page, &format!("hob_device_io_errors_total{device}")), 0.0);
     assert!(value(&page, "hob_cache_dirty_bytes{disk=\"disk\"}") <= 128.0 * 1024.0);
     hob.stop();
 }
 
-/// OpenMetrics for who asks for it.
+/// Clients that ask for OpenMetrics receive it.
 #[test]
 fn openmetrics_ends_as_it_must() {
     let scratch = Scratch::new();
@@ -114,7 +116,7 @@ fn openmetrics_ends_as_it_must() {
     hob.stop();
 }
 
-/// The examples for Prometheus are what Prometheus understands.
+/// Prometheus accepts the example files.
 #[test]
 fn prometheus_takes_the_alerts_and_the_configuration() {
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../dashboard/prometheus");
@@ -122,7 +124,7 @@ fn prometheus_takes_the_alerts_and_the_configuration() {
     Tool::new("promtool").args(["check", "config", "--syntax-only", &format!("{examples}/scrape.yml")]).run();
 }
 
-/// systemd hears that guests are served, then again and again that hob is alive, and that it ends.
+/// systemd is notified when guests are served, then regularly that hob runs, and when it stops.
 #[test]
 fn systemd_is_notified() {
     let scratch = Scratch::new();
@@ -149,7 +151,8 @@ fn systemd_is_notified() {
     assert_eq!(end.as_deref(), Some("STOPPING=1\nSTATUS=ending"));
 }
 
-/// Each line of the log is JSON, and those of one request carry its name: also what is said later, in the background.
+/// Each line of the log is JSON, and all lines of one API request have its name, including later
+/// lines of background work.
 #[test]
 fn the_log_can_be_followed_by_a_requests_name() {
     let scratch = Scratch::new();
@@ -183,7 +186,7 @@ fn the_log_can_be_followed_by_a_requests_name() {
     hob.stop();
 }
 
-/// A monitor needs to know no more than the status.
+/// The HTTP status is sufficient for a monitor.
 #[test]
 fn health_is_a_status() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! Two daemons on one host: A's dirty data has its second copy on B's flash. Whichever goes, nothing is lost.
+//! Two daemons on one host: A's dirty data has its second copy on B's flash. If either fails, no
+//! data is lost.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -14,10 +15,10 @@ use serde_json::Value;
 /// Size of the disk.
 const DISK: u64 = 32 * MIB;
 
-/// Patience, where nothing is measured.
+/// Timeout of steps that are not measured.
 const SOON: Duration = Duration::from_secs(60);
 
-/// One of the hosts, which lends flash to the other.
+/// Starts a host that lends flash to the other host.
 #[track_caller]
 fn start(authority: &Authority, name: &str, who: &Files) -> Side {
     let plan =
@@ -28,7 +29,7 @@ fn start(authority: &Authority, name: &str, who: &Files) -> Side {
         .start()
 }
 
-/// Both, and the disk with its data.
+/// Both hosts, and the disk with its data.
 struct Stage {
     scratch: Scratch,
     a: Side,
@@ -38,7 +39,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A has a disk whose second copies are at B, and which destages nothing by itself.
+    /// A has a disk with second copies on B, and destages nothing by itself.
     #[track_caller]
     fn new() -> Stage {
         let scratch = Scratch::new();
@@ -59,17 +60,17 @@ impl Stage {
         stage
     }
 
-    /// What A has borrowed: the first of that.
+    /// Returns the first entry of A's borrowed flash.
     fn borrowed(&self) -> Value {
         self.a.json(&["peer", "list"])["borrowed"][0].clone()
     }
 
-    /// What B has lent: the first of that.
+    /// Returns the first entry of B's lent flash.
     fn loan(&self) -> Value {
         self.b.json(&["peer", "list"])["lent"][0].clone()
     }
 
-    /// Are second copies of the disk made at a peer that is there?
+    /// Returns true if the disk has second copies on an available peer.
     fn is_doubled(&self) -> bool {
         let borrowed = self.borrowed();
         borrowed["state"] == "online" && borrowed["disks"][0] == "vm"
@@ -85,7 +86,7 @@ impl Stage {
         self.a.json(&["stats", "vm"])["dirty_bytes"].as_u64().expect("a count")
     }
 
-    /// A guest of A writes, and flushes.
+    /// A guest of A writes and flushes.
     #[track_caller]
     fn write(&mut self, guest: &mut Client, count: usize) {
         self.written.write_some(guest, count, DISK / 2);
@@ -97,7 +98,7 @@ impl Stage {
         self.written.read_all(guest, DISK);
     }
 
-    /// A was started again: its guest finds everything.
+    /// Checks, after a restart of A, that its guest reads all data.
     #[track_caller]
     fn guest_is_back(&self) -> Client {
         wait_until("the disk is back", SOON, || self.a.serves("vm"));
@@ -106,7 +107,7 @@ impl Stage {
         guest
     }
 
-    /// The file that B lends.
+    /// Returns the file that B lends.
     fn lent(&self) -> PathBuf {
         let path = self.loan()["path"].as_str().map(PathBuf::from);
         path.unwrap_or_else(|| {
@@ -115,7 +116,7 @@ impl Stage {
         })
     }
 
-    /// Sectors that the guest wrote and that are not in B's file.
+    /// Returns the number of sectors that the guest wrote and that are not in B's file.
     fn missing_at_b(&self) -> usize {
         let file = std::fs::read(self.lent()).unwrap();
         let there: HashSet<&[u8]> = file.chunks_exact(4096).collect();
@@ -132,7 +133,7 @@ impl Stage {
     }
 }
 
-/// What was flushed is at B; A's flash may go, and its data comes from there.
+/// Flushed data is on B. If A's flash is lost, A reads the data from B.
 #[test]
 fn flushed_data_is_at_the_peer_and_is_read_from_there() {
     let mut stage = Stage::new();
@@ -142,7 +143,7 @@ fn flushed_data_is_at_the_peer_and_is_read_from_there() {
     assert!(stage.dirty_bytes() > 2 * MIB, "{}", stage.dirty_bytes());
     assert!(!stage.written.is_in(&stage.scratch.path("vm.raw")), "the backing lags");
     assert!(stage.missing_at_b() == 0 && stage.is_doubled());
-    // A is killed, and its flash is gone when it is back.
+    // A is killed, and its flash is lost.
     stage.a.kill();
     std::fs::remove_file(stage.a.path("flash")).unwrap();
     stage.a.start();
@@ -150,7 +151,7 @@ fn flushed_data_is_at_the_peer_and_is_read_from_there() {
     stage.check_backing();
 }
 
-/// The same while nothing is lost but both daemons, at once.
+/// The same if no flash is lost, but both daemons end at once.
 #[test]
 fn both_daemons_may_end_at_once() {
     let mut stage = Stage::new();
@@ -167,7 +168,8 @@ fn both_daemons_may_end_at_once() {
     stage.check_backing();
 }
 
-/// B goes: A's guest waits for as long as A is patient, goes on, and says so; B comes back, and what is dirty is doubled again.
+/// B fails: A's guest waits for the configured time and then continues, and A reports the failure.
+/// When B is back, dirty data has a second copy again.
 #[test]
 fn a_lender_that_dies_is_given_up_and_taken_again() {
     let mut stage = Stage::new();
@@ -186,7 +188,7 @@ fn a_lender_that_dies_is_given_up_and_taken_again() {
     assert!(shown["reason"].as_str().unwrap().contains("does not answer"), "{shown}");
     let health = stage.a.try_ctl(&["health"]).all();
     assert!(health.contains("does not answer"), "{health}");
-    // A restarts without it: its own flash is enough.
+    // A restarts without B: its own flash is sufficient.
     stage.a.kill();
     stage.a.start();
     let mut guest = stage.guest_is_back();
@@ -197,7 +199,7 @@ fn a_lender_that_dies_is_given_up_and_taken_again() {
     stage.check_backing();
 }
 
-/// B is stopped for longer than A is patient, and goes on as if nothing had been: A does not believe it any more.
+/// B is paused for longer than A waits, and then continues. A does not use B's data any more.
 #[test]
 fn a_lender_that_was_paused_is_made_anew() {
     let mut stage = Stage::new();
@@ -212,7 +214,7 @@ fn a_lender_that_was_paused_is_made_anew() {
     stage.check_backing();
 }
 
-/// A short break of the link costs a pause, nothing else.
+/// A short interruption of the link only causes a pause.
 #[test]
 fn a_short_pause_is_waited_for() {
     let mut stage = Stage::new();
@@ -235,7 +237,7 @@ fn a_short_pause_is_waited_for() {
     stage.read_all(&mut guest);
 }
 
-/// B's operator ends the loan, A goes on; A gives a loan back, and B has its room again.
+/// B's operator ends the loan, and A continues. Then A returns a loan, and B's space is free again.
 #[test]
 fn loans_end_from_both_sides() {
     let mut stage = Stage::new();
@@ -245,14 +247,15 @@ fn loans_end_from_both_sides() {
     stage.b.ctl(&["peer", "end", &borrower]);
     stage.write(&mut guest, 50);
     stage.read_all(&mut guest);
-    // It gets no other one, however often it asks, before it may; then it has it by itself.
+    // A gets no other loan, however often it asks, before the permission is given; then it gets one
+    // automatically.
     std::thread::sleep(Duration::from_secs(6));
     assert_eq!(stage.borrowed()["state"], "fenced");
     assert_eq!(stage.loan()["state"], "ended");
     stage.b.ctl(&["peer", "end", &borrower, "--forget"]);
     stage.wait_until_doubled();
     stage.write(&mut guest, 50);
-    // Given back: the cache is told to do without first.
+    // The loan is returned: first the cache stops using it.
     let device = stage.borrowed()["path"].as_str().unwrap().to_owned();
     stage.a.ctl(&["cache", "set", "vm", "--copies", "1"]);
     stage.a.ctl(&["pool", "remove-device", "fast", &device]);
@@ -262,7 +265,7 @@ fn loans_end_from_both_sides() {
     stage.check_backing();
 }
 
-/// Who may not, cannot; what cannot be, is refused in one line.
+/// Hosts without permission are refused, and invalid requests are refused with one line.
 #[test]
 fn what_cannot_be_is_refused() {
     let stage = Stage::new();
@@ -274,7 +277,7 @@ fn what_cannot_be_is_refused() {
     refused(&["pool", "add-device", "fast", "--peer", b.address(), "--size", "64M"], "already");
     refused(&["pool", "add-device", "fast", "--peer", b.address()], "--size");
     refused(&["cache", "set", "vm", "--mode", "write-through"], "write-back");
-    // Somebody else's certificate.
+    // A certificate of another authority.
     let other = stage.authority.client(stage.scratch.dir(), "other");
     let borrower = stage.loan()["borrower"].as_str().unwrap().to_owned();
     let url = format!("https://{}/v1/loans/{borrower}", b.address());

@@ -1,4 +1,5 @@
-//! Commands that take a device or a cache out of a pool say first what is lost, and lose dirty data only with `--yes`.
+//! Commands that remove a device or a cache from a pool first report what would be lost, and drop
+//! dirty data only with `--yes`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,14 +9,14 @@ use conformance::nbd_client::{Address, Client};
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
 
-/// Dirty data of the cache, bytes.
+/// Size of the cache's dirty data, bytes.
 const DIRTY: u64 = MIB;
 
 fn start(scratch: &Scratch) -> Daemon {
     Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
 }
 
-/// The status of a request to the control API, and its body.
+/// Returns the status and the body of a request to the control API.
 fn api(scratch: &Scratch, method: &str, path: &str) -> String {
     let mut stream = UnixStream::connect(scratch.path("ctl.sock")).unwrap();
     let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
@@ -29,7 +30,7 @@ fn pool(daemon: &Daemon) -> Value {
     serde_json::from_str(&daemon.ctl(&["pool", "show", "fast", "-o", "json"])).unwrap()
 }
 
-/// A daemon with 1 MiB of dirty data in a cache on two devices.
+/// Starts a daemon with 1 MiB of dirty data in a cache on two devices.
 fn prepare(scratch: &Scratch) -> Daemon {
     let config = format!(
         "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
@@ -99,7 +100,7 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     let rehearsed = remove(&two, &["--dry-run"]);
     assert!(rehearsed.stderr.contains("vm: the cache is emptied"), "{}", rehearsed.all());
     drop(daemon.stop());
-    // The device is away when the daemon starts again: its dirty data is on nothing else.
+    // The device is missing when the daemon starts again, and no other device has its dirty data.
     std::fs::rename(&two, scratch.path("away")).unwrap();
     let daemon = start(&scratch);
     let refused = daemon.try_ctl(&["pool", "remove-device", "fast", &two]);

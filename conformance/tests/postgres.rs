@@ -1,14 +1,16 @@
-//! PostgreSQL on a disk of hob keeps every acknowledged commit through faults of the daemon, the backing and the flash.
+//! PostgreSQL on a disk of hob keeps every acknowledged commit during faults of the daemon, the
+//! backing and the flash.
 //!
-//! The database reaches hob as a virtual machine does, through QEMU's NBD client, which reconnects. Its ext4 is on a loop
-//! device above `nbdfuse`, `qemu-storage-daemon`, hob, and an nbdkit that takes 4 ms for each request. A fault happens
-//! under load, and no client of the database may see an error. Then the server crashes; the file system is unmounted, so
-//! that nothing of it stays in the page cache; and the server recovers. No acknowledged commit may be missing, the sums
-//! of pgbench must agree, and `pg_amcheck` and `pg_checksums` must find nothing.
+//! The database uses hob like a VM, through QEMU's NBD client, which reconnects. Its ext4 is on a
+//! loop device over `nbdfuse`, `qemu-storage-daemon`, hob, and an nbdkit that needs 4 ms for each
+//! request. A fault happens under load, and no client of the database may see an error. Then the
+//! server crashes, the filesystem is unmounted so that the page cache has nothing of it, and the
+//! server recovers. No acknowledged commit may be missing, the sums of pgbench must agree, and
+//! `pg_amcheck` and `pg_checksums` must report no error.
 //!
-//! `HOB_POSTGRES_ROUNDS=N` runs the schedule N times, with longer outages and in another order each time.
-//! `HOB_POSTGRES_STEP=TEXT` runs the steps whose names contain TEXT.
-//! These tests mount, and so need root and /dev/fuse.
+//! `HOB_POSTGRES_ROUNDS=N` runs the schedule N times, with longer outages and in a different order
+//! each time. `HOB_POSTGRES_STEP=TEXT` runs the steps whose names contain TEXT. These tests mount
+//! filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, OpenOptions};
 use std::sync::Arc;
@@ -25,15 +27,15 @@ use rustix::process::Signal;
 const DISK: u64 = 1024 * MIB;
 const FLASH: u64 = 160 * MIB;
 const WRITERS: u64 = 2;
-/// Commits of each writer that show that the database works.
+/// Number of commits of each writer that show that the database works.
 const PROGRESS: u64 = 10;
-/// Longest time until it works again. QEMU's client tries to connect every few seconds.
+/// Maximum time until the database works again. QEMU's client tries to connect every few seconds.
 const PROGRESS_MAX: Duration = Duration::from_secs(60);
-/// How long QEMU's client keeps requests while it has no connection.
+/// Time for which QEMU's client keeps requests without a connection, seconds.
 const RECONNECT_S: u32 = 300;
 const READY_MAX: Duration = Duration::from_secs(10);
 
-/// One fault under load, and what ends it.
+/// One fault under load, and the action that ends it.
 struct Step {
     name: &'static str,
     run: fn(&mut Stack),
@@ -117,7 +119,7 @@ fn flash_is_removed(stack: &mut Stack) {
     stack.ctl(&format!("pool add-device pool {device}"));
 }
 
-/// The second copy of dirty data is on the other device.
+/// The other device has the second copy of dirty data.
 fn flash_fails(stack: &mut Stack) {
     let device = stack.scratch.text("flash1");
     OpenOptions::new().write(true).open(&device).unwrap().set_len(0).unwrap();
@@ -127,7 +129,8 @@ fn flash_fails(stack: &mut Stack) {
     stack.ctl(&format!("pool add-device pool {device} --size {FLASH}"));
 }
 
-/// The daemon, its backing, and the guest's way to the disk. Fields are in the order in which they have to end.
+/// The daemon, its backing, and the guest's connection to the disk. Fields are in the order in
+/// which they must end.
 struct Stack {
     guest: Option<Guest>,
     daemon: Option<Daemon>,
@@ -136,7 +139,7 @@ struct Stack {
     rounds: u32,
 }
 
-/// What a virtual machine would have: QEMU's NBD client, and the disk as a block device.
+/// The parts of a VM: QEMU's NBD client, and the disk as a block device.
 struct Guest {
     _unmount: Unmount,
     device: Loop,
@@ -146,7 +149,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Ends the way to the disk, as a crash of the virtual machine does: requests without an answer fail.
+    /// Ends the connection to the disk like a crash of the VM: unanswered requests fail.
     fn cut_off(&mut self) {
         self.nbdfuse.kill();
         self.qemu.kill();
@@ -156,7 +159,7 @@ impl Guest {
 impl Stack {
     fn new() -> Self {
         let scratch = Scratch::new();
-        // The database's user has to reach the mount point.
+        // The database's user needs access to the mount point.
         Tool::new("chmod").arg("0711").arg(scratch.dir()).run();
         empty_file(&scratch.path("disk.img"), DISK);
         let rounds = std::env::var("HOB_POSTGRES_ROUNDS");
@@ -194,7 +197,7 @@ impl Stack {
             let _ = fs::remove_file(self.scratch.path(socket));
         }
         let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
-        // It answers when its disks are there.
+        // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         self.daemon = Some(daemon);
     }
@@ -265,7 +268,7 @@ impl Stack {
     }
 }
 
-/// The commits of one writer, which are numbered from 1 on.
+/// The commits of one writer, numbered from 1 on.
 #[derive(Default)]
 struct Writer {
     sent: AtomicU64,
@@ -315,7 +318,7 @@ impl Load {
         });
     }
 
-    /// Ends with the server, which must have crashed.
+    /// Waits for the end of the clients, which end when the server has crashed.
     fn end(self) {
         for thread in self.threads {
             thread.join().expect("a writer ends");
@@ -323,7 +326,7 @@ impl Load {
     }
 }
 
-/// A database with pgbench's tables and the writers' own.
+/// Creates a database with pgbench's tables and the writers' tables.
 fn database(stack: &Stack) -> Postgres {
     Tool::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard", stack.device()]).run();
     stack.mount();
@@ -334,7 +337,7 @@ fn database(stack: &Stack) -> Postgres {
     postgres
 }
 
-/// Demands each acknowledged commit, and no gap before the last.
+/// Checks that each acknowledged commit exists, and that the numbers have no gap.
 fn check_ledger(postgres: &Postgres, writers: &[Writer], when: &str) {
     for (id, writer) in writers.iter().enumerate() {
         let found = postgres.query(&format!(
@@ -352,7 +355,7 @@ fn check_ledger(postgres: &Postgres, writers: &[Writer], when: &str) {
     }
 }
 
-/// Demands that the sums which each transaction of pgbench changes are the same.
+/// Checks that the sums that each transaction of pgbench changes are equal.
 fn check_sums(postgres: &Postgres, when: &str) {
     let sums = postgres.query(
         "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches), \
@@ -361,7 +364,8 @@ fn check_sums(postgres: &Postgres, when: &str) {
     assert!(sums[0].iter().all(|sum| *sum == sums[0][0]), "{when}: pgbench's sums differ: {:?}", sums[0]);
 }
 
-/// Recovers a database whose server does not run, and demands that nothing is lost or damaged. Its server is stopped at the end.
+/// Recovers a database whose server does not run, checks that nothing is lost or damaged, and stops
+/// the server.
 fn check(postgres: &mut Postgres, writers: &[Writer], when: &str) {
     postgres.start();
     check_ledger(postgres, writers, when);
@@ -382,7 +386,7 @@ fn check(postgres: &mut Postgres, writers: &[Writer], when: &str) {
     }
 }
 
-/// The steps of one round, in an order of its own after the first.
+/// Returns the steps of one round; the order differs between rounds.
 fn schedule(round: u32) -> Vec<&'static Step> {
     let only = std::env::var("HOB_POSTGRES_STEP").unwrap_or_default();
     let mut steps: Vec<&Step> = SCHEDULE.iter().filter(|step| step.name.contains(&only)).collect();
@@ -394,7 +398,8 @@ fn schedule(round: u32) -> Vec<&'static Step> {
     steps
 }
 
-/// Promise 1, as a database sees it: faults that a guest does not notice, and after each of them a crash of the database.
+/// Promise 1 for a database: faults that a guest does not notice, and a crash of the database after
+/// each.
 #[test]
 fn no_acknowledged_commit_is_lost_and_no_client_sees_an_error() {
     let mut stack = Stack::new();
@@ -420,7 +425,7 @@ fn no_acknowledged_commit_is_lost_and_no_client_sees_an_error() {
     stack.guest = None;
     let commits: u64 = writers.iter().map(|writer| writer.acknowledged.load(SeqCst)).sum();
     println!("{commits} acknowledged commits, every one of them found");
-    // Without hob: the backing has everything.
+    // Without hob: the backing has all data.
     stack.ctl("drain db");
     stack.daemon.take().expect("the daemon runs").stop();
     stack.backing = None;
@@ -431,7 +436,8 @@ fn no_acknowledged_commit_is_lost_and_no_client_sees_an_error() {
     mounted.unmount();
 }
 
-/// Promise 1, as a database sees it: the daemon and the guest die together, and ext4 and the database recover.
+/// Promise 1 for a database: the daemon and the guest are killed together, and ext4 and the
+/// database recover.
 #[test]
 fn no_acknowledged_commit_is_lost_when_hob_and_the_guest_are_killed() {
     let mut stack = Stack::new();
@@ -442,7 +448,7 @@ fn no_acknowledged_commit_is_lost_when_hob_and_the_guest_are_killed() {
         let mut load = Load::start(&postgres, &writers);
         load.goes_on(&postgres, "the load starts");
         stack.daemon.take().expect("the daemon runs").kill();
-        // Requests that have no answer fail; ext4 gives up.
+        // Unanswered requests fail, and ext4 stops.
         stack.guest.as_mut().expect("the guest runs").cut_off();
         postgres.crash();
         load.end();

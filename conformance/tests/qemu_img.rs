@@ -1,4 +1,4 @@
-//! `qemu-img` against an export, and images of other formats behind one.
+//! `qemu-img` with an export, and images of other formats as backings.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const FORMATS: [&str; 4] = ["qcow2", "vmdk", "vdi", "vhdx"];
 
 #[track_caller]
 fn compare(format: &str, image: &str, hob: &Hob) {
-    // What hob serves is locked; it does not change here.
+    // The image that hob serves is locked; it does not change here.
     Tool::new("qemu-img").args(["compare", "-U", "-f", format, "-F", "raw", image, &hob.uri()]).run();
 }
 
@@ -31,7 +31,7 @@ fn compare_and_convert_agree_with_the_backing_file() {
     compare("raw", &disk, &hob);
     convert(&["-f", "raw", "-O", "qcow2", &hob.uri(), &scratch.text("out.qcow2")]);
     compare("qcow2", &scratch.text("out.qcow2"), &hob);
-    // And inwards, over what is cached now.
+    // Copy in the other direction, over cached data.
     noise_file(&scratch.path("other"), SIZE, 7);
     convert(&["-n", "-f", "raw", "-O", "raw", &scratch.text("other"), &hob.uri()]);
     compare("raw", &scratch.text("other"), &hob);
@@ -39,7 +39,7 @@ fn compare_and_convert_agree_with_the_backing_file() {
     assert_same_file(&scratch.path("other"), &scratch.path("disk.img"));
 }
 
-/// Starts hob on an image of `format` that holds noise; the same noise lies in `raw`.
+/// Starts hob on an image of `format` with noise; the file `raw` has the same noise.
 #[track_caller]
 fn on_image(scratch: &Scratch, format: &str) -> (Serve, String) {
     noise_file(&scratch.path("raw"), SIZE, 8);

@@ -1,12 +1,12 @@
-//! `qemu-io`: patterns written, zeroed, discarded, flushed, and read back across the borders of
-//! what is cached and what is not.
+//! `qemu-io`: patterns are written, zeroed, discarded, flushed, and read back across the boundaries
+//! of cached ranges.
 
 use conformance::data::empty_file;
 use conformance::{MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 64 * MIB;
 
-/// One sequence of `qemu-io` commands and why it is interesting. Reads check their pattern.
+/// A purpose, and a sequence of `qemu-io` commands for it. Reads check their pattern.
 const SESSIONS: &[(&str, &[&str])] = &[
     (
         "aligned blocks, read twice: from the backing, then from flash",
@@ -131,7 +131,7 @@ fn sessions_pass(make: impl Fn(&Scratch) -> Serve) {
         let unhappy = ["failed", "error", "Error", "panicked"].iter().any(|word| text.contains(word));
         assert!(said.success() && !unhappy, "{why}: {text}");
         hob.stop();
-        // What the guest last read must be what a second reader finds in the file without any cache.
+        // A second reader must find the same content in the file without a cache.
         let reads = commands.iter().rev().take_while(|c| c.starts_with("read")).flat_map(|c| ["-c", *c]);
         let said =
             Tool::new("qemu-io").args(["-f", "raw"]).args(reads).arg(scratch.text("disk.img")).output();

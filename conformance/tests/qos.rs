@@ -1,4 +1,5 @@
-//! Shares, limits and reservations from outside: set, shown, kept, refused; and a limit that is kept by the clock.
+//! Shares, limits and reservations for users: set, shown, saved and refused; and a limit that is
+//! measured.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// Two disks on one datastore.
+    /// Creates two disks on one datastore.
     fn new() -> Self {
         let scratch = Scratch::new();
         let mut config = format!(
@@ -110,7 +111,7 @@ fn what_cannot_be_is_refused_in_one_line_with_the_numbers() {
     assert_eq!(json(&daemon, &["qos", "show", "db"])["reservation"], 300);
 }
 
-/// By the clock, but only in the direction in which a slow machine cannot fail it.
+/// Measures times, but only as bounds that a slow machine cannot violate.
 #[test]
 fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
     const READS: u64 = 64;
@@ -136,7 +137,7 @@ fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
         }
         start.elapsed()
     };
-    // 40 a second, after a burst of what a tenth of a second allows.
+    // 40 a second, after a burst of a tenth of a second's limit.
     let cold = read_all(&mut client);
     assert!(cold >= Duration::from_millis((READS - 5) * 1000 / 40 - 100), "{READS} misses took {cold:?}");
     let before = daemon.stats("scratch").hits();

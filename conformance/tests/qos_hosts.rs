@@ -1,7 +1,9 @@
-//! Two hosts of a cluster on one slow store: disks get what their shares and reservations are due wherever they run (docs/decisions/0021).
+//! Two hosts of a cluster on one slow store: the disks receive their shares and reservations on
+//! whichever host they run (docs/decisions/0021).
 //!
-//! The store is one nbdkit that lets so many bytes a second through, whoever they are for. Compared are parts of what it did while it was
-//! measured, so that a busy machine does not matter; alone, each by the latency that it sees, the hosts would come to an even split.
+//! The store is one nbdkit with a total rate limit. The test compares shares of the store's work
+//! during the measurement, so the load of the machine does not matter. Without the cluster, each
+//! host would follow its own latency, and both would get half.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +14,14 @@ use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{Etcd, MIB, Plan, Scratch, Side, Store};
 
-/// What the store does, reads of 4 KiB a second; and how late it may be, which is about 24 of them at once.
+/// Rate of the store, reads of 4 KiB per second. The latency limit corresponds to about 24 reads at
+/// once.
 const RATE: u64 = 400;
 const LATENCY_MS: u64 = 60;
 const SIZE: u64 = 64 * MIB;
-/// Reads at once of each disk: more than hosts let through.
+/// Number of reads in flight of each disk: more than hosts admit.
 const DEPTH: usize = 24;
-/// Until hosts have agreed, and while it counts.
+/// Time until the hosts have agreed, and time of the measurement.
 const WARM: Duration = Duration::from_secs(15);
 const COUNTED: Duration = Duration::from_secs(20);
 
@@ -42,7 +45,8 @@ impl Shared {
         Self { _scratch: scratch, etcd: Etcd::start(1), store }
     }
 
-    /// A host with these disks and their shares; it is called like the first, which is the one that is read.
+    /// Starts a host with these disks and their shares. The first disk, which is read, has the
+    /// host's name.
     #[track_caller]
     fn host(&self, disks: &[(&str, u32)]) -> Side {
         let first = disks[0].0;
@@ -59,7 +63,8 @@ impl Shared {
     }
 }
 
-/// Readers of a disk, as many as there are reads at once. None of what they read was read before, as there is no cache.
+/// Readers of a disk, one for each read in flight. Without a cache, none of their data was read
+/// before.
 struct Readers {
     stop: Arc<AtomicBool>,
     reads: Arc<AtomicU64>,
@@ -98,7 +103,7 @@ impl Readers {
     }
 }
 
-/// Reads a second of each, once they have agreed.
+/// Returns the reads per second of each disk, after the hosts have agreed.
 fn rates(readers: &[Readers; 2]) -> [f64; 2] {
     std::thread::sleep(WARM);
     let before = readers.each_ref().map(Readers::count);
@@ -115,7 +120,7 @@ fn rates(readers: &[Readers; 2]) -> [f64; 2] {
 fn shares_and_reservations_hold_across_hosts() {
     let shared = Shared::new();
     let left = shared.host(&[("left", 2000)]);
-    // Alone, whoever goes by the shares that a host has gives this one as much as the other, or more.
+    // Without the cluster, the store would give this host as much as the other host, or more.
     let right = shared.host(&[("right", 1000), ("idle", 3000)]);
     let readers = [Readers::start(&left, "left"), Readers::start(&right, "right")];
     // Two to one.
@@ -124,7 +129,8 @@ fn shares_and_reservations_hold_across_hosts() {
         (1.5..2.7).contains(&(more / less)),
         "shares of 2000 and 1000 brought {more:.0} and {less:.0} reads a second"
     );
-    // By its shares it is due a fifth of what the store does, and what was agreed on before was a third.
+    // By its shares the disk should get a fifth of the store's rate; the earlier agreement gave it
+    // a third.
     let reserved = RATE * 3 / 4;
     right.ctl(&["qos", "set", "right", "--shares", "500", "--reservation", &reserved.to_string()]);
     let [others, reserver] = rates(&readers);

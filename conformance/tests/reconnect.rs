@@ -1,4 +1,5 @@
-//! QEMU as operators run it: a guest over NBD that waits for a daemon which is restarted, and QEMU under a user of its own.
+//! QEMU in usual setups: a guest over NBD that waits while the daemon restarts, and QEMU under its
+//! own user.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -10,13 +11,13 @@ use conformance::{MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 192 * MIB;
 
-/// How long a guest may take.
+/// Maximum time of a guest.
 const GUEST_MAX: Duration = Duration::from_secs(240);
 
-/// A user and a group that own nothing.
+/// A user and a group without any files.
 const NOBODY: &str = "65534";
 
-/// With `reconnect-delay`, as the documentation has it, a guest notices neither kill -9 nor a stop and a start.
+/// With `reconnect-delay`, as documented, a guest notices neither kill -9 nor a stop and start.
 #[test]
 fn a_guest_over_nbd_sees_no_error_when_the_daemon_is_restarted() {
     let scratch = Scratch::new();
@@ -44,7 +45,8 @@ fn a_guest_over_nbd_sees_no_error_when_the_daemon_is_restarted() {
     hob.stop();
 }
 
-/// QEMU's own client, as another user: refused by default, let in where the socket is that user's or group's.
+/// QEMU's own client under another user is refused by default, and admitted if the socket belongs
+/// to this user or group.
 #[test]
 fn an_unprivileged_qemu_opens_a_socket_that_is_its_own() {
     let scratch = Scratch::new();
@@ -65,7 +67,7 @@ fn an_unprivileged_qemu_opens_a_socket_that_is_its_own() {
         ])
     };
     let vhost = scratch.text("vm.sock");
-    // A character device connects at once, and QEMU then waits for a monitor that is at its end.
+    // A character device connects at once, and QEMU then waits for the monitor's client.
     let guest = || {
         let user = [format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()];
         let qemu = "qemu-system-x86_64 -machine none -nodefaults -display none -S -monitor stdio";

@@ -1,4 +1,4 @@
-//! `hob record`: the trace of a live disk holds the requests that its guest sent, and nothing else.
+//! `hob record`: the trace of a disk has exactly the requests that its guest sent.
 
 use std::path::Path;
 use std::process::Command;
@@ -46,7 +46,7 @@ fn report(output: &Output) -> serde_json::Value {
     serde_json::from_str(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", output.stdout))
 }
 
-/// Sends a request of every kind, some of them awkward, and returns what a trace must hold of them.
+/// Sends a request of every kind, also unusual ones, and returns the expected records.
 fn send(client: &mut Client) -> Vec<Request> {
     let mut sent = Vec::new();
     let mut note = |op, offset, len| sent.push(Request { op, offset, len });
@@ -67,12 +67,12 @@ fn send(client: &mut Client) -> Vec<Request> {
             }
         }
     }
-    // Longer than anything hob does in one piece.
+    // Longer than hob's largest I/O.
     client.trim(MIB, 12 << 20).unwrap();
     note('D', MIB, 12 << 20);
     client.write_zeroes(4096, 8192).unwrap();
     note('D', 4096, 8192);
-    // A hint moves nothing, and what is refused never reaches the disk.
+    // A hint transfers no data, and refused requests do not reach the disk.
     client.call(0, CMD_CACHE, 0, 1 << 20, &[]).unwrap();
     client.read(SIZE, 512).unwrap_err();
     client.read(SIZE - 512, 512).unwrap();
@@ -101,7 +101,7 @@ fn the_trace_has_all_requests_until_ctrl_c() {
     check(&scratch.path("trace"), &sent);
     assert_eq!(report["requests"], sent.len());
     assert_eq!((&report["dropped"], &report["ended"]), (&0.into(), &"interrupted".into()));
-    // Nothing is recorded any more, and a new recording starts afresh.
+    // The recording has ended, and a new recording starts empty.
     client.read(0, 4096).unwrap();
     wait_until("the end of the recording", Duration::from_secs(20), || {
         !hob.ctl(&["disk", "show", "disk", "-o", "json"]).contains("\"recording\"")

@@ -1,4 +1,5 @@
-//! A daemon whose hob.toml is refused starts with the one of its last start, and says so in health. A daemon that never started does not.
+//! If hob.toml is invalid, a daemon starts with the hob.toml of its last start, and reports this in
+//! health. A daemon that was never started before does not start.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use conformance::{Daemon, MIB, Scratch};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// Texts that hob.toml ends with, and what health says of each.
+/// Invalid last lines of hob.toml, and the report in health for each.
 const MISTAKES: [(&str, &str); 4] = [
     ("[[disk]\n", "unclosed"),
     ("shard_count = 3\n", "shard_count"),
@@ -41,7 +42,7 @@ impl Stage {
         Stage { scratch, good }
     }
 
-    /// Writes hob.toml. Settings of the daemon stand before its tables.
+    /// Writes hob.toml. Settings of the daemon precede its tables.
     fn configure(&self, mistake: &str) {
         let text = if mistake.starts_with('[') {
             format!("{}{mistake}", self.good)

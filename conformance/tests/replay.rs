@@ -1,5 +1,5 @@
-//! `hob replay`: a recorded trace, sent to another disk, makes it see the same requests; what would
-//! do harm is refused; a replay that ends early reports what it did.
+//! `hob replay`: a recorded trace is sent to another disk, which receives the same requests.
+//! Dangerous replays are refused. A replay that ends early reports what it did.
 
 use std::process::Command;
 use std::time::Duration;
@@ -86,7 +86,7 @@ fn a_replayed_recording_is_recorded_the_same() {
         assert_eq!(report["lateness"].is_null(), pace == "asap", "{report}");
         let span = |trace: &Trace| trace.at_ns.last().unwrap() - trace.at_ns[0];
         let factor = if pace == "x4" { 4 } else { 1 };
-        // Requests are not sent early. The disk may see the first of them late.
+        // Requests are not sent early. The disk may receive the first of them late.
         let enough = span(&first) / factor / 2;
         assert!(pace == "asap" || span(&second) >= enough, "{pace}: {} of {}", span(&second), span(&first));
     }

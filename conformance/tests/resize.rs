@@ -1,4 +1,5 @@
-//! Disks that get larger while they are served: what NBD clients see of it, what a guest's kernel does, what is left of it after a kill.
+//! Disks that grow while they are served: the effects for NBD clients and a guest's kernel, and the
+//! state after a kill.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 
-/// How long a machine may take.
+/// Maximum time of a VM.
 const MACHINE_MAX: Duration = Duration::from_secs(240);
 
 struct Stage {
@@ -48,7 +49,7 @@ impl Stage {
         format!("nbd+unix:///vm?socket={}", self.scratch.text("nbd.sock"))
     }
 
-    /// What a new client is told that the disk has.
+    /// Returns the size that a new client receives.
     fn size(&self) -> u64 {
         drop(self.connect());
         Tool::new("nbdinfo").args(["--size", &self.uri()]).run().trim().parse().expect("a number of bytes")
@@ -68,7 +69,8 @@ impl Stage {
     }
 }
 
-/// Promises 1 and 2 over a change of size: in write-back, with a kill right after it, and one between the backing's growth and hob's.
+/// Promises 1 and 2 during a change of size: in write-back, with a kill just after it, and a kill
+/// between the growth of the backing and of the disk.
 #[test]
 fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     let stage = Stage::new(64);
@@ -99,14 +101,14 @@ fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     assert_eq!(stage.size(), 96 * MIB);
     let all = ["read -P 0x11 0 1M", "read -P 0x14 63M 2M", "read -P 0x13 95M 1M", "read -P 0 65M 30M"];
     stage.qemu_io(&all);
-    // The backing grows, and the daemon is killed before anybody tells it.
+    // The backing grows, and the daemon is killed before a command grows the disk.
     stage.truncate(128);
     daemon.kill();
     let daemon = stage.start();
     assert_eq!(stage.size(), 128 * MIB);
     stage.qemu_io(&all);
     stage.qemu_io(&["read -P 0 96M 32M", "write -P 0x15 127M 1M", "flush", "read -P 0x15 127M 1M"]);
-    // Everything reaches the backing, where it belongs.
+    // All data reaches the correct place on the backing.
     daemon.ctl(&["drain", "vm"]);
     daemon.stop();
     let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
@@ -116,7 +118,7 @@ fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     }
 }
 
-/// The end of a disk lies within a 4 KiB sector, of which flash has a copy.
+/// The end of a disk is inside a 4 KiB sector, of which flash has a copy.
 #[test]
 fn data_after_a_disks_old_end_is_read_from_the_backing() {
     let stage = Stage::new(8);
@@ -133,7 +135,7 @@ fn data_after_a_disks_old_end_is_read_from_the_backing() {
         let first = end - end % 4096;
         let near = ["read -P 0", &first.to_string(), &(end - first).to_string()].join(" ");
         stage.qemu_io(&[&near, &near]);
-        // Somebody makes it larger, and puts something there.
+        // Another program enlarges the backing and writes to the new part.
         let file = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
         file.set_len(end + 8192).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[0x77; 4096], end).unwrap();
@@ -155,7 +157,10 @@ fn what_cannot_be_is_refused_in_a_line() {
     for (args, line) in [
         (&["disk", "resize", "vm", "--size", "8M"][..], "vm cannot get smaller: it has 16M"),
         (&["disk", "resize", "none"], "there is no disk 'none'"),
-        (&["disk", "resize", "vm", "--size", "17000001"], "a disk has a multiple of 512 bytes, not 17000001"),
+        (
+            &["disk", "resize", "vm", "--size", "17000001"],
+            "the size of a disk must be a multiple of 512 bytes, not 17000001",
+        ),
     ] {
         let output = daemon.try_ctl(args);
         assert!(!output.success() && output.stderr.contains(line), "{args:?}: {}", output.all());
@@ -170,7 +175,7 @@ fn what_cannot_be_is_refused_in_a_line() {
     daemon.stop();
 }
 
-/// The kernel of a guest on vhost-user hears of it, without anybody asking.
+/// The kernel of a guest on vhost-user is notified automatically.
 #[test]
 fn a_guest_sees_its_disk_grow() {
     let scratch = Scratch::new();

@@ -1,5 +1,5 @@
-//! Both ways of doing I/O, asked for by name. `HOB_RING=threads` runs any other file of this suite
-//! the slow way; `cargo xtask test` does so for those that move data.
+//! Both I/O drivers, selected explicitly. `HOB_RING=threads` runs any other test of this suite with
+//! threads; `cargo xtask test` does this for the tests that move data.
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};

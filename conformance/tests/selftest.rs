@@ -1,6 +1,6 @@
-//! `hob selftest`: it passes, it can fail, and nobody gets its layer by accident.
+//! `hob selftest`: it succeeds, it can fail, and its fault layer is never used by accident.
 //!
-//! `HOB_KILLS` is the number of power cuts (9 unless told otherwise, one for each setup).
+//! `HOB_KILLS` is the number of power cuts (default 9, one for each setup).
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use conformance::{MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Far more than a power cut takes on any machine.
+/// Longer than a power cut takes on any machine.
 const CUT_MAX: Duration = Duration::from_secs(30);
 
 fn start(scratch: &Scratch, args: &[&str]) -> Process {
@@ -28,7 +28,7 @@ fn selftest(scratch: &Scratch, cuts: u32, args: &[&str]) -> Output {
     start(scratch, &[&["--power-cut", &count], args].concat()).finish(CUT_MAX * (cuts + 1))
 }
 
-/// Promise 1, with a device that forgets what was not flushed; promise 2, after each of its restarts.
+/// Promise 1 with a device that loses unflushed writes, and promise 2 after each restart.
 #[test]
 fn power_cuts_lose_nothing_that_was_flushed() {
     let cuts: u32 = std::env::var("HOB_KILLS").ok().map_or(9, |n| n.parse().expect("HOB_KILLS is a number"));
@@ -53,7 +53,7 @@ fn power_cuts_lose_nothing_that_was_flushed() {
     println!("{report}");
 }
 
-/// A test that cannot fail is no test: on a device that ignores flushes, hob cannot keep its promise.
+/// The test must be able to fail: on a device that ignores flushes, hob cannot keep its promise.
 #[test]
 fn a_device_that_ignores_flushes_is_found_out() {
     let scratch = Scratch::new();
@@ -92,7 +92,7 @@ fn a_daemon_whose_tester_is_killed_ends_too() {
     }
 }
 
-/// Waits until there is one.
+/// Waits until the daemon exists, and returns its process id.
 fn daemon_of(process: &Process) -> u32 {
     let start = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! A write-back cache gets smaller while its backing is away: guests notice nothing, and the change waits.
+//! A write-back cache shrinks while its backing is unavailable: guests notice nothing, and the
+//! change waits.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use serde_json::Value;
 const SIZE: u64 = 96 * MIB;
 const BLOCK: u64 = 64 << 10;
 
-/// Blocks in an order that no cache takes for a stream.
+/// Returns blocks in an order that no cache treats as sequential.
 fn scattered(blocks: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
     let count = blocks.end - blocks.start;
     assert!(!count.is_multiple_of(13) && count > 13);
@@ -23,7 +24,7 @@ fn mib(count: u64) -> u64 {
     count * MIB / BLOCK
 }
 
-/// An `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
+/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
 #[track_caller]
 fn nbdkit(scratch: &Scratch) -> Process {
     let socket = scratch.path("backing.sock");
@@ -35,7 +36,7 @@ fn nbdkit(scratch: &Scratch) -> Process {
     server
 }
 
-/// hob in front of nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
+/// hob on nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
 struct Stage {
     scratch: Scratch,
     backing: Process,
@@ -69,7 +70,7 @@ impl Stage {
         stage
     }
 
-    /// Writes blocks with a seed's noise, and flushes. Returns how long the longest request took.
+    /// Writes blocks of a seed's noise, and flushes. Returns the longest time of a request.
     #[track_caller]
     fn write(&mut self, blocks: impl Iterator<Item = u64>, seed: u64) -> Duration {
         let mut client = self.hob.connect();
@@ -102,7 +103,7 @@ impl Stage {
         serde_json::from_str(&output).expect("JSON")
     }
 
-    /// Asks for half of the cache, and leaves the command waiting.
+    /// Starts a command that halves the cache, and does not wait for its end.
     #[track_caller]
     fn begin_shrink(&self) -> Process {
         let mut command = Command::new(conformance::hob::binary());
@@ -114,7 +115,8 @@ impl Stage {
         resize
     }
 
-    /// Starts the backing again. Requests fail after 2 s, which may be sooner than hob's next attempt to connect.
+    /// Starts the backing again. Requests fail after 2 s, perhaps before hob's next attempt to
+    /// connect.
     #[track_caller]
     fn restart_backing(&mut self) {
         self.backing = nbdkit(&self.scratch);
@@ -135,7 +137,7 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
     assert_eq!(before, 16 * MIB);
     stage.backing.kill();
     let resize = stage.begin_shrink();
-    // What is dirty, in segments that leave and that stay; what is clean; and what is not in the cache.
+    // Dirty data in segments that leave and in segments that stay, clean data, and uncached data.
     let start = Instant::now();
     let mut rounds = 0;
     while start.elapsed() < Duration::from_secs(7) {
@@ -177,7 +179,7 @@ fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     stage.write(scattered(mib(20)..mib(21)), 200);
     stage.restart_backing();
     stage.check();
-    // A drain lets writes through, and says so.
+    // During a drain the disk is in write-through, and reports this.
     let text = |stage: &Stage| stage.hob.ctl(&["disk", "show", "disk"]);
     assert!(!text(&stage).contains("write-through"), "{}", text(&stage));
     stage.backing.kill();

@@ -1,7 +1,8 @@
-//! Swap of the host on a pool: with the real kernel, and pages of a real process.
+//! Swap space of the host on a pool: with the real kernel, and pages of a real process.
 //!
-//! These tests turn swap on, and so need root and loop devices. They take the highest priority, so that what they page out goes where it can be
-//! found, and areas so small that the host does not notice.
+//! These tests turn swap on, and so need root and loop devices. Their areas have the highest
+//! priority, so that the kernel uses them for the test's pages, and are too small to affect the
+//! host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,14 +14,15 @@ use conformance::scratch::{text, wait_until};
 use conformance::{Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
 use serde_json::Value;
 
-/// How long swapping may take.
+/// Maximum time of swapping.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the process pages out.
+/// Memory that the process swaps out, MiB.
 const PAGED_MIB: u64 = 32;
 
-/// Fills memory with a pattern, asks the kernel to page it out (madvise, MADV_PAGEOUT) until most of it is, and says so in the file `out`. Then, when a
-/// file `first` or `all` appears, compares half of it, or all, and says `first-good` or `all-good`.
+/// Fills memory with a pattern, asks the kernel to swap it out (madvise, MADV_PAGEOUT) until most
+/// of it is swapped out, and then creates the file `out`. When a file `first` or `all` appears,
+/// compares half of the memory, or all of it, and creates `first-good` or `all-good`.
 const PAGER: &str = r#"
 use strict; my ($dir, $mib, $madvise) = @ARGV; my $len = $mib << 20;
 sub say_ { open(my $f, '>', "$dir/$_[0]") or die; close $f }
@@ -74,7 +76,7 @@ impl Stage {
         self.disk.path().join("flash")
     }
 
-    /// A daemon with a pool of `mib` MiB.
+    /// Starts a daemon with a pool of `mib` MiB.
     #[track_caller]
     fn with_pool(&self, mib: u64) -> Daemon {
         let daemon = self.start();
@@ -85,7 +87,7 @@ impl Stage {
     }
 }
 
-/// Ends all swap to files below a directory, however the test ends.
+/// Ends all swapping to files below a directory, even if the test fails.
 struct Off(PathBuf);
 
 impl Drop for Off {
@@ -97,7 +99,7 @@ impl Drop for Off {
     }
 }
 
-/// Loop devices over files below a directory.
+/// Returns the loop devices over files below a directory.
 fn loops_below(dir: &Path) -> Vec<String> {
     let device = |entry: fs::DirEntry| {
         let backing = fs::read_to_string(entry.path().join("loop/backing_file")).ok()?;
@@ -113,7 +115,7 @@ fn of_loop(device: &str, what: &str) -> u64 {
     fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }
 
-/// Does the kernel swap to it?
+/// Returns true if the kernel swaps to a device.
 fn is_on(device: &str) -> bool {
     let table = fs::read_to_string("/proc/swaps").unwrap();
     table.lines().any(|line| line.split_whitespace().next() == Some(device))
@@ -168,16 +170,16 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     let used = areas(&daemon)[0]["used"].as_u64().unwrap();
     assert!(used >= PAGED_MIB * MIB / 2, "{used} bytes are swapped out");
     refused(&daemon, &["swap", "remove", "swap0"], "hob swap off swap0");
-    refused(&daemon, &["pool", "remove", "fast"], "has swap of the host: swap0");
+    refused(&daemon, &["pool", "remove", "fast"], "has a swap area of the host: swap0");
     let file = text(&stage.pool_file());
-    refused(&daemon, &["pool", "remove-device", "fast", &file], "has swap of the host: swap0");
+    refused(&daemon, &["pool", "remove-device", "fast", &file], "has a swap area of the host: swap0");
 
     daemon.kill();
     assert!(is_on(&device), "swap needs no daemon");
     fs::write(dir.join("first"), "").unwrap();
     wait_for(&mut pager, dir, "first-good");
 
-    // Another daemon, without what the first one knew, leaves the file alone.
+    // Another daemon without the first daemon's state leaves the file unchanged.
     fs::rename(dir.join("state"), dir.join("state.away")).unwrap();
     let other = stage.start();
     refused(&other, &["pool", "create", "other", &file, "--force"], "lies under /dev/loop");
@@ -197,7 +199,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     assert!(left.contains("SWAP OF THE HOST") && left.contains("35 MiB"), "{left}");
 
     daemon.ctl(&["swap", "off", "swap0"]);
-    // Its number may be another test's by now.
+    // Another test may use its number now.
     wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
     fs::write(dir.join("all"), "").unwrap();
     wait_for(&mut pager, dir, "all-good");
@@ -209,7 +211,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     drop(daemon.stop());
 }
 
-/// As after a restart of the host: what was on is turned on again, and what was off is not.
+/// As after a restart of the host: areas that were on are turned on again, and others are not.
 #[test]
 fn active_swap_areas_are_turned_on_at_the_start() {
     let stage = Stage::new();
@@ -219,7 +221,7 @@ fn active_swap_areas_are_turned_on_at_the_start() {
     drop(daemon.stop());
     let before = loops_below(stage.disk.path());
     assert!(before.len() == 1 && is_on(&before[0]), "the end of the daemon is not the end of swap");
-    // As the host does when it ends.
+    // As the host does at shutdown.
     Tool::new("swapoff").arg(&before[0]).limit(PATIENCE).run();
     wait_until("the loop device goes", PATIENCE, || loops_below(stage.disk.path()).is_empty());
 
@@ -235,7 +237,7 @@ fn active_swap_areas_are_turned_on_at_the_start() {
     drop(daemon.stop());
 }
 
-/// What would be unsafe, with the real filesystems.
+/// Unsafe areas on real filesystems.
 #[test]
 fn unsafe_swap_devices_are_refused() {
     let stage = Stage::new();
@@ -245,10 +247,11 @@ fn unsafe_swap_devices_are_refused() {
     let memory = tempfile::tempdir_in("/dev/shm").expect("a directory in memory");
     let file = text(&memory.path().join("flash"));
     daemon.ctl(&["pool", "create", "memory", &file, "--size", "16M", "--segment-size", "1M"]);
-    refused(&daemon, &["swap", "create", "--size", "1M", "--pool", "memory"], "lies in memory");
+    refused(&daemon, &["swap", "create", "--size", "1M", "--pool", "memory"], "is in memory");
     refused(&daemon, &["swap", "create", "--size", "1M"], "choose one with --pool");
 
-    // A disk that a hob serves as a file, and a loop device over it: swapping there would wait for a program.
+    // A disk that hob serves as a file, and a loop device over it: swapping to it would wait for a
+    // program.
     let (scratch, served) = (Scratch::new(), Scratch::new());
     conformance::data::empty_file(&scratch.path("disk.img"), 32 * MIB);
     let unmount = Unmount::at(&served.path("vm.img"));
@@ -267,7 +270,7 @@ fn unsafe_swap_devices_are_refused() {
     drop(hob.stop());
     drop(unmount);
 
-    // What hob serve makes is forgotten when it ends.
+    // Swap areas of `hob serve` are forgotten when it ends.
     let serve =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "8M", "4K").start(&scratch);
     let said = serve.try_ctl(&["swap", "create", "--size", "1M"]);
@@ -276,7 +279,7 @@ fn unsafe_swap_devices_are_refused() {
     drop(daemon.stop());
 }
 
-/// A file that was copied with shared blocks, or has got holes, is seen to before the kernel swaps to it.
+/// If a file shares blocks with a copy, or has holes, hob repairs it before the kernel swaps to it.
 #[test]
 fn an_area_that_has_got_holes_is_not_swapped_to() {
     let stage = Stage::new();

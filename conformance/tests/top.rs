@@ -1,4 +1,4 @@
-//! `hob top` and `hob health`: tables for scripts, and a terminal that is given back as it was.
+//! `hob top` and `hob health`: tables for scripts, and a terminal that is restored at the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -45,24 +45,24 @@ fn top_shows_the_current_activity_in_one_table() {
     assert_eq!((disk["disk"].as_str(), disk["state"].as_str()), (Some("disk"), Some("write-through")));
     let (iops, bytes) = (disk["iops"].as_f64().unwrap(), disk["read_bytes"].as_f64().unwrap());
     assert!(iops > 10.0, "{disk}");
-    // Both are of the same requests.
+    // Both values come from the same requests.
     assert!((bytes / iops - 4096.0).abs() < 1.0, "{disk}");
     let (mean, p99) = (disk["latency_mean_ns"].as_u64().unwrap(), disk["latency_p99_ns"].as_u64().unwrap());
     assert!(mean > 0 && p99 > 0 && mean < 60_000_000_000, "{disk}");
     let lines: Vec<&str> = table.lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("DISK") && lines[1].starts_with("disk"), "{table}");
-    // Nobody does anything any more.
+    // There is no load any more.
     let idle: Value =
         serde_json::from_str(&hob.ctl(&["top", "-b", "-o", "json", "--interval", "0.2"])).unwrap();
     assert_eq!((idle[0]["iops"].as_f64(), &idle[0]["latency_p99_ns"]), (Some(0.0), &Value::Null));
     hob.stop();
 }
 
-/// Runs `hob top` on a terminal of its own, which gets these keys; `before` stands before the command.
+/// Runs `hob top` on its own terminal with these keys; `before` precedes the command.
 fn on_a_terminal(hob: &Hob, before: &str, keys: &str) -> Output {
     let top = format!("{before} {} top --interval 0.1 --control {}", binary().display(), hob.control());
     let command = format!("stty cols 120 rows 24; {top}");
-    // The keys come when the screen has been drawn some times.
+    // The keys are sent after the screen was drawn some times.
     let typed = format!("(sleep 1; printf '{keys}'; sleep 1) | script -qec \"$COMMAND\" /dev/null");
     Tool::new("sh").args(["-c", &typed]).env("COMMAND", command).env("TERM", "xterm-256color").output()
 }
@@ -82,7 +82,7 @@ fn the_terminal_is_given_back_however_it_ends() {
         let (enter, leave) = ("\x1b[?1049h", "\x1b[?1049l");
         let (begun, ended) = (screen.find(enter), screen.rfind(leave));
         assert!(begun.is_some() && ended > begun, "{what}: {screen:?}");
-        assert!(screen.contains("everything is in order"), "{what}: {screen:?}");
+        assert!(screen.contains("no problems"), "{what}: {screen:?}");
         let cursor = (screen.rfind("\x1b[?25h"), screen.rfind("\x1b[?25l"));
         assert!(cursor.0 > cursor.1, "{what} leaves no cursor: {screen:?}");
     }
@@ -96,7 +96,7 @@ fn without_a_terminal_or_a_daemon_it_says_so() {
     let refused = hob.try_ctl(&["top"]);
     assert!(!refused.success() && refused.stderr.contains("--once"), "{}", refused.all());
     let health = hob.try_ctl(&["health"]);
-    assert!(health.success() && health.stdout == "everything is in order\n", "{}", health.all());
+    assert!(health.success() && health.stdout == "no problems\n", "{}", health.all());
     hob.stop();
     let nobody = format!("unix:{}", scratch.text("nobody.sock"));
     let refused = conformance::hob::command(&["top", "--once", "--control", &nobody]);

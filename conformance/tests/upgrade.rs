@@ -1,7 +1,7 @@
-//! A daemon that becomes another program under load: nobody notices more than a pause. The other program is the same one here, or one that
-//! cannot start.
+//! A daemon is upgraded to another program under load: clients notice at most a pause. The other
+//! program is the same program here, or one that cannot start.
 //!
-//! These tests mount, and so need root and /dev/fuse.
+//! These tests mount filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -22,15 +22,15 @@ use rustix::process::Signal;
 
 const SIZE: u64 = 96 * MIB;
 
-/// How long an upgrade may take here, where everything is slow.
+/// Maximum time of an upgrade on a slow machine.
 const UPGRADE_MAX: Duration = Duration::from_secs(30);
 
 const ERROR_INVALID: u32 = 22;
 
-/// A daemon whose program can be replaced, with a disk `vm` that is the file `vm.img` too.
+/// A daemon whose program can be replaced, with a disk `vm` that is also the file `vm.img`.
 struct Stage {
     daemon: Daemon,
-    // Dropped after the daemon, and before the directory.
+    // Dropped after the daemon and before the directory.
     _unmount: Unmount,
     scratch: Scratch,
 }
@@ -57,7 +57,7 @@ impl Stage {
         install(&binary(), &scratch.path("hob"));
         let daemon =
             Daemon::start_program(&scratch.path("hob"), &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-        // It answers when its disks are there.
+        // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
         Stage { daemon, _unmount: unmount, scratch }
     }
@@ -78,13 +78,13 @@ impl Stage {
         self.log().matches(what).count()
     }
 
-    /// Asks for an upgrade and waits until the daemon is ready again.
+    /// Requests an upgrade and waits until the daemon is ready again.
     #[track_caller]
     fn upgrade(&mut self) {
         upgrade(&mut self.daemon.process);
     }
 
-    /// Asks for one that must be refused; returns why it was.
+    /// Requests an upgrade that must be refused; returns the reason.
     #[track_caller]
     fn refused(&mut self) -> String {
         let before = self.count("not upgraded");
@@ -111,7 +111,7 @@ fn upgrade(process: &mut Process) {
     });
 }
 
-/// As a package does: beside it, then in its place.
+/// Like a package: copies the program beside the old program and renames it.
 fn install(from: &Path, to: &Path) {
     let new = to.with_extension("new");
     fs::copy(from, &new).unwrap();
@@ -134,7 +134,8 @@ fn ended_well(mut fio: Process) {
     assert!(output.success(), "{:?}: {}", output.status, output.all());
 }
 
-/// Three upgrades under fio over NBD, whose client does not connect again, and a file system on a loop device on the disk's file.
+/// Runs three upgrades with fio over NBD, whose client does not reconnect, and with a filesystem on
+/// a loop device over the disk's file.
 fn nothing_is_noticed(settings: &str) {
     let mut stage = Stage::new(settings, "");
     let uri = stage.address().uri("vm");
@@ -154,7 +155,7 @@ fn nothing_is_noticed(settings: &str) {
     ended_well(direct);
     assert_eq!(stage.daemon.process.pid(), before);
     assert!(!stage.log().contains("connect again"), "{}", stage.log());
-    // Both ways show the same, and so does the backing in the end.
+    // Both front ends and the backing have the same content at the end.
     let mut client = stage.connect();
     let seen: Vec<u8> = (0..SIZE / MIB).flat_map(|at| client.read(at * MIB, MIB as u32).unwrap()).collect();
     assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
@@ -181,7 +182,7 @@ fn clients_under_load_see_no_error_in_an_upgrade_with_a_volatile_cache() {
     nothing_is_noticed("ram = \"8M\"");
 }
 
-/// A file system that is in use stays so, and what is opened keeps being what it was.
+/// A mounted filesystem stays usable, and open files remain valid.
 #[test]
 fn a_file_system_on_a_loop_device_stays_mounted() {
     let mut stage = Stage::new("persistent = true", "");
@@ -242,7 +243,8 @@ fn a_guest_reconnects_by_itself() {
     hob.stop();
 }
 
-/// A client in the middle of a request when the upgrade comes: it is given time for the rest, and the one that does not use it goes alone.
+/// A client has sent a part of a request at the time of the upgrade. The daemon waits for the rest
+/// for a limited time, and then disconnects only this client.
 #[test]
 fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     let mut stage = Stage::new("persistent = true", "");
@@ -250,7 +252,7 @@ fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     let head = request(0, 1, 5, 4096, 8192);
     quick.raw().write_all(&[&head[..], &[1; 4000]].concat()).unwrap();
     stuck.raw().write_all(&[&head[..], &[2; 100]].concat()).unwrap();
-    // Part of a header is kept for the next program.
+    // A part of a header is passed to the next program.
     let read = request(0, 0, 6, 0, 512);
     idle.raw().write_all(&read[..11]).unwrap();
     std::thread::sleep(Duration::from_millis(200));
@@ -273,12 +275,13 @@ fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     );
     let mut end = [0];
     assert_eq!(stuck.raw().read(&mut end).unwrap_or(0), 0, "the stuck one is gone");
-    // What was agreed still is.
+    // The negotiated options are still valid.
     assert_eq!(quick.call(0, 0, SIZE, 512, &[]).unwrap(), ERROR_INVALID);
     stage.daemon.stop();
 }
 
-/// Whatever comes in while one program ends and the next one starts waits for it.
+/// Connections that arrive between the end of one program and the start of the next wait for the
+/// next program.
 #[test]
 fn no_client_is_refused_during_an_upgrade() {
     let mut stage = Stage::new("persistent = true", "");
@@ -312,7 +315,7 @@ fn no_client_is_refused_during_an_upgrade() {
     stage.daemon.stop();
 }
 
-/// Nothing is left open that is not wanted, and no child is left behind.
+/// No unwanted descriptor stays open, and no child process remains.
 #[test]
 fn descriptors_and_children_do_not_pile_up() {
     let mut stage = Stage::new("persistent = true", "");
@@ -321,7 +324,7 @@ fn descriptors_and_children_do_not_pile_up() {
     let clients = [stage.connect(), stage.connect()];
     stage.upgrade();
     let count = |stage: &Stage| {
-        // What opens and closes now and then.
+        // Descriptors that are opened and closed from time to time.
         let mut least = usize::MAX;
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
@@ -334,13 +337,14 @@ fn descriptors_and_children_do_not_pile_up() {
         stage.upgrade();
     }
     wait_until("the qcow2 disk", UPGRADE_MAX, || Client::connect(&stage.address(), "q").is_ok());
-    // The qemu-nbd of the process before may still be closing its image.
+    // The qemu-nbd of the previous program may still be closing its image.
     wait_until("as few descriptors and children as before", UPGRADE_MAX, || count(&stage) == before);
     drop(clients);
     stage.daemon.stop();
 }
 
-/// A program that cannot start, cannot take over, or does not answer is refused, and nobody notices that it was tried.
+/// A program that cannot start, cannot take over or does not answer is refused, and clients do not
+/// notice the attempt.
 #[test]
 fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
     let mut stage = Stage::new("persistent = true", "");
@@ -379,7 +383,7 @@ fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
 }
 
 impl Stage {
-    /// After refusals.
+    /// Upgrades after refusals.
     #[track_caller]
     fn upgrade_at_last(&mut self) {
         self.daemon.process.signal(Signal::HUP);
@@ -388,7 +392,8 @@ impl Stage {
     }
 }
 
-/// Requests that a dead backing leaves unanswered are not lost to an upgrade: it is given up.
+/// If an unavailable backing leaves requests unanswered, the upgrade is cancelled, so the requests
+/// are kept.
 #[test]
 fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
     let mut stage = Stage::new("persistent = true", "");
@@ -419,7 +424,7 @@ fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
     stage.daemon.stop();
 }
 
-/// What the program before is said to have left cannot be understood: one line, and a usual start.
+/// If the previous program's record is invalid, the daemon logs one line and starts normally.
 #[test]
 fn an_invalid_upgrade_record_is_ignored() {
     let scratch = Scratch::new();
@@ -436,12 +441,13 @@ fn an_invalid_upgrade_record_is_ignored() {
     wait_until("the socket", UPGRADE_MAX, || PathBuf::from(&nbd).exists());
     Client::connect(&Address::Unix(nbd.clone().into()), "disk").unwrap().read(0, 4096).unwrap();
     let log = process.stderr();
-    assert_eq!(log.matches("cannot be taken over").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot take over the state").count(), 1, "{log}");
     process.signal(Signal::TERM);
     assert!(process.finish(UPGRADE_MAX).success());
 }
 
-/// Inside TLS nothing can be kept: such clients are told of the end, and come again, to a door that was never shut.
+/// TLS connections cannot be handed over: such clients are notified of the end and reconnect, to a
+/// socket that stays open.
 #[test]
 fn tls_clients_reconnect_after_an_upgrade() {
     let scratch = Scratch::new();
@@ -458,7 +464,7 @@ fn tls_clients_reconnect_after_an_upgrade() {
     for _ in 0..2 {
         let mut reader = Tool::new("nbdcopy").args(["--requests=1", "--queue-size=1", &uri, "null:"]).start();
         upgrade(&mut hob.process);
-        // It may have been quicker; if not it has an error, and does not hang.
+        // The client may have finished before; otherwise it gets an error and does not hang.
         assert!(reader.wait(UPGRADE_MAX).is_some(), "a client inside TLS hangs");
         let size = Tool::new("nbdinfo").args(["--size", &uri]).run();
         assert_eq!(size.trim(), (16 * MIB).to_string());
@@ -466,7 +472,7 @@ fn tls_clients_reconnect_after_an_upgrade() {
     hob.stop();
 }
 
-/// The end is asked for in the middle of it, and is an orderly one.
+/// A stop is requested during an upgrade, and ends the daemon cleanly.
 #[test]
 fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
     for pause in [0, 20, 40, 60, 100, 200] {
@@ -481,7 +487,7 @@ fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
     }
 }
 
-/// The configuration is read anew: what is listened on is what it says now.
+/// The configuration is read again, and decides the listening sockets.
 #[test]
 fn an_upgrade_follows_the_configuration() {
     let mut stage = Stage::new("persistent = true", "");

@@ -1,4 +1,5 @@
-//! A whole machine whose disk comes through vhost-user-blk: real drivers, real queues, a daemon that dies under them.
+//! A whole VM whose disk is served through vhost-user-blk: real drivers, real queues, and a daemon
+//! that is killed.
 
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use conformance::{MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 192 * MIB;
 
-/// Of a disk that is booted from: fio comes with 80 MiB of libraries.
+/// Size of a boot disk, bytes: fio comes with 80 MiB of libraries.
 const ROOT_SIZE: u64 = 256 * MIB;
 
-/// How long a machine may take.
+/// Maximum time of a VM.
 const MACHINE_MAX: Duration = Duration::from_secs(240);
 
 fn serve(scratch: &Scratch) -> Serve {
@@ -34,7 +35,7 @@ fn content(console: &str) {
     }
 }
 
-/// Waits for the guest's word that a round has ended.
+/// Waits for the guest's message that a round has ended.
 #[track_caller]
 fn reached(machine: &Process, round: u32) {
     let line = format!("GUEST-ROUND {round}");
@@ -44,7 +45,7 @@ fn reached(machine: &Process, round: u32) {
     wait_until(&line, MACHINE_MAX, || said(&line));
 }
 
-/// Promise 2, as a guest sees it.
+/// Promise 2 for a guest.
 #[test]
 fn a_guest_keeps_its_files_on_a_disk_in_its_own_memory() {
     let scratch = Scratch::new();
@@ -55,7 +56,8 @@ fn a_guest_keeps_its_files_on_a_disk_in_its_own_memory() {
     assert!(!scratch.path("vm.sock").exists(), "the socket outlived the server");
 }
 
-/// Killed in the middle of requests, and started again: the guest waits, and hears of nothing. The second end is an orderly one.
+/// The daemon is killed while requests are in flight, and restarted: the guest waits and sees no
+/// error. The second time, the daemon stops normally.
 #[test]
 fn a_guest_sees_no_error_when_the_daemon_is_killed_and_started_again() {
     let scratch = Scratch::new();
@@ -86,8 +88,8 @@ fn a_guest_sees_no_error_when_the_daemon_is_killed_and_started_again() {
     }
 }
 
-/// A machine whose root file system is the disk runs fio, which verifies, while the daemon is killed twice: once by surprise, and once while it was just begun
-/// again. The file system has no flaw afterwards.
+/// A VM boots from the disk and runs fio, which verifies, while the daemon is killed twice: once
+/// under load, and once just after its restart. The filesystem has no errors at the end.
 #[test]
 fn a_guest_boots_from_the_disk_and_fio_verifies_while_the_daemon_is_killed() {
     let scratch = Scratch::new();
@@ -99,7 +101,7 @@ fn a_guest_boots_from_the_disk_and_fio_verifies_while_the_daemon_is_killed() {
     let mut machine = start_root(&scratch, &scratch.text("vm.sock"));
     for round in [0, 2] {
         reached(&machine, round);
-        // In the middle of the next one.
+        // During the next round.
         std::thread::sleep(Duration::from_secs(2));
         hob.kill();
         std::thread::sleep(Duration::from_secs(1));
@@ -112,8 +114,9 @@ fn a_guest_boots_from_the_disk_and_fio_verifies_while_the_daemon_is_killed() {
     Tool::new("e2fsck").args(["-f", "-n", &scratch.text("disk.img")]).run();
 }
 
-/// A machine goes from one daemon to another while its guest writes and verifies. QEMU does that only where changes to guest memory are
-/// logged; that each change is, the tests of the log itself show, for the guest of this one might not notice.
+/// A VM moves from one daemon to another while its guest writes and verifies. QEMU does this only
+/// if changes to guest memory are logged. The tests of the log check that each change is logged,
+/// because this guest might not notice a missing one.
 #[test]
 fn a_guest_migrates_live_from_one_daemon_to_another() {
     let (here, there) = (Scratch::new(), Scratch::new());

@@ -1,4 +1,5 @@
-//! vhost-user-blk: hits are read straight into the guest's memory, and what the guest does to it meanwhile harms nobody.
+//! vhost-user-blk: hits are read directly into the guest's memory, and the guest's changes to this
+//! memory during the read harm no other client.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ fn serve(scratch: &Scratch) -> Hob {
         .start(scratch)
 }
 
-/// Reads the whole disk, and says whether all of it was right.
+/// Reads the whole disk, and returns true if all data is correct.
 fn is_right(driver: &mut Driver, scratch: &Scratch) -> bool {
     let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
     let len = DATA_BYTES as usize;
@@ -29,7 +30,7 @@ fn is_right(driver: &mut Driver, scratch: &Scratch) -> bool {
     })
 }
 
-/// Until all of it is in flash.
+/// Reads until flash has the whole disk.
 fn warm(driver: &mut Driver, hob: &Hob, scratch: &Scratch) {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -100,7 +101,8 @@ fn a_guest_that_unmaps_its_read_buffer_affects_no_other_guest() {
     let errors = |hob: &Hob| ["checksum_mismatches", "flash_errors"].map(|name| hob.stats().number(name));
     let before = errors(&hob);
     for round in 0..20 {
-        // What cannot be sealed can be cut off. We do not look at it ourselves after that.
+        // Memory that cannot be sealed can be truncated. The test does not access the memory after
+        // that.
         let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Impossible).expect("an answer");
         let mut driver = driver.start().expect("the queue starts");
         for slot in 0..SLOTS {
@@ -117,7 +119,7 @@ fn a_guest_that_unmaps_its_read_buffer_affects_no_other_guest() {
     hob.stop();
 }
 
-/// As libblkio shares its memory: regions of any size, each in a message of its own, more than eight of them.
+/// As libblkio shares its memory: more than eight regions of any size, each in its own message.
 #[test]
 fn memory_is_added_and_removed_region_by_region() {
     let scratch = Scratch::new();
@@ -137,7 +139,7 @@ fn memory_is_added_and_removed_region_by_region() {
         driver.remove_slot(region).expect("the server forgets a region");
         assert!(is_right(&mut driver, &scratch));
     }
-    // One that is not there ends the connection.
+    // An unknown region ends the connection.
     let _ = driver.remove_slot(&regions[0]);
     let deadline = Instant::now() + Duration::from_secs(10);
     while !driver.hung_up().expect("an answer") {

@@ -1,4 +1,4 @@
-//! vhost-user-blk without a guest: drivers and machines that mean ill, and ones that lose their server.
+//! vhost-user-blk without a guest: malicious drivers and VMMs, and drivers that lose their server.
 
 use std::fs::File;
 use std::io::Write;
@@ -33,7 +33,7 @@ fn connect(scratch: &Scratch) -> Driver {
     Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine")
 }
 
-/// The server lives, and serves everybody else.
+/// Checks that the server runs, and serves all other clients.
 #[track_caller]
 fn is_unharmed(hob: &mut Hob, scratch: &Scratch, what: &str) {
     assert!(hob.process.poll().is_none(), "{what}: hob ended: {}", hob.process.stderr());
@@ -63,10 +63,10 @@ fn data_written_through_one_front_end_is_read_through_the_other() {
     hob.stop();
 }
 
-/// What it is, and how it is done.
+/// Description, and the function that runs the case.
 type Case = (&'static str, fn(&mut Driver));
 
-/// Each breaks its queue or is refused; the disk, other machines and the server go on.
+/// Each case breaks its queue or is refused. The disk, other VMs and the server continue.
 #[test]
 fn malformed_chains_and_rings_affect_no_other_client() {
     let scratch = Scratch::new();
@@ -119,7 +119,7 @@ fn malformed_chains_and_rings_affect_no_other_client() {
     hob.stop();
 }
 
-/// Chains without end, each of which is answered at once.
+/// Endless chains, each of which is answered at once.
 #[test]
 fn a_driver_with_endless_chains_stops_no_other_client() {
     let scratch = Scratch::new();
@@ -149,7 +149,8 @@ fn a_driver_with_endless_chains_stops_no_other_client() {
     hob.stop();
 }
 
-/// Its driver has told of the chain, and does not do so again when there is room.
+/// The driver has notified the server of the chain, and does not notify it again when there is
+/// space.
 #[test]
 fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
     let scratch = Scratch::new();
@@ -158,12 +159,13 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
         Serve::disk(&scratch.text("disk.img")).arg("--vhost-user", &scratch.text("vm.sock")).start(&scratch);
     let mut driver = connect(&scratch);
     assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
-    // Two clients take most of the disk's share, 40 MiB, and keep it; large requests must leave some of it: the machine's waits.
+    // Two clients take most of the disk's share, 40 MiB, and keep it. Some of the share must remain
+    // after large requests, so the VM's request waits.
     let mut clients = [(hob.connect(), 32 * MIB as u32), (hob.connect(), 5 * MIB as u32)];
     for (client, len) in &mut clients {
         client.raw().write_all(&request(0, CMD_WRITE, 1, 0, *len)).expect("a header is taken");
     }
-    // Both are looked at before what comes after them.
+    // Both requests are processed before later ones.
     let mut witness = hob.connect();
     witness.read(0, 4096).expect("small ones are served");
     driver.submit(0, Kind::Write, 36 * MIB, 2 * MIB as u32);
@@ -177,7 +179,8 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
     hob.stop();
 }
 
-/// Whoever begins to tell a driver tells it of what was answered before: its old way may have been a dead end.
+/// When the server can notify a driver again, it also notifies the driver of earlier replies,
+/// because the previous notification may have been lost.
 #[test]
 fn a_driver_is_notified_of_replies_during_its_disconnection() {
     let scratch = Scratch::new();
@@ -193,7 +196,7 @@ fn a_driver_is_notified_of_replies_during_its_disconnection() {
     assert!(!driver.is_told(Duration::ZERO), "that was told to somebody else");
     driver.be_told_by(None).expect("the server agrees");
     assert!(driver.is_told(PATIENCE), "nobody told of what was answered meanwhile");
-    // The same if the server ends after the answer and before it has told of it.
+    // The same if the server ends after the reply and before the notification.
     hob.kill();
     hob = serve.start(&scratch);
     driver.reconnect(&scratch.path("vm.sock")).expect("the server takes it again");
@@ -233,7 +236,8 @@ fn memory_cannot_be_taken_away_from_under_the_server() {
     assert!(cut.is_err(), "the memory's file was cut off");
     assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
     drop(driver);
-    // What cannot be sealed can be cut off. We do not look at it ourselves after that.
+    // Memory that cannot be sealed can be truncated. The test does not access the memory after
+    // that.
     let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Impossible).expect("an answer");
     let mut driver = driver.start().expect("the queue starts");
     assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
@@ -265,7 +269,8 @@ fn connect_and_read(path: &std::path::Path) -> Option<u8> {
     Driver::connect(path).expect("the server takes a machine").run(Kind::Read, 0, 4096)
 }
 
-/// Killed again and again with all slots in flight: each request is answered once, and what was written is there.
+/// The server is killed repeatedly with requests in all slots: each request is answered once, and
+/// written data is on the disk.
 #[test]
 fn requests_in_flight_survive_the_end_of_the_server() {
     let scratch = Scratch::new();
@@ -283,14 +288,14 @@ fn requests_in_flight_survive_the_end_of_the_server() {
                 expected[at as usize..at as usize + data.len()].copy_from_slice(&data);
             }
             driver.set_data(slot, &data);
-            // Reads of what nobody writes end before the writes that were begun earlier.
+            // Reads of unchanged data end before writes that began earlier.
             match slot % 2 {
                 0 => driver.submit(slot, Kind::Write, at, DATA_BYTES as u32),
                 _ => driver.submit(slot, Kind::Read, SIZE - 4096, 4096),
             }
         }
         driver.kick();
-        // Some have ended by then.
+        // Some requests have ended by then.
         std::thread::sleep(Duration::from_micros(150 * round));
         match round % 2 {
             0 => hob.kill(),
@@ -314,7 +319,7 @@ fn requests_in_flight_survive_the_end_of_the_server() {
     assert!(disk == expected, "the backing holds something else");
 }
 
-/// Memory for what is in flight for which the system has no page: huge pages that nobody has set aside.
+/// In-flight memory for which the system has no page: huge pages without a reservation.
 #[test]
 fn missing_in_flight_memory_affects_no_other_client() {
     use rustix::fs::{MemfdFlags, SealFlags};
@@ -330,7 +335,7 @@ fn missing_in_flight_memory_affects_no_other_client() {
     let mut driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
     let (inflight, _) = driver.inflight.take().expect("the server has such memory");
     driver.inflight = Some((VhostUserInflight { mmap_size: 2 * MIB, ..inflight }, file));
-    // Whether the queue is served is the server's choice.
+    // The server may serve the queue or not.
     let _ = driver.start().map(|mut driver| driver.run(Kind::Flush, 0, 0));
     is_unharmed(&mut hob, &scratch, "memory that is not there");
     hob.stop();
@@ -342,7 +347,7 @@ fn features_that_were_not_offered_are_refused() {
     let mut hob = serve(&scratch).start(&scratch);
     let mut driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
     use vhost::VhostBackend;
-    // Packed rings, and whatever else there may be.
+    // Packed rings and all other features.
     let _ = driver.frontend().set_features(u64::MAX);
     assert!(driver.frontend().get_queue_num().is_err(), "the connection goes on");
     drop(driver);

@@ -1,5 +1,5 @@
-//! A daemon with a large persistent cache is killed and comes back: its disk is read and written before the cache is there, and
-//! is served from flash when it is.
+//! A daemon with a large persistent cache is killed and restarted: its disk is read and written
+//! before the cache is recovered, and is then served from flash.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -10,18 +10,18 @@ use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
-/// Of it, the disk's first part is read.
+/// Size of the first part of the disk, which is read, bytes.
 const SIZE: u64 = 8 * MIB;
 const DISK: u64 = 1024 * MIB;
 const REQUEST: u64 = 65536;
 const COUNT: u64 = SIZE / REQUEST;
 
-/// A restart may be faster than we are; so many are tried.
+/// A restart may be faster than the test, so the test tries several times.
 const TRIES: usize = 8;
 
 struct Stage {
     scratch: Scratch,
-    /// What the disk's first part holds.
+    /// Content of the first part of the disk.
     content: Vec<u8>,
 }
 
@@ -51,13 +51,13 @@ impl Stage {
         Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
     }
 
-    /// Killed with SIGKILL, and back.
+    /// Kills the daemon with SIGKILL, and starts it again.
     fn kill(&self, mut daemon: Daemon) -> Daemon {
         daemon.process.kill();
         self.start()
     }
 
-    /// As soon as there is somebody to connect to.
+    /// Connects as soon as the socket answers.
     fn connect(&self) -> Client {
         let address = Address::Unix(self.scratch.path("nbd.sock"));
         let mut client = None;
@@ -68,7 +68,7 @@ impl Stage {
         client.unwrap()
     }
 
-    /// Reads what was written, and is right; returns the hits.
+    /// Reads the written data and checks it; returns the number of hits.
     #[track_caller]
     fn pass(&self, daemon: &Daemon, client: &mut Client) -> u64 {
         let before = daemon.stats("vm").hits();
@@ -79,14 +79,14 @@ impl Stage {
         daemon.stats("vm").hits() - before
     }
 
-    /// Reads until all of it is in the cache and a crash would find it there.
+    /// Reads until the cache has all data, and would have it after a crash.
     #[track_caller]
     fn warm(&self, daemon: &Daemon) {
         let mut client = self.connect();
         wait_until("a pass that consists of hits", Duration::from_secs(30), || {
             self.pass(daemon, &mut client) == COUNT
         });
-        // A page of the journal counts when a later one says that it is durable.
+        // A page of the journal is valid when a later page records that it is durable.
         for at in [SIZE, 2 * SIZE] {
             std::thread::sleep(Duration::from_millis(1500));
             client.read(at, REQUEST as u32).unwrap();
@@ -125,7 +125,7 @@ fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwa
         let early = daemon.stats("vm").reason("bypass", "cache-recovering") == 1;
         assert_same(&data, &stage.content[..REQUEST as usize], 0, "the disk");
         Stage::wait_for_cache(&daemon);
-        // Without evidence that the backing is unchanged it is compared first.
+        // Without evidence that the backing is unchanged, hob first compares the cached data.
         Stage::wait_for_verification(&daemon);
         assert_eq!(stage.pass(&daemon, &mut client), COUNT, "it is warm: {}", daemon.stats("vm").text());
         if early {
@@ -135,7 +135,8 @@ fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwa
     daemon.stop();
 }
 
-/// What was written before the cache was there is what is read, from the cache and after another crash.
+/// Data that was written before the cache was recovered is what later reads return, from the cache
+/// and after another crash.
 #[test]
 fn data_written_before_the_cache_is_recovered_is_never_stale() {
     let (mut stage, mut daemon) = Stage::new(&["--persistent"]);
@@ -155,7 +156,7 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
             0 => daemon = stage.kill(daemon),
             1 => Stage::wait_for_cache(&daemon),
             _ => {
-                // It ends as it should, in the middle of it too.
+                // The daemon stops normally, also during the recovery.
                 daemon.stop();
                 daemon = stage.start();
             }
@@ -175,7 +176,7 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
     assert_same(&image, &stage.content, 0, "the backing");
 }
 
-/// Dirty data is on flash only: whoever reads it waits, and gets it.
+/// Only flash has the dirty data: a reader waits for the recovery and receives the dirty data.
 #[test]
 fn dirty_data_is_read_from_the_first_read_after_a_restart() {
     let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60", "--dirty-stop", "50"];

@@ -1,7 +1,8 @@
-//! Write-back for users: what was flushed survives kill -9 and a clean end, modes change under a guest, drains bring the
-//! backing up to date, and a backing that was changed behind hob's back is not written over.
+//! Write-back for users: flushed data survives kill -9 and a normal stop, modes change under a
+//! guest, drains make the backing current, and a backing that was changed without hob is not
+//! overwritten.
 //!
-//! `HOB_KILLS` is the number of kills (10 unless told otherwise).
+//! `HOB_KILLS` is the number of kills (default 10).
 
 use std::os::unix::fs::FileExt;
 
@@ -13,7 +14,7 @@ use serde_json::Value;
 const SIZE: u64 = 32 * MIB;
 const SECTOR: u64 = 512;
 
-/// A disk with a write-back cache that keeps what it gets.
+/// Serves a disk with a write-back cache that destages nothing by itself.
 fn lazy(scratch: &Scratch) -> Serve {
     empty_file(&scratch.path("disk.img"), SIZE);
     Serve::disk(&scratch.text("disk.img"))
@@ -23,7 +24,8 @@ fn lazy(scratch: &Scratch) -> Serve {
         .arg("--dirty-start", "60")
 }
 
-/// Promise 2, for who asks what is allocated: a hole of the backing over which dirty data lies in flash is none.
+/// Promise 2 for block status: a hole of the backing is not reported as a hole if flash has dirty
+/// data there.
 #[test]
 fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
     let scratch = Scratch::new();
@@ -42,7 +44,7 @@ fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
     assert_same(&copy(), &image, 0, "while it is dirty");
     hob.ctl(&["drain", "disk"]);
     assert_eq!(dirty(&hob), 0);
-    // Now the backing knows its holes, and is believed.
+    // Now the backing reports its holes, and hob uses the report.
     let map = Tool::new("nbdinfo").args(["--map", &hob.uri()]).run();
     assert!(map.contains("hole"), "{map}");
     assert_same(&copy(), &image, 0, "when it is clean");
@@ -63,7 +65,7 @@ fn backing(scratch: &Scratch) -> Vec<u8> {
     std::fs::read(scratch.path("disk.img")).expect("the image")
 }
 
-/// What a guest knows of its disk: bytes it flushed, and for each sector what it wrote since.
+/// A guest's knowledge of its disk: flushed bytes, and for each sector the later writes.
 struct Guest {
     dice: Noise,
     flushed: Vec<u8>,
@@ -81,7 +83,7 @@ impl Guest {
         let mut first = self.dice.below(SIZE / SECTOR - sectors);
         let mut bytes = self.dice.bytes((sectors * SECTOR) as usize);
         if self.dice.below(2) == 0 {
-            // Whole blocks, as file systems write them, and often the same.
+            // Whole blocks, as filesystems write them, and often the same blocks.
             first = first % 2048 / 8 * 8;
             bytes.resize(4096, 7);
         }
@@ -99,7 +101,8 @@ impl Guest {
         }
     }
 
-    /// Each sector holds what was flushed, or one of the things written to it since; whatever it is stays.
+    /// Checks that each sector has the flushed content or one of its later writes, and does not
+    /// change afterwards.
     #[track_caller]
     fn check(&mut self, client: &mut Client, what: &str) {
         let disk = client.read(0, SIZE as u32).expect("a read");
@@ -201,7 +204,7 @@ fn modes_change_under_a_guest_and_nothing_is_lost() {
     guest.check(&mut client, "without the cache");
 }
 
-/// `hob serve` keeps no state: the mode it is told now says nothing about what is dirty from before.
+/// `hob serve` keeps no state: its mode at this start says nothing about earlier dirty data.
 #[test]
 fn dirty_data_of_an_earlier_serve_is_believed_in_another_mode_too() {
     let scratch = Scratch::new();
@@ -215,7 +218,7 @@ fn dirty_data_of_an_earlier_serve_is_believed_in_another_mode_too() {
         .cached(&scratch.path("pool"), "16M", "4K")
         .flag("--persistent")
         .arg("--mode", "write-through");
-    // Of its journal's pages only the newest can be read: it says that there are others.
+    // Only the newest page of its journal is readable, and this page says that there are others.
     let pool = std::fs::File::options().read(true).write(true).open(scratch.path("pool")).unwrap();
     let whole = std::fs::read(scratch.path("pool")).unwrap();
     let pages = whole.chunks(4096).enumerate().filter(|(_, page)| page.starts_with(b"hobJ"));
@@ -245,7 +248,7 @@ fn a_backing_changed_behind_hobs_back_is_not_written_over() {
     let serve = lazy(&scratch);
     let hob = serve.start(&scratch);
     let mut client = hob.connect();
-    // What is read is in the cache, clean; what is written is dirty.
+    // Data that was read is in the cache and clean; data that was written is dirty.
     client.read(0, MIB as u32).unwrap();
     client.write(8 * MIB, &[3; 65536]).unwrap();
     client.flush().unwrap();
@@ -257,7 +260,7 @@ fn a_backing_changed_behind_hobs_back_is_not_written_over() {
     let said = serve.refused(&scratch).all();
     assert!(said.contains("does not match the cached data") && said.contains("64 KiB"), "{said}");
     assert_eq!(backing(&scratch)[..2 * MIB as usize], vec![9; 2 * MIB as usize], "nothing was written");
-    // Put right, everything is there.
+    // After the backing is restored, all data is there.
     image.write_all_at(&vec![0; 2 * MIB as usize], 0).unwrap();
     let hob = serve.start(&scratch);
     assert_eq!(hob.connect().read(8 * MIB, 65536).unwrap(), vec![3; 65536]);

@@ -1,10 +1,10 @@
-// Asking the daemon. Who asks over TCP or through `hob dashboard` shows a token; it is kept for as long as the tab is there.
+// Requests to the daemon. Over TCP or through `hob dashboard`, requests need a token, which the page keeps until the tab is closed.
 
 import type { Problem, Role } from './types';
 
 const TOKEN = 'hob-token';
 
-/** The daemon said no. */
+/** The daemon refused a request. */
 export class Refused extends Error {
   constructor(
     readonly status: number,
@@ -14,7 +14,7 @@ export class Refused extends Error {
   }
 }
 
-/** What the daemon last said of us. */
+/** The role that the daemon reported last. */
 let role: Role = 'admin';
 
 export function currentRole(): Role {
@@ -29,7 +29,7 @@ export function setToken(text: string): void {
   sessionStorage.setItem(TOKEN, text.trim());
 }
 
-/** Takes `#token=…` out of the address, so that it is neither bookmarked nor shown. */
+/** Removes `#token=…` from the address, so that it is neither bookmarked nor shown. */
 export function takeTokenFromAddress(): void {
   const found = /^#token=([^&]+)/.exec(location.hash);
   if (!found?.[1]) return;
@@ -37,7 +37,7 @@ export function takeTokenFromAddress(): void {
   history.replaceState(null, '', location.pathname);
 }
 
-/** Any answer that is a success; its body has not been read. */
+/** Sends a request and returns a successful response, whose body has not been read. */
 export async function call(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const headers: Record<string, string> = {};
   if (token()) headers['Authorization'] = `Bearer ${token()}`;
@@ -58,7 +58,7 @@ export async function call(method: string, path: string, body?: unknown, signal?
   try {
     problem = JSON.parse(text) as Problem;
   } catch {
-    // Something between us and the daemon answered.
+    // A proxy answered instead of the daemon.
   }
   throw new Refused(answer.status, problem);
 }

@@ -1,4 +1,4 @@
-// What became of requests, in few groups that have a colour each: docs/outcomes.md has all of them.
+// Causes: groups of outcomes, each with a colour. docs/outcomes.md lists all outcomes.
 
 import type { Outcome } from './types';
 
@@ -6,28 +6,28 @@ export interface Cause {
   id: string;
   /** In legends. */
   label: string;
-  /** A request of it, in a sentence: "… of its time goes to …". */
+  /** The requests of this cause, as part of a sentence. */
   phrase: string;
-  /** Its variable in app.css. */
+  /** Colour variable in app.css. */
   color: string;
 }
 
-/** Best first: charts stack them in this order from below. */
+/** Best first. Charts stack them in this order from the bottom. */
 export const CAUSES: readonly Cause[] = [
   { id: 'memory', label: 'hit in memory', phrase: 'hits in memory', color: '--cause-memory' },
   { id: 'flash', label: 'hit in flash', phrase: 'hits in flash', color: '--cause-flash' },
-  { id: 'write-back', label: 'write to flash', phrase: 'writes that flash takes', color: '--cause-write-back' },
+  { id: 'write-back', label: 'write to flash', phrase: 'writes to flash', color: '--cause-write-back' },
   { id: 'flush', label: 'flush', phrase: 'flushes', color: '--cause-flush' },
-  { id: 'write-through', label: 'write to backing', phrase: 'writes, which go to the backing', color: '--cause-write-through' },
-  { id: 'miss', label: 'miss, kept', phrase: 'misses, read from the backing', color: '--cause-miss' },
-  { id: 'refused-entry', label: 'miss, not kept', phrase: 'misses that are not admitted to flash', color: '--cause-refused-entry' },
-  { id: 'past', label: 'past the cache', phrase: 'requests that go past the cache', color: '--cause-past' },
+  { id: 'write-through', label: 'write to backing', phrase: 'writes to the backing', color: '--cause-write-through' },
+  { id: 'miss', label: 'miss, filled', phrase: 'misses, read from the backing', color: '--cause-miss' },
+  { id: 'refused-entry', label: 'miss, not admitted', phrase: 'misses that are not admitted to flash', color: '--cause-refused-entry' },
+  { id: 'past', label: 'bypass', phrase: 'requests that bypass the cache', color: '--cause-past' },
   { id: 'error', label: 'error', phrase: 'requests that failed', color: '--cause-error' },
 ];
 
 export const CAUSE_COUNT = CAUSES.length;
 
-/** The place in CAUSES of an outcome. */
+/** Returns the index in CAUSES of an outcome. */
 export function causeOf(outcome: Pick<Outcome, 'class' | 'reason'>): number {
   return CAUSES.findIndex((cause) => cause.id === idOf(outcome.class, outcome.reason));
 }
@@ -47,18 +47,18 @@ function idOf(name: string, reason: string): string {
       return 'flush';
     case 'bypass':
       if (reason === 'flush') return 'flush';
-      // Its export wants nothing to be kept.
+      // Reads through an export with no_promote are not filled.
       return reason === 'no-promote' ? 'refused-entry' : 'past';
     case 'cache-off':
       return 'past';
     case 'flash-error':
-      // The backing served it: only what was lost failed for the guest.
+      // The backing served the request, except if dirty data was lost.
       return reason === 'dirty-lost' ? 'error' : 'miss';
     case 'backing-error':
     case 'refused':
       return 'error';
     default:
-      // A daemon that is newer than the page has outcomes of which this one knows nothing.
+      // A newer daemon can have outcomes that this page does not know.
       return 'past';
   }
 }

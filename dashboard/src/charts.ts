@@ -1,5 +1,5 @@
-// Charts over time, drawn by uPlot: lines or stacked areas of what the page has seen of a disk. Below each is a legend with the figures of
-// the moment, or of the moment under the cursor, which all charts share.
+// Charts over time, drawn by uPlot: lines or stacked areas of a disk's rates since the page was opened. The legend below each chart
+// has the present values, or those at the cursor, which all charts share.
 
 import uPlot from 'uplot';
 import { h, mark, say } from './dom';
@@ -16,27 +16,27 @@ export interface Line {
 
 export interface TimeChartOptions {
   title: string;
-  /** Behind the title. */
+  /** Text after the title. */
   unit: string;
   lines: Line[];
-  /** A value as the legend and the axis show it, without the unit. */
+  /** Formats a value for legend and axis, without the unit. */
   format: (value: number) => string;
   isStacked?: boolean;
   isLogarithmic?: boolean;
-  /** Lines that never were above zero are not in the legend. */
+  /** True if the legend omits lines that were always zero. */
   isSparse?: boolean;
-  /** The top of the axis, where it is always the same. */
+  /** Fixed maximum of the axis. */
   max?: number;
-  /** The lowest top of the axis. */
+  /** Smallest maximum of the axis. */
   maxAtLeast?: number;
 }
 
-/** A chart begins with so many seconds, and grows. */
+/** Initial length of the time axis in seconds; it grows with the data. */
 const SPAN_S_MIN = 60;
 
 const HEIGHT = 170;
 
-/** Where the axes and the grid get their colours. */
+/** Colours of axes and grid. */
 export function axis(more: uPlot.Axis = {}): uPlot.Axis {
   return {
     stroke: () => color('--ink-3'),
@@ -47,7 +47,7 @@ export function axis(more: uPlot.Axis = {}): uPlot.Axis {
   };
 }
 
-/** Follows the width of its place. */
+/** Adjusts the chart to the width of its element. */
 export function fit(chart: uPlot, place: HTMLElement, height: number): void {
   new ResizeObserver(() => {
     const width = Math.floor(place.clientWidth);
@@ -91,7 +91,7 @@ export class TimeChart {
 
   show(points: readonly Point[]): void {
     this.#points = points;
-    // What never happened in that time needs no entry.
+    // Causes without requests in the period have no entry.
     this.#options.lines.forEach((line, index) => {
       const isThere = !this.#options.isSparse || points.some((point) => (line.value(point) ?? 0) > 0);
       mark(this.#entries[index]!, 'hidden', isThere ? undefined : '');
@@ -136,7 +136,7 @@ export class TimeChart {
     return line.dash ? { ...base, dash: [4, 3] } : base;
   }
 
-  /** In the order of drawing: of a stack, the whole comes first, and what is below paints over it. */
+  /** Returns the lines in drawing order. A stack draws the total first, and then the smaller sums over it. */
   #drawn(): { line: Line; index: number }[] {
     const all = this.#options.lines.map((line, index) => ({ line, index }));
     return this.#options.isStacked ? all.reverse() : all;
@@ -171,7 +171,7 @@ function clock(at: number | null): string {
   return at === null ? '' : new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 }
 
-/** The next of 1, 2, 5, 10 … above a value. */
+/** Returns the next round number above a value. */
 export function niceTop(value: number): number {
   if (value <= 0) return 1;
   const decade = 10 ** Math.floor(Math.log10(value));
@@ -180,7 +180,7 @@ export function niceTop(value: number): number {
 }
 
 function decades(low: number | null, high: number | null): [number, number] {
-  // Half a microsecond to ten seconds: what a latency can be.
+  // Latencies from half a microsecond to ten seconds.
   const from = 10 ** Math.floor(Math.log10(Math.max(low ?? 0.1, 1e-4)));
   const to = 10 ** Math.ceil(Math.log10(Math.max(high ?? 10, 1e-3)));
   return [from, Math.max(to, from * 100)];
@@ -191,7 +191,7 @@ function powersOfTen(low: number, high: number): number[] {
   return Array.from({ length: Math.max(0, to - from) + 1 }, (_, index) => 10 ** (from + index));
 }
 
-/** The last values of a rate, as small as a word. */
+/** A small chart of the last values of a rate. */
 export class Spark {
   readonly root: SVGSVGElement;
   readonly #line: SVGPolylineElement;

@@ -1,4 +1,4 @@
-// The cluster, where the daemon is in one: its hosts, whose the disks are, what moves, and what had better move.
+// The cluster, if the daemon is in one: hosts, owners of disks, moves, and placement advice.
 
 import { ask } from './api';
 import { confirm } from './confirm';
@@ -7,11 +7,11 @@ import { NOTHING, bytes, count, percent } from './format';
 import { Poll } from './poll';
 import type { AdvisedHost, AdvisedMove, ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterView, Snapshot } from './types';
 
-/** Who is there and what moves; and what all have learnt, which hosts tell every twelve seconds. */
+/** Intervals of queries: hosts, disks and moves; and advice, for which hosts report every twelve seconds. */
 const LOOK_MS = 3000;
 const ADVICE_MS = 10_000;
 
-/** Disks that are shown; the command shows all. */
+/** Maximum number of disks shown; the command shows all. */
 const DISKS_MAX = 200;
 
 interface Row {
@@ -61,10 +61,10 @@ export class ClusterPart {
       h(
         'div',
         { class: 'cards wide' },
-        card('cluster-hosts', 'Hosts', table(hosts, heading('Host'), heading('Disks', 'number'), heading('Requests/s', 'number'), heading('Flash'), heading('To spare', 'number'), heading('Hits', 'number'), heading('after moves', 'number'))),
+        card('cluster-hosts', 'Hosts', table(hosts, heading('Host'), heading('Disks', 'number'), heading('Requests/s', 'number'), heading('Flash'), heading('Spare flash', 'number'), heading('Hit ratio', 'number'), heading('after moves', 'number'))),
         card('cluster-moves', 'Moves', moves, this.#noMoves),
-        card('cluster-advice', 'Where disks had better be', this.#sum, this.#adviceTable, this.#caveats),
-        card('cluster-disks', 'Disks, and whose they are', table(disks, heading('Disk'), heading('State'), heading('Host'), heading('Generation', 'number'), heading('Dirty data there')), this.#noDisks),
+        card('cluster-advice', 'Placement advice', this.#sum, this.#adviceTable, this.#caveats),
+        card('cluster-disks', 'Disks and their owners', table(disks, heading('Disk'), heading('State'), heading('Host'), heading('Generation', 'number'), heading('Dirty data there')), this.#noDisks),
       ),
     );
     this.#follow<ClusterHost[]>('/v1/cluster/hosts', LOOK_MS, (answer) => (this.#hostsNow = answer));
@@ -73,14 +73,14 @@ export class ClusterPart {
     this.#follow<ClusterAdvice>('/v1/cluster/advice', ADVICE_MS, (answer) => (this.#advice = answer));
   }
 
-  /** Asks again and again, once the daemon has said that it is in a cluster. */
+  /** Queries a path repeatedly, once the daemon reported that it is in a cluster. */
   #follow<T>(path: string, everyMs: number, take: (answer: T) => void): void {
     const found = (answer: T): void => {
       take(answer);
       say(this.#trouble, '');
       this.#show();
     };
-    const poll = new Poll<T>(everyMs, found, (why) => say(this.#trouble, `${why}; what is shown is what was known last.`));
+    const poll = new Poll<T>(everyMs, found, (why) => say(this.#trouble, `${why}; the page shows the last known values.`));
     this.#polls.push({ begin: () => poll.at(path) });
   }
 
@@ -97,9 +97,9 @@ export class ClusterPart {
     this.#hosts.show(this.#hostsNow);
     this.#disks.show(this.#disksNow.slice(0, DISKS_MAX));
     const more = this.#disksNow.length - DISKS_MAX;
-    say(this.#noDisks, more > 0 ? `… and ${count(more)} more: hob cluster disks` : this.#disksNow.length ? '' : 'No host has or had a disk yet.');
+    say(this.#noDisks, more > 0 ? `… and ${count(more)} more: hob cluster disks` : this.#disksNow.length ? '' : 'No host has owned a disk yet.');
     this.#moves.show(this.#movesNow);
-    say(this.#noMoves, this.#movesNow.length ? '' : 'Nothing is on its way. hob cluster move DISK --to HOST moves a disk, hob cluster evacuate HOST all of a host.');
+    say(this.#noMoves, this.#movesNow.length ? '' : 'No disk is being moved. Move a disk: hob cluster move DISK --to HOST. Move all disks of a host: hob cluster evacuate HOST.');
     const advice = this.#advice;
     if (!advice) return;
     this.#advised.show(advice.moves);
@@ -134,8 +134,8 @@ export class ClusterPart {
       title: `Move ${move.disk} to ${move.to}`,
       rows: [['Host', move.from, move.to], ['Reads that flash serves', percent(move.hit_percent / 100), percent(move.hit_percent_then / 100)]],
       warnings: [
-        'Without a machine that uses it, the disk is drained, closed and opened there with an empty cache; clients that come here are refused from then on.',
-        'With one, its cache is copied, and it waits until the machine is migrated.',
+        'If no VM uses the disk, hob drains and closes it here, and opens it on the other host with an empty cache. This host then refuses clients of the disk.',
+        'If a VM uses the disk, hob copies its cache and waits until you migrate the VM.',
       ],
       verb: 'Move it',
       apply: async () => {
@@ -155,43 +155,43 @@ function isOver(move: ClusterMove): boolean {
 }
 
 export function describe(view: ClusterView): string {
-  const lease = view.state === 'member' ? `its lease is good for ${(view.left_ms / 1000).toFixed(0)} s more if nothing is heard of etcd` : undefined;
+  const lease = view.state === 'member' ? `if etcd does not answer, its lease expires in ${(view.left_ms / 1000).toFixed(0)} s` : undefined;
   const state = {
-    member: `${view.host} is a member and holds ${count(view.disks_held)} disks`,
-    joining: `${view.host} is not a member yet: disks of the cluster are not served here`,
-    suspended: `${view.host} has not heard of etcd for too long: what its disks answer is held`,
+    member: `${view.host} is a member and owns ${count(view.disks_held)} disks`,
+    joining: `${view.host} is not a member yet and does not serve disks of the cluster`,
+    suspended: `${view.host} has lost its lease because etcd does not answer: replies of its disks wait`,
   }[view.state];
   return [state, lease, view.why, `etcd at ${view.etcd.join(', ')}`].filter(Boolean).join(' · ');
 }
 
-/** How far a move is, in a sentence. */
+/** Returns the progress of a move as a sentence. */
 export function sentence({ disk, from, to, state, note }: ClusterMove): string {
-  const way = `${disk} goes from ${from} to ${to}`;
+  const way = `${disk} is being moved from ${from} to ${to}`;
   switch (state) {
     case 'asked':
-      return `${disk} is to go to ${to}; the host that has it has not seen that yet`;
+      return `${disk} has an order to move to ${to}; its owner has not read the order yet`;
     case 'offered':
-      return `${way}, which is asked whether it can take it`;
+      return `${way}; ${from} asks ${to} whether it can serve the disk`;
     case 'welcome':
-      return `${way}, which can take it`;
+      return `${way}; ${to} can serve the disk`;
     case 'leaving':
       return note ? `${way}: ${note}` : way;
     case 'given':
-      return `${disk} was given back by ${from}, and ${to} takes it`;
+      return `${disk} was released by ${from}; ${to} takes it`;
     case 'done':
-      return `${disk} is at ${to}`;
+      return `${disk} was moved to ${to}`;
     case 'failed':
-      return `${disk} has not gone to ${to}${note ? `: ${note}` : ''}`;
+      return `${disk} was not moved to ${to}${note ? `: ${note}` : ''}`;
   }
 }
 
-/** What the advice comes to. */
+/** Returns the advice as a sentence. */
 export function summary(advice: ClusterAdvice): string {
-  if (!(advice.reads > 0)) return 'Nothing is being read, so there is nothing to advise on.';
+  if (!(advice.reads > 0)) return 'There are no reads, so there is no advice.';
   const part = (hits: number): string => percent(hits / advice.reads);
-  const now = `Of ${count(advice.reads)} reads/s flash serves ${part(advice.hits_now)} with the caches that there are, by the curves`;
-  if (advice.moves.length === 0) return `${now}. No move is worth it; dividing each host's flash well would make it ${part(advice.hits_here)}.`;
-  return `${now}; ${part(advice.hits_here)} if each host divided its flash well, ${part(advice.hits_then)} after these moves.`;
+  const now = `Of ${count(advice.reads)} reads/s flash serves ${part(advice.hits_now)} with the present caches, according to the miss-ratio curves`;
+  if (advice.moves.length === 0) return `${now}. No move is worthwhile; with the best division of each host's flash it would be ${part(advice.hits_here)}.`;
+  return `${now}; ${part(advice.hits_here)} with the best division of each host's flash, and ${part(advice.hits_then)} after these moves.`;
 }
 
 function makeHost(name: string): Row & { show: (host: ClusterHost, advised: AdvisedHost | undefined, own: string) => void } {
@@ -230,11 +230,11 @@ function makeDisk(name: string): Row & { show: (disk: ClusterDisk, move: Cluster
   const root = h('tr', { 'data-disk': name }, h('th', { scope: 'row' }, name), state, host, generation, dirty);
   const show = (disk: ClusterDisk, move: ClusterMove | undefined): void => {
     const isLost = disk.state === 'vanished';
-    say(state, isLost ? 'its host vanished' : disk.state);
+    say(state, isLost ? 'owner vanished' : disk.state);
     mark(state, 'class', isLost ? 'state-bad' : undefined);
-    say(host, move ? `${disk.host}, on its way to ${move.to}` : disk.host);
+    say(host, move ? `${disk.host}, moving to ${move.to}` : disk.host);
     say(generation, count(disk.generation));
-    say(dirty, disk.dirty ? 'perhaps' : 'no');
+    say(dirty, disk.dirty ? 'possible' : 'no');
   };
   return { root, show };
 }

@@ -1,22 +1,22 @@
-// Asking before anything is changed: what will be different, in rows, and what it means, in sentences.
+// Asks for confirmation of a change: shows the new values in rows and the consequences in sentences.
 
 import { Refused } from './api';
 import { h } from './dom';
 
 export interface Change {
-  /** What is going to be done: "Change the cache of web". */
+  /** The change, such as "Change the cache of web". */
   title: string;
-  /** What is different: name, before, after. */
+  /** The changed values: name, before, after. */
   rows: [string, string, string][];
-  /** What one should know before. */
+  /** Consequences of the change. */
   warnings: string[];
-  /** The word on the button that does it. */
+  /** Text of the button that makes the change. */
   verb: string;
-  /** Does it, and returns what the daemon has to say. */
+  /** Makes the change and returns the daemon's notes. */
   apply: () => Promise<string[]>;
 }
 
-/** Asks, and does it if the answer is yes. True when it is done. */
+/** Asks, and makes the change if the user confirms. Returns true if the change was made. */
 export function confirm(change: Change): Promise<boolean> {
   const said = h('p', { class: 'said', role: 'alert' });
   const cancel = h('button', { type: 'button' }, 'Cancel');
@@ -41,7 +41,7 @@ export function confirm(change: Change): Promise<boolean> {
     cancel.addEventListener('click', () => dialog.close());
     apply.addEventListener('click', async () => {
       apply.disabled = true;
-      said.textContent = 'The daemon is at it …';
+      said.textContent = 'The daemon makes the change …';
       try {
         const notes = await change.apply();
         isDone = true;
@@ -50,13 +50,13 @@ export function confirm(change: Change): Promise<boolean> {
         buttons.replaceChildren(h('button', { type: 'button', class: 'primary', click: () => dialog.close() }, 'Close'));
         buttons.querySelector('button')?.focus();
       } catch (error) {
-        said.textContent = error instanceof Refused ? `Refused: ${error.message}` : 'The daemon did not answer; look whether it was done.';
+        said.textContent = error instanceof Refused ? `Refused: ${error.message}` : 'The daemon did not answer. Check whether the change was made.';
         apply.disabled = false;
         cancel.focus();
       }
     });
     dialog.showModal();
-    // What is hard to take back is not done by whoever presses Enter twice.
+    // Pressing Enter twice must not make a change.
     cancel.focus();
   });
 }

@@ -1,4 +1,4 @@
-// What caches of other sizes would do for a disk: its miss-ratio curve, with the size it has and what it really misses.
+// The miss-ratio curve of a disk, with the present cache size and the measured miss ratio.
 
 import uPlot from 'uplot';
 import { diskPath } from './api';
@@ -25,9 +25,9 @@ export class CurveCard {
     this.root = h(
       'article',
       { class: 'card' },
-      h('h3', {}, 'What other sizes would do'),
+      h('h3', {}, 'Miss ratio by cache size'),
       this.#text,
-      h('figure', { class: 'chart', role: 'group', 'aria-label': 'Misses by cache size; the text says what it shows' }, place),
+      h('figure', { class: 'chart', role: 'group', 'aria-label': 'Miss ratio by cache size; the text describes the chart' }, place),
       this.#advice,
     );
     this.#plot = new uPlot(this.#config(), [[0], [null]], place);
@@ -54,29 +54,29 @@ export class CurveCard {
   #take(found: Curve): void {
     const curve = suitable(found);
     if (!curve || curve.accesses === 0) {
-      this.#nothing(`No reads in ${duration(found.elapsed_ns / 1e9)}, so there is nothing to learn from.`);
+      this.#nothing(`No reads in ${duration(found.elapsed_ns / 1e9)}, so there is no curve.`);
       return;
     }
     const { cache } = found;
     this.#now = cache ? { size: cache.size, misses: 1 - found.hit_percent / 100 } : undefined;
     const top = Math.max(curve.points.at(-1)?.cache_bytes ?? 0, 1.15 * (cache?.size ?? 0));
-    // Beyond its last point the curve goes on as it is.
+    // After its last point the curve is horizontal.
     const points = [...curve.points, { cache_bytes: top, miss_ratio: curve.points.at(-1)?.miss_ratio ?? 1 }];
     this.#plot.setData([points.map((point) => point.cache_bytes), points.map((point) => 100 * point.miss_ratio)]);
     say(
       this.#text,
-      `${count(found.reads)} reads in ${duration(found.elapsed_ns / 1e9)} touched ${bytes(curve.footprint_bytes)}; ` +
+      `${count(found.reads)} reads in ${duration(found.elapsed_ns / 1e9)} accessed ${bytes(curve.footprint_bytes)} of different data; ` +
         `the curve is that of an LRU cache with blocks of ${bytes(curve.block_size)}` +
-        (curve.sample_rate < 1 ? `, learnt from ${percent(curve.sample_rate)} of them.` : '.'),
+        (curve.sample_rate < 1 ? `, estimated from a sample of ${percent(curve.sample_rate)} of the blocks.` : '.'),
     );
     const at = (size: number): string => percent(1 - missesAt(curve, size));
     say(
       this.#advice,
       cache
-        ? `Of its reads, ${percent(found.hit_percent / 100)} hit. At ${bytes(cache.size)}, which it has, the curve expects ` +
-            `${percent(cache.expected_hit_percent / 100)}; at half of that ${at(cache.size / 2)}, at twice ${at(cache.size * 2)}.`
-        : `It has no cache. One of ${bytes(curve.footprint_bytes / 4)} would hit ${at(curve.footprint_bytes / 4)} of its reads, ` +
-            `one of ${bytes(curve.footprint_bytes)} ${at(curve.footprint_bytes)}.`,
+        ? `Of its reads, ${percent(found.hit_percent / 100)} hit. At ${bytes(cache.size)}, its present size, the curve expects ` +
+            `${percent(cache.expected_hit_percent / 100)}; at half the size ${at(cache.size / 2)}, at twice the size ${at(cache.size * 2)}.`
+        : `The disk has no cache. With a cache of ${bytes(curve.footprint_bytes / 4)}, ${at(curve.footprint_bytes / 4)} of its reads would hit; ` +
+            `with ${bytes(curve.footprint_bytes)}, ${at(curve.footprint_bytes)}.`,
     );
   }
 
@@ -100,7 +100,7 @@ export class CurveCard {
     };
   }
 
-  /** The size that it has, and a point at what it really misses. */
+  /** Draws the present size, and a point at the measured miss ratio. */
   #mark(plot: uPlot): void {
     const now = this.#now;
     if (!now) return;
@@ -124,21 +124,21 @@ export class CurveCard {
     ctx.textAlign = isRight ? 'right' : 'left';
     const beside = x + (isRight ? -7 : 7) * scale;
     ctx.fillText(`now: ${bytes(now.size)}`, beside, bbox.top + 10 * scale);
-    // Where the point is near the top, its label goes below it and out of the way of the other one.
+    // If the point is near the top, its label is below it, so that the labels do not overlap.
     const isHigh = y < bbox.top + 30 * scale;
     ctx.fillText(`misses ${percent(now.misses)}`, beside, isHigh ? y + 18 * scale : y - 6 * scale);
     ctx.restore();
   }
 }
 
-/** The largest block size that is not larger than the cache's, as the daemon takes it. */
+/** Returns the largest available block size that is not larger than the cache's. */
 function suitable(found: Curve): BlockCurve | undefined {
   const size = found.cache?.block_size ?? Infinity;
   const not = found.block_sizes.filter((curve) => curve.block_size <= size);
   return found.cache ? (not.at(-1) ?? found.block_sizes[0]) : found.block_sizes[0];
 }
 
-/** Straight between points; the last one goes on. */
+/** Interpolates linearly between points; after the last point the value is constant. */
 export function missesAt(curve: BlockCurve, size: number): number {
   const { points } = curve;
   const next = points.findIndex((point) => point.cache_bytes >= size);
@@ -150,7 +150,7 @@ export function missesAt(curve: BlockCurve, size: number): number {
   return below.miss_ratio + share * (above.miss_ratio - below.miss_ratio);
 }
 
-/** Steps of the axis: powers of two. */
+/** Values of the axis: powers of two. */
 function powers(): number[] {
   return Array.from({ length: 40 }, (_, index) => 2 ** (12 + index));
 }

@@ -1,4 +1,4 @@
-// Datastores: how late each is, and what its disks are due by their shares set against what they received.
+// Datastores: latency of each, and the entitlement of its disks compared with the I/O they received.
 
 import { Parts, h, mark, say } from './dom';
 import { NOTHING, bytes, count, percent, shares, withMs } from './format';
@@ -9,10 +9,10 @@ import { isLate, lateFromNs } from './why';
 
 interface Line {
   now: DiskNow;
-  /** Its part of the shares of the disks that want something now, and of the units that these received. */
+  /** The disk's part of the shares of all active disks, and of the units that these received. */
   due: number | undefined;
   got: number | undefined;
-  /** How long its I/Os wait for their turn, nanoseconds. */
+  /** Mean time that its I/Os wait in the queue, nanoseconds. */
   waits: number;
   units: number | undefined;
 }
@@ -34,18 +34,18 @@ export class Datastores {
     this.root = h(
       'section',
       { 'aria-labelledby': 'stores-title' },
-      h('h2', { id: 'stores-title' }, 'Datastores: due and received'),
+      h('h2', { id: 'stores-title' }, 'Datastores: entitlement and received I/O'),
       list,
       this.#empty,
     );
   }
 
   show(snapshot: Snapshot, histories: Histories): void {
-    // A shard that does not answer leaves them out; the last ones are better than none.
+    // If a shard does not answer, its datastores are missing; the page then shows the last known values.
     this.#last = snapshot.datastores ?? this.#last;
     const stores = this.#last.filter((store) => store.disks.length > 0);
     this.#stores.show(stores.map((store) => ({ store, lines: linesOf(store, snapshot, histories) })));
-    say(this.#empty, stores.length ? '' : 'No disk is online, so there is nothing to share.');
+    say(this.#empty, stores.length ? '' : 'No disk is online, so no datastore is in use.');
   }
 }
 
@@ -96,31 +96,31 @@ function make(name: string): StorePart {
 
 function describe(store: Datastore): string {
   const parts: string[] = [];
-  if (store.control === 'off') parts.push('not throttled: shares do not count until it is (hob datastore set)');
+  if (store.control === 'off') parts.push('not throttled, so shares have no effect (see hob datastore set)');
   else if (store.control === 'auto') parts.push(`throttled above ${store.latency_ms} ms`);
   else if (store.control === 'knee') {
-    const found = store.knee_ns === undefined ? ', until its knee is found' : ', where more load brings hardly more';
+    const found = store.knee_ns === undefined ? ', until its knee is measured' : ', its knee: more load adds little throughput';
     parts.push(`throttled above ${withMs(lateFromNs(store))}${found}`);
   }
-  else parts.push(`at most ${store.control.replace('depth:', '')} I/Os in it`);
-  if (store.latency_ns > 0) parts.push(`answers in ${withMs(store.latency_ns)}${isLate(store) ? ', which is late' : ''}`);
+  else parts.push(`at most ${store.control.replace('depth:', '')} I/Os in flight`);
+  if (store.latency_ns > 0) parts.push(`latency ${withMs(store.latency_ns)}${isLate(store) ? ', too high' : ''}`);
   if (store.control !== 'off') {
     const window = store.window === undefined ? '' : ` of ${count(store.window)}`;
-    parts.push(`${count(store.in_flight)}${window} I/Os in it, ${count(store.waiting)} wait`);
+    parts.push(`${count(store.in_flight)}${window} I/Os in flight, ${count(store.waiting)} wait`);
   }
   const can = store.capacity ?? (store.peak > 0 ? store.peak : undefined);
-  if (can !== undefined) parts.push(`${store.capacity ? 'is said to do' : 'has done'} ${count(can)} units/s, ${count(store.reserved)} reserved`);
+  if (can !== undefined) parts.push(`${store.capacity ? 'configured capacity' : 'highest measured rate'} ${count(can)} units/s, ${count(store.reserved)} reserved`);
   return parts.join(' · ');
 }
 
-/** Below that, nobody notices that an I/O waited. */
+/** Mean wait below which a disk counts as served without delay, nanoseconds. */
 const WAITS_NS = 0.2e6;
 
-/** Less than its due is no wrong to who has all that it asked for. */
+/** Describes whether a disk gets its entitlement. A disk without waiting I/O gets all it demands. */
 function outcome(line: Line): string {
-  if (line.due === undefined) return 'asks for nothing';
-  const received = `${percent(line.due)} due, ${percent(line.got)} received`;
-  return line.waits < WAITS_NS ? `${received}: all it asked for` : `${received}; its I/Os wait ${withMs(line.waits)}`;
+  if (line.due === undefined) return 'no I/O';
+  const received = `entitled to ${percent(line.due)}, received ${percent(line.got)}`;
+  return line.waits < WAITS_NS ? `${received}: no I/O waits` : `${received}; its I/Os wait ${withMs(line.waits)}`;
 }
 
 function makeLine(name: string): { root: HTMLElement; show: (line: Line) => void } {

@@ -1,4 +1,4 @@
-// One disk: what it does over time, by cause; what it is asked for; what its cache holds; and how that can be changed.
+// One disk: charts by cause, histograms, the data in its cache, and forms for changes.
 
 import { diskPath } from './api';
 import { CAUSES } from './causes';
@@ -15,7 +15,7 @@ import { CacheForm, QosForm } from './settings';
 import type { DiskNow, Explanation, Snapshot } from './types';
 import { verdict } from './why';
 
-/** A line of a chart from the rates of a point. */
+/** Creates a line of a chart from the rates of each point. */
 function of(label: string, color: string, value: (rates: Rates) => number | undefined, dash = false): Line {
   return { label, color, dash, value: (point) => point.rates && value(point.rates) };
 }
@@ -54,7 +54,7 @@ export class Detail {
     );
   }
 
-  /** Brings it into view, and the focus to it. */
+  /** Scrolls to the disk and sets the focus to it. */
   reveal(): void {
     const isCalm = matchMedia('(prefers-reduced-motion: reduce)').matches;
     this.root.scrollIntoView({ behavior: isCalm ? 'auto' : 'smooth', block: 'start' });
@@ -77,8 +77,8 @@ export class Detail {
       this.#totals,
       figures
         ? `${count(requests)} requests in ${duration(figures.elapsed_ns / 1e9)}: ${count(figures.reads)} reads (${bytes(figures.read_bytes)}), ` +
-            `${count(figures.writes)} writes (${bytes(figures.write_bytes)}); ${count(figures.in_flight)} under way`
-        : 'There are no figures while it is offline.',
+            `${count(figures.writes)} writes (${bytes(figures.write_bytes)}); ${count(figures.in_flight)} in flight`
+        : 'There are no figures while the disk is offline.',
     );
     this.#charts.forEach((chart) => chart.show(history.points));
     this.#dirty.show(now);
@@ -96,7 +96,7 @@ export class Detail {
   }
 }
 
-/** One above the other. */
+/** Returns the parts, one below the other. */
 function stack(...cards: HTMLElement[]): HTMLElement {
   return h('div', { class: 'stack' }, ...cards);
 }
@@ -107,9 +107,9 @@ function factsOf({ disk, qos }: DiskNow): string {
   if (qos?.datastore) parts.push(`datastore ${qos.datastore}`);
   const cache = disk.cache;
   if (cache) {
-    const survives = cache.persistent ? ', survives a restart' : '';
+    const survives = cache.persistent ? ', persistent' : '';
     const preset = cache.preset ? ` (preset ${cache.preset})` : '';
-    parts.push(`cache of ${bytes(cache.room)} in ${cache.pool}: ${cache.mode}${preset}, ${cache.policy}, admits ${cache.admission}${survives}`);
+    parts.push(`cache of ${bytes(cache.room)} in ${cache.pool}: ${cache.mode}${preset}, ${cache.policy}, admission ${cache.admission}${survives}`);
     if (cache.reason) parts.push(cache.reason);
   } else {
     parts.push('no cache');
@@ -129,7 +129,7 @@ function charts(): TimeChart[] {
     new TimeChart({ title: 'Requests by cause', unit: 'IOPS', lines: byCause, format: number, isStacked: true, isSparse: true }),
     new TimeChart({
       title: 'Latency by cause',
-      unit: 'ms, mean of each; logarithmic',
+      unit: 'ms, mean; logarithmic axis',
       lines: [
         of('all', '--ink', (rates) => scaled(rates.meanNs)),
         of('99 %', '--ink-2', (rates) => scaled(rates.p99Ns), true),
@@ -140,7 +140,7 @@ function charts(): TimeChart[] {
       isSparse: true,
     }),
     new TimeChart({
-      title: 'Reads that hit',
+      title: 'Hit ratio of reads',
       unit: '% of reads',
       lines: [
         of('in memory', '--cause-memory', (rates) => (rates.memoryHits === undefined ? undefined : 100 * rates.memoryHits)),
@@ -163,7 +163,7 @@ function charts(): TimeChart[] {
   ];
 }
 
-/** Nanoseconds as milliseconds. */
+/** Converts nanoseconds to milliseconds. */
 function scaled(nanos: number | undefined): number | undefined {
   return nanos === undefined ? undefined : nanos / 1e6;
 }

@@ -1,4 +1,4 @@
-// What only flash has, how it gets to the backing, and when that is done.
+// Dirty data of a disk, and the progress of a drain.
 
 import { ask, currentRole, diskPath } from './api';
 import { confirm } from './confirm';
@@ -15,7 +15,7 @@ export class DirtyCard {
   readonly #progress = h('progress', { id: 'drain-progress', 'aria-label': 'Progress of the drain' });
   readonly #button = h('button', { type: 'button', id: 'drain', click: () => void this.#ask() }, 'Drain …');
   #now: DiskNow | undefined;
-  /** What was dirty when the drain was first seen. */
+  /** Dirty bytes when the page first saw the drain. */
   #began: { disk: string; bytes: number } | undefined;
 
   constructor() {
@@ -24,7 +24,7 @@ export class DirtyCard {
     this.root = h(
       'article',
       { class: 'card' },
-      h('h3', {}, 'What the cache holds'),
+      h('h3', {}, 'Data in the cache'),
       h('div', { class: 'bar tall' }, this.#dirty, this.#used),
       this.#text,
       this.#drain,
@@ -41,9 +41,9 @@ export class DirtyCard {
     const clean = Math.max(0, (figures?.used_bytes ?? 0) - (figures?.dirty_bytes ?? 0));
     this.#used.style.width = `${room > 0 ? (100 * clean) / room : 0}%`;
     this.#dirty.style.width = `${room > 0 ? (100 * (figures?.dirty_bytes ?? 0)) / room : 0}%`;
-    if (!cache) say(this.#text, 'It has no cache: everything goes to the backing.');
-    else if (!figures) say(this.#text, 'Nothing is known while it is offline.');
-    else say(this.#text, `${bytes(figures.used_bytes)} of ${bytes(room)} hold data (${percent(room > 0 ? figures.used_bytes / room : 0)}); blocks of ${bytes(cache.block_size)}, ${cache.policy}`);
+    if (!cache) say(this.#text, 'The disk has no cache: all requests go to the backing.');
+    else if (!figures) say(this.#text, 'There are no figures while the disk is offline.');
+    else say(this.#text, `${bytes(figures.used_bytes)} of ${bytes(room)} have data (${percent(room > 0 ? figures.used_bytes / room : 0)}); blocks of ${bytes(cache.block_size)}, ${cache.policy}`);
     this.#showDrain(now);
   }
 
@@ -58,20 +58,20 @@ export class DirtyCard {
     else if (this.#began?.disk !== now.disk.name) this.#began = { disk: now.disk.name, bytes: Math.max(left, 1) };
     mark(this.#progress, 'hidden', isDraining ? undefined : '');
     if (!dirty) {
-      say(this.#drain, now.disk.cache ? 'Nothing can be dirty: writes go to the backing before they are answered.' : '');
+      say(this.#drain, now.disk.cache ? 'There is never dirty data: writes are acknowledged when the backing has them.' : '');
       return;
     }
-    const lost = dirty.lost > 0 ? ` ${bytes(dirty.lost)} of it cannot be read from flash.` : '';
+    const lost = dirty.lost > 0 ? ` ${bytes(dirty.lost)} of the dirty data cannot be read from flash.` : '';
     const rate = dirty.rate > 0 ? `, ${mib(dirty.rate)} MiB/s go to the backing` : '';
     if (isDraining && this.#began) {
       const done = Math.max(0, this.#began.bytes - left);
       this.#progress.max = Math.max(this.#began.bytes, left);
       this.#progress.value = done;
-      const eta = dirty.eta_seconds === undefined ? (dirty.why ?? 'nothing moves') : `${duration(dirty.eta_seconds)} left`;
+      const eta = dirty.eta_seconds === undefined ? (dirty.why ?? 'no progress') : `${duration(dirty.eta_seconds)} left`;
       say(this.#drain, `Draining: ${bytes(left)} left${rate}; ${eta}.${lost}`);
     } else {
       const why = dirty.why ? ` ${dirty.why}.` : '';
-      say(this.#drain, left > 0 ? `${bytes(left)} only on flash${rate}.${lost}${why}` : `Everything is on the backing.${why}`);
+      say(this.#drain, left > 0 ? `${bytes(left)} of dirty data${rate}.${lost}${why}` : `No dirty data: the backing has all data.${why}`);
     }
   }
 
@@ -86,10 +86,10 @@ export class DirtyCard {
       rows: [],
       warnings: [
         isDraining
-          ? `${left} stay on flash only, and go to the backing as the cache's settings say.`
-          : `${left} that only flash has go to the backing, at the price of some of the backing's time. The disk is served meanwhile.`,
+          ? `${left} of dirty data stay on flash. hob destages them by the settings of the cache.`
+          : `${left} of dirty data are written to the backing, which makes the backing slower meanwhile. Guests can use the disk.`,
       ],
-      verb: isDraining ? 'Stop it' : 'Drain',
+      verb: isDraining ? 'Stop the drain' : 'Drain',
       apply: async () => (await ask<{ notes: string[] }>(isDraining ? 'DELETE' : 'POST', diskPath(disk, '/drain'))).notes,
     });
   }

@@ -1,4 +1,4 @@
-// The table of disks: the slowest first, each with where its time goes. Rows keep their places while somebody is at them.
+// The table of disks, slowest first, with the time by cause. Rows keep their positions while the user points at them.
 
 import { CAUSES } from './causes';
 import { Spark } from './charts';
@@ -9,10 +9,10 @@ import { sum, type Rates } from './rates';
 import type { Datastore, DiskNow, Snapshot } from './types';
 import { slowness, verdict, type Verdict } from './why';
 
-/** More are not shown at once; the box above finds the others. */
+/** Maximum number of rows; the search box finds the others. */
 const ROWS_MAX = 200;
 
-/** Rows change places at most so often. */
+/** Minimum time between changes of the order. */
 const SORT_MS = 4000;
 
 interface Row {
@@ -25,7 +25,7 @@ interface Column {
   id: string;
   heading: string;
   unit: string;
-  /** The greatest first; text by the alphabet. */
+  /** Sort key: the greatest first; text in alphabetical order. */
   rank: (row: Row) => number | string;
   text?: (row: Row) => string;
 }
@@ -37,14 +37,14 @@ const COLUMNS: readonly Column[] = [
   { id: 'disk', heading: 'Disk', unit: '', rank: (row) => row.now.disk.name },
   { id: 'latency', heading: 'Mean', unit: 'ms', rank: (row) => slowness(row.verdict, row.rates), text: (row) => ms(row.rates?.meanNs) },
   { id: 'p99', heading: '99 %', unit: 'ms', rank: (row) => row.rates?.p99Ns ?? -1, text: (row) => ms(row.rates?.p99Ns) },
-  { id: 'time', heading: 'Where its time goes', unit: '', rank: (row) => sum(row.rates?.timeByCause ?? []) },
+  { id: 'time', heading: 'Time by cause', unit: '', rank: (row) => sum(row.rates?.timeByCause ?? []) },
   { id: 'iops', heading: 'Requests', unit: 'IOPS', rank: (row) => row.rates?.iops ?? -1, text: (row) => iops(row.rates?.iops) },
   { id: 'hits', heading: 'Hits', unit: 'of reads', rank: (row) => hits(row.rates) ?? -1, text: (row) => percent(hits(row.rates)) },
   { id: 'read', heading: 'Read', unit: 'MiB/s', rank: (row) => row.rates?.readBytes ?? -1, text: (row) => mib(row.rates?.readBytes) },
   { id: 'write', heading: 'Written', unit: 'MiB/s', rank: (row) => row.rates?.writeBytes ?? -1, text: (row) => mib(row.rates?.writeBytes) },
   {
     id: 'dirty',
-    heading: 'Only on flash',
+    heading: 'Dirty data',
     unit: '',
     rank: (row) => row.now.figures?.dirty_bytes ?? -1,
     text: (row) => (row.now.disk.cache?.mode === 'write-back' ? bytes(row.now.figures?.dirty_bytes) : NOTHING),
@@ -122,7 +122,7 @@ export class Disks {
     this.#again();
   }
 
-  /** In order; in the order of before while it is young, or somebody is about to choose a row. */
+  /** Returns the rows in order. Keeps the previous order while it is recent, or while the user points at a row. */
   #sort(rows: Row[]): Row[] {
     const isHeld = this.#body.matches(':hover') || this.#body.contains(document.activeElement);
     if (this.#sortedAt > 0 && (isHeld || performance.now() - this.#sortedAt < SORT_MS)) {
@@ -134,11 +134,11 @@ export class Disks {
     const direction = this.#isReversed ? -1 : 1;
     rows.sort((one, other) => {
       const [a, b] = [rank(one), rank(other)];
-      // Two that are infinite are equal, and not a difference that is no number.
+      // The difference of two infinite values is not a number; they are equal.
       const order = typeof a === 'string' ? a.localeCompare(String(b)) : a === b ? 0 : Number(b) - a;
       return direction * order || one.now.disk.name.localeCompare(other.now.disk.name);
     });
-    // Until there are rates, the order means nothing and may change at once.
+    // Until there are rates, the order may change at any time.
     this.#sortedAt = rows.some((row) => row.rates) ? performance.now() : 0;
     this.#order = rows.map((row) => row.now.disk.name);
     return rows;
@@ -191,7 +191,7 @@ export class Disks {
     return { root, show };
   }
 
-  /** Up and down go from disk to disk. */
+  /** The arrow keys up and down move between disks. */
   #move(event: KeyboardEvent): void {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step) return;
@@ -211,9 +211,9 @@ function stateOf({ disk }: DiskNow): string {
 }
 
 function noteOf(all: number, found: number): string {
-  if (all === 0) return 'No disks. hob disk add NAME --backing PATH adds one.';
-  if (found === 0) return 'No disk has that in its name.';
-  return found > ROWS_MAX ? `The first ${ROWS_MAX} of ${found} disks; type a part of a name to find others.` : '';
+  if (all === 0) return 'There are no disks. Add one: hob disk add NAME --backing PATH';
+  if (found === 0) return 'No disk has this text in its name.';
+  return found > ROWS_MAX ? `The first ${ROWS_MAX} of ${found} disks. Enter a part of a name to find others.` : '';
 }
 
 function legend(): HTMLElement {

@@ -1,9 +1,9 @@
-// Making and changing elements. Text is text: nothing here reads markup, and the page's policy forbids it.
+// Creates and changes elements. Texts are never parsed as markup, and the page's content security policy forbids that.
 
 type Child = Node | string | undefined | false;
 type Props = Record<string, string | boolean | number | undefined | ((event: Event) => void)>;
 
-/** An element. A property that is a function listens to the event of that name; others are attributes. */
+/** Creates an element. Functions are event listeners of that name; other properties are attributes. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   props: Props = {},
@@ -21,7 +21,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** The same for pictures. */
+/** Creates an SVG element. */
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   props: Record<string, string | number> = {},
@@ -33,12 +33,12 @@ export function svg<K extends keyof SVGElementTagNameMap>(
   return element;
 }
 
-/** Changes a text only where it is another one: a screen reader and a selection are not disturbed for nothing. */
+/** Sets a text only if it differs, so that screen readers and selections are not disturbed. */
 export function say(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** The same for an attribute; undefined takes it away. */
+/** Sets an attribute only if it differs; undefined removes it. */
 export function mark(element: Element, name: string, value: string | undefined): void {
   if (value === undefined) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
@@ -47,7 +47,7 @@ export function mark(element: Element, name: string, value: string | undefined):
   }
 }
 
-/** Has a part of one element for each item, in their order. Parts stay as long as their items do, and keep the focus. */
+/** Keeps one element for each item, in the order of the items. Elements exist as long as their items, and keep the focus. */
 export class Parts<T, P extends { root: Element }> {
   readonly #known = new Map<string, P>();
 
@@ -75,7 +75,7 @@ export class Parts<T, P extends { root: Element }> {
       } else if (!part.root.contains(document.activeElement)) {
         this.container.insertBefore(part.root, place);
       } else {
-        // What has the focus loses it when it is moved: what stands before it moves behind it instead.
+        // Moving a focused element removes the focus, so the elements before it are moved behind it instead.
         while (place && place !== part.root) {
           const next: Element | null = place.nextElementSibling;
           this.container.append(place);

@@ -1,5 +1,5 @@
-// Following the daemon: server-sent events, read by hand because an EventSource cannot show a token. It connects again by itself, and says
-// how things stand.
+// Receives server-sent events of the daemon. It does not use EventSource, which cannot send a token. It reconnects automatically, and
+// reports the state of the connection.
 
 import { Refused, call } from './api';
 import type { Snapshot } from './types';
@@ -7,15 +7,15 @@ import type { Snapshot } from './types';
 export type Link =
   | { state: 'connecting' }
   | { state: 'live' }
-  /** Trying again by itself. */
+  /** The page reconnects automatically. */
   | { state: 'lost'; why: string }
-  /** Somebody has to give a token. */
+  /** The user must enter a token. */
   | { state: 'locked'; why: string };
 
-/** No event for so long means that the connection is dead. */
+/** Time without an event after which the connection counts as lost. */
 const SILENCE_MS_MAX = 12_000;
 
-/** Pauses before the next attempt. */
+/** Delays before the next attempts. */
 const PAUSES_MS = [300, 700, 1500, 3000, 5000];
 
 export interface Listener {
@@ -23,7 +23,7 @@ export interface Listener {
   link(link: Link): void;
 }
 
-/** Never ends. Returns what to call when there is a token, or when it is worth trying at once. */
+/** Runs until the page is closed. Returns a function that reconnects immediately. */
 export function follow(listener: Listener): () => void {
   let wake = (): void => {};
   const run = async (): Promise<void> => {
@@ -31,7 +31,7 @@ export function follow(listener: Listener): () => void {
       let link: Link;
       try {
         await once(listener, () => (failures = 0));
-        link = { state: 'lost', why: 'the daemon has ended' };
+        link = { state: 'lost', why: 'the daemon closed the connection' };
       } catch (error) {
         link = explain(error);
       }
@@ -81,7 +81,7 @@ async function once(listener: Listener, isLive: () => void): Promise<void> {
   }
 }
 
-/** Pieces of text in, the data of whole `snapshot` events out (WHATWG HTML, 9.2.6). */
+/** Parses pieces of the event stream, and returns the data of complete `snapshot` events (WHATWG HTML, 9.2.6). */
 export class Parser {
   #rest = '';
 

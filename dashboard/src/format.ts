@@ -1,4 +1,4 @@
-// Numbers as the page shows them: IOPS, MiB/s and ms everywhere, three digits, and a dash for what is not known.
+// Formats numbers: IOPS, MiB/s and ms with three digits, and a dash for unknown values.
 
 export const NOTHING = '–';
 
@@ -10,33 +10,33 @@ function digits(value: number): string {
   return value.toFixed(2);
 }
 
-/** A count, with thin spaces between thousands. */
+/** Formats a count with thin spaces between thousands. */
 export function count(value: number | undefined): string {
   if (value === undefined || !Number.isFinite(value)) return NOTHING;
   return Math.round(value).toString().replace(/\B(?=(\d{3})+(?!\d))/g, '\u202f');
 }
 
-/** Requests a second, without the unit. */
+/** Formats requests per second, without the unit. */
 export function iops(value: number | undefined): string {
   if (value === undefined || !Number.isFinite(value)) return NOTHING;
   return value < 9.95 && value > 0 ? value.toFixed(1) : count(value);
 }
 
-/** Bytes a second as MiB/s, without the unit. */
+/** Formats bytes per second as MiB/s, without the unit. */
 export function mib(bytes: number | undefined): string {
   return bytes === undefined || !Number.isFinite(bytes) ? NOTHING : digits(bytes / 1048576);
 }
 
-/** Nanoseconds as ms, without the unit. */
+/** Formats nanoseconds as ms, without the unit. */
 export function ms(nanos: number | undefined): string {
   if (nanos === undefined || !Number.isFinite(nanos)) return NOTHING;
   const value = nanos / 1e6;
-  // The last bucket of the daemon's histograms has no end.
+  // The last bucket of the daemon's histograms has no upper bound.
   if (value > 137e3) return '> 137 s';
   return value > 0 && value < 0.0995 ? value.toFixed(3) : digits(value);
 }
 
-/** The same with the unit. */
+/** Formats nanoseconds as ms, with the unit. */
 export function withMs(nanos: number | undefined): string {
   return nanos === undefined ? NOTHING : `${ms(nanos)}\u00a0ms`;
 }
@@ -49,7 +49,7 @@ const SUFFIXES: [string, number][] = [
   ['KiB', 2 ** 10],
 ];
 
-/** Bytes, rounded, with the unit. */
+/** Formats bytes, rounded, with the unit. */
 export function bytes(value: number | undefined): string {
   if (value === undefined || !Number.isFinite(value)) return NOTHING;
   const found = SUFFIXES.find(([, size]) => value >= size);
@@ -58,7 +58,7 @@ export function bytes(value: number | undefined): string {
   return `${Number.isInteger(shown) ? shown : digits(shown)}\u00a0${found[0]}`;
 }
 
-/** Bytes as they can be typed again: the shortest that is exact, like 8G. */
+/** Formats bytes exactly, in the shortest form that a user can type, such as 8G. */
 export function exactBytes(value: number): string {
   for (const [suffix, size] of SUFFIXES) {
     if (value >= size && value % size === 0) return `${value / size}${suffix[0]}`;
@@ -66,7 +66,7 @@ export function exactBytes(value: number): string {
   return value.toString();
 }
 
-/** A share of 1 as percent, with the sign. */
+/** Formats a share of 1 as percent. */
 export function percent(share: number | undefined): string {
   if (share === undefined || !Number.isFinite(share)) return NOTHING;
   const value = 100 * share;
@@ -74,7 +74,7 @@ export function percent(share: number | undefined): string {
   return `${shown}\u00a0%`;
 }
 
-/** Seconds in words: 42 s, 3 min 5 s, 2 h 10 min. */
+/** Formats seconds: 42 s, 3 min 5 s, 2 h 10 min. */
 export function duration(seconds: number): string {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
@@ -84,7 +84,7 @@ export function duration(seconds: number): string {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** Shares as the command line says them, where they have a name. */
+/** Formats shares with their name on the command line, if they have one. */
 export function shares(value: number): string {
   const names: Record<number, string> = { 500: 'low', 1000: 'normal', 2000: 'high' };
   const name = names[value];

@@ -1,4 +1,4 @@
-// What a disk is asked for: the histograms of vscsiStats, one at a time, as bars and as numbers.
+// The I/O pattern of a disk: the histograms of vscsiStats, one at a time, as bars and as numbers.
 
 import uPlot from 'uplot';
 import { Refused, ask, currentRole, diskPath } from './api';
@@ -57,7 +57,7 @@ export class HistogramCard {
     this.root = h(
       'article',
       { class: 'card' },
-      h('h3', {}, 'What it is asked for'),
+      h('h3', {}, 'I/O pattern'),
       h('div', { class: 'row' }, this.#metric, this.#class, this.#reset),
       this.#text,
       h('figure', { class: 'chart', role: 'group', 'aria-label': 'Histogram; the numbers are in the table below' }, place),
@@ -96,7 +96,7 @@ export class HistogramCard {
     say(
       this.#text,
       all === 0
-        ? `Nothing was asked for in ${duration(found.elapsed_ns / 1e9)}.`
+        ? `No requests in ${duration(found.elapsed_ns / 1e9)}.`
         : `${shown.title}, ${shown.unit}: ${count(all)} in ${duration(found.elapsed_ns / 1e9)}, ` +
             `from ${count(shown.min ?? 0)} to ${count(shown.max ?? 0)}, mean ${count(shown.mean ?? 0)}`,
     );
@@ -114,9 +114,9 @@ export class HistogramCard {
   async #startAnew(): Promise<void> {
     const disk = this.#disk;
     await confirm({
-      title: `Begin the histograms of ${disk} anew`,
+      title: `Clear the histograms of ${disk}`,
       rows: [],
-      warnings: ['What was counted so far is forgotten. Other figures go on.'],
+      warnings: ['All counts of the histograms are cleared. Other figures do not change.'],
       verb: 'Begin anew',
       apply: async () => {
         this.#take(await ask<Histograms>('DELETE', diskPath(disk, '/histograms')));
@@ -182,7 +182,7 @@ function makeRow(row: Row): { root: HTMLElement; cells: HTMLElement[] } {
   return { root: h('tr', {}, h('th', { scope: 'row', class: 'number' }, row.bound), ...cells), cells };
 }
 
-/** A bound in few characters. */
+/** Formats a bound in few characters. */
 function short(value: number, unit: string): string {
   const size = Math.abs(value);
   const sign = value < 0 ? '−' : '';
@@ -192,7 +192,7 @@ function short(value: number, unit: string): string {
 }
 
 function choice(name: string, options: [string, string][]): HTMLSelectElement {
-  const labels: Record<string, string> = { metric: 'Which figure', class: 'Of which requests' };
+  const labels: Record<string, string> = { metric: 'Histogram', class: 'Requests' };
   const items = options.map(([value, label]) => h('option', { value }, label));
   return h('select', { id: `histogram-${name}`, 'aria-label': labels[name] ?? name }, ...items);
 }

@@ -1,32 +1,32 @@
-// What the page has seen of each disk: a point for each snapshot, ten minutes at most. It begins when the page is opened, and has a gap
-// where nothing was heard.
+// The rates of each disk since the page was opened: a point for each snapshot, for at most ten minutes, with gaps where snapshots are
+// missing.
 
 import { between, type Rates } from './rates';
 import type { DiskNow, Figures, Snapshot } from './types';
 
-/** Points that are kept. */
+/** Maximum number of points. */
 export const POINTS_MAX = 600;
 
-/** Tables show means over so many seconds, so that they can be read. */
+/** Number of seconds for the means in tables. */
 const WINDOW_S = 5;
 
 export interface Point {
   /** Seconds since 1970. */
   at: number;
-  /** Nothing at a gap. */
+  /** Undefined in a gap. */
   rates: Rates | undefined;
 }
 
 export class History {
   readonly points: Point[] = [];
   #recent: { at: number; figures: Figures }[] = [];
-  /** Over the last seconds. */
+  /** Mean rates of the last seconds. */
   recent: Rates | undefined;
 
   take(at: number, now: DiskNow): void {
     const figures = now.figures;
     const last = this.#recent.at(-1);
-    // More than a snapshot or two is missing: what came in between is known as a mean only, and is no point.
+    // If more than two snapshots are missing, only a mean is known, which is not a point.
     const isGap = last !== undefined && at - last.at > 3.5;
     const rates = isGap ? undefined : between(last?.figures, figures);
     this.points.push({ at, rates });
@@ -38,7 +38,7 @@ export class History {
   }
 }
 
-/** The histories of all disks. */
+/** Histories of all disks. */
 export class Histories {
   readonly #known = new Map<string, History>();
 

@@ -1,4 +1,4 @@
-// The page: one snapshot a second in, everything on it brought up to date.
+// The page: receives a snapshot each second and updates all parts.
 
 import 'uplot/dist/uPlot.min.css';
 import './app.css';
@@ -47,7 +47,7 @@ class Page {
       this.#cluster.root,
     );
     document.body.replaceChildren(
-      h('a', { class: 'skip', href: '#main' }, 'To the figures'),
+      h('a', { class: 'skip', href: '#main' }, 'Skip to the content'),
       h('header', {}, h('h1', {}, 'hob'), this.#who, h('span', { class: 'space' }), this.#role, this.#link, themeSwitch()),
       this.#lock.root,
       this.#main,
@@ -76,7 +76,7 @@ class Page {
     if (!snapshot) return;
     this.#overview.show(snapshot, this.#histories);
     this.#tasks.show(snapshot);
-    // Until somebody chooses, the first disk that does something is looked at, once it is known which.
+    // Until the user selects a disk, the page shows the first disk with requests.
     if (this.#selected === undefined) this.#selected = this.#slowest(snapshot);
     const selected = snapshot.disks.find((now) => now.disk.name === this.#selected);
     this.#disks.show(snapshot, this.#histories, selected?.disk.name);
@@ -115,14 +115,14 @@ class Page {
       case 'lost':
         return say(this.#link, `${link.why}; trying again`);
       case 'locked':
-        say(this.#link, 'a token is needed');
+        say(this.#link, 'a token is required');
         say(this.#lock.why, link.why);
         mark(this.#main, 'hidden', '');
         return this.#lock.input.focus();
     }
   }
 
-  /** Where a token is asked for. */
+  /** The form that asks for a token. */
   #makeLock(): { root: HTMLElement; why: HTMLElement; input: HTMLInputElement } {
     const why = h('p', { class: 'facts', role: 'alert' });
     const input = h('input', { type: 'password', id: 'token', autocomplete: 'off', required: true, size: 34 });
@@ -136,17 +136,17 @@ class Page {
           this.#wake();
         },
       },
-      h('h2', {}, 'Who are you?'),
+      h('h2', {}, 'Token required'),
       why,
-      h('p', { class: 'facts' }, 'Whoever set up the daemon has tokens; hob dashboard prints an address with a new one each time.'),
-      h('div', { class: 'field' }, h('label', { for: 'token' }, 'Token'), input, h('small', {}, 'It is kept until this tab is closed, and sent to this daemon only.')),
+      h('p', { class: 'facts' }, 'Ask the administrator of the daemon for a token, or run "hob dashboard" on the host, which prints an address with a new token.'),
+      h('div', { class: 'field' }, h('label', { for: 'token' }, 'Token'), input, h('small', {}, 'The page keeps the token until this tab is closed, and sends it to this daemon only.')),
       h('div', { class: 'buttons left' }, h('button', { type: 'submit', class: 'primary' }, 'Show the dashboard')),
     );
     return { root: h('section', { class: 'lock', id: 'lock', hidden: true }, form), why, input };
   }
 }
 
-/** The disk that an address names. */
+/** Returns the disk that the page's address names. */
 function named(hash: string): string | undefined {
   const found = /^#disk=(.+)$/.exec(hash)?.[1];
   try {

@@ -1,4 +1,4 @@
-// The top of the page: what is wrong, which disk is slow and why, and what all disks do together.
+// The top of the page: problems, the slowest disk with the reason, and totals of all disks.
 
 import { Parts, h, mark, say } from './dom';
 import { NOTHING, bytes, iops, mib, ms, percent, withMs } from './format';
@@ -14,7 +14,7 @@ export class Overview {
   readonly #tiles = new Map<string, HTMLElement>();
 
   constructor(private readonly select: (disk: string) => void) {
-    const list = h('ul', { class: 'problems', id: 'problems', 'aria-label': 'What is wrong' });
+    const list = h('ul', { class: 'problems', id: 'problems', 'aria-label': 'Problems' });
     this.#problems = new Parts(
       list,
       (problem) => `${problem.kind} ${problem.subject}`,
@@ -79,11 +79,11 @@ export class Overview {
     const { name, verdict: why, slowness: mean } = worst;
     if (why.severity === 'idle') this.#say('idle', 'All disks are idle.');
     else if (mean < 0 || mean === Infinity) this.#say(why.severity, `: ${why.text}`, name);
-    else if (why.severity === 'ok') this.#say('ok', `, the slowest, answers in ${withMs(mean)}. No disk is slow.`, name);
+    else if (why.severity === 'ok') this.#say('ok', ` is the slowest disk, with ${withMs(mean)}. No disk is slow.`, name);
     else this.#say(why.severity, ` ${why.severity === 'bad' ? 'is slow' : 'is the slowest'}, ${withMs(mean)}: ${why.text}`, name);
   }
 
-  /** A text, or one that follows the name of a disk. */
+  /** Shows a text, after the name of a disk if there is one. */
   #say(severity: Severity, text: string, disk?: string): void {
     mark(this.#headline, 'data-severity', severity);
     const known = this.#headline.querySelector('button');
@@ -102,11 +102,11 @@ export class Overview {
 const TILES: [string, string, string][] = [
   ['iops', 'Requests', 'IOPS'],
   ['latency', 'Mean latency', 'ms'],
-  ['hits', 'Reads that hit', ''],
+  ['hits', 'Hit ratio of reads', ''],
   ['read', 'Read', 'MiB/s'],
   ['write', 'Written', 'MiB/s'],
   ['backing', 'To backings', 'IOPS'],
-  ['dirty', 'Only on flash', ''],
+  ['dirty', 'Dirty data', ''],
 ];
 
 interface ProblemPart {

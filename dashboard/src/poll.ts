@@ -1,4 +1,4 @@
-// Asking again and again for what is too large for the stream of events, while somebody can see it.
+// Queries a path of the API repeatedly, while the page is visible, for data that is too large for the event stream.
 
 import { Refused, ask } from './api';
 
@@ -16,14 +16,14 @@ export class Poll<T> {
     });
   }
 
-  /** Asks at that path from now on. */
+  /** Changes the path of the queries. */
   at(path: string): void {
     if (path === this.#path) return;
     this.#path = path;
     this.again();
   }
 
-  /** Asks now. */
+  /** Sends a query now. */
   again(): void {
     clearTimeout(this.#timer);
     void this.#ask();
@@ -36,7 +36,7 @@ export class Poll<T> {
       const answer = await ask<T>('GET', path);
       if (path === this.#path) this.found(answer);
     } catch (error) {
-      // Without an answer at all, the top of the page says so.
+      // If there is no answer, the top of the page shows that.
       if (path === this.#path && error instanceof Refused) this.failed(error.problem.error);
     }
     if (path !== this.#path) return;

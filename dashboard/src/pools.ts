@@ -1,4 +1,4 @@
-// Pools and their flash devices: room, state, and what each device does.
+// Pools and their flash devices: size, state, and I/O of each device.
 
 import { Parts, h, say } from './dom';
 import { NOTHING, bytes, count, iops, mib, percent } from './format';
@@ -9,7 +9,7 @@ interface PoolPart {
   show: (now: PoolNow) => void;
 }
 
-/** What a device did at the snapshot before, to see what it does now. */
+/** Counts of a device in the previous snapshot, from which the rates are computed. */
 type Seen = Map<string, { atMs: number; figures: DeviceFigures }>;
 
 export class Pools {
@@ -31,7 +31,7 @@ export class Pools {
     this.#next = new Map();
     this.#pools.show(snapshot.pools);
     this.#seen = this.#next;
-    say(this.#empty, snapshot.pools.length ? '' : 'There is no pool. hob pool create NAME DEVICE… makes one.');
+    say(this.#empty, snapshot.pools.length ? '' : 'There is no pool. Create one: hob pool create NAME DEVICE…');
   }
 
   #make({ pool: { name } }: PoolNow): PoolPart {
@@ -66,9 +66,9 @@ export class Pools {
     const show = ({ pool, devices: figures }: PoolNow): void => {
       const used = pool.size - pool.free;
       fill.style.width = `${pool.size > 0 ? (100 * used) / pool.size : 0}%`;
-      const orphans = pool.orphans?.length ? `; ${count(pool.orphans.length)} caches in it belong to no disk` : '';
+      const orphans = pool.orphans?.length ? `; ${count(pool.orphans.length)} caches belong to no disk (orphans)` : '';
       const who = pool.caches.length ? `caches of ${pool.caches.length} disks` : 'no caches';
-      say(text, `${bytes(used)} of ${bytes(pool.size)} given to ${who}, ${bytes(pool.free)} free${orphans}`);
+      say(text, `${bytes(used)} of ${bytes(pool.size)} allocated to ${who}, ${bytes(pool.free)} free${orphans}`);
       devices.show(
         pool.devices.map((device, index) => ({ path: device.path, device, rates: this.#rates(`${name} ${device.path}`, figures[index] ?? undefined) })),
       );
@@ -106,8 +106,8 @@ function makeDevice(path: string): { root: HTMLElement; show: (row: DeviceRow) =
   const cells = Array.from({ length: 5 }, (_, index) => h('td', { class: index > 0 ? 'number' : '' }));
   const root = h('tr', {}, h('th', { scope: 'row', class: 'path', title: path }, path), ...cells);
   const show = ({ device, rates }: DeviceRow): void => {
-    const out = device.admission === 'out' ? ', gives no new room' : '';
-    const through = device.io === 'buffered' ? ', through the page cache' : '';
+    const out = device.admission === 'out' ? ', allocation off' : '';
+    const through = device.io === 'buffered' ? ', uses the page cache' : '';
     const texts = [
       `${device.state}${device.reason ? `: ${device.reason}` : ''}${out}${through}`,
       device.size > 0 ? `${bytes(device.free)} (${percent(device.free / device.size)})` : NOTHING,

@@ -1,10 +1,10 @@
-// What happened between two snapshots, for each second.
+// Rates per second between two snapshots.
 
 import { CAUSE_COUNT, causeOf } from './causes';
 import type { Figures, Io } from './types';
 
 export interface Rates {
-  /** How long it was, seconds. */
+  /** Length of the interval, seconds. */
   seconds: number;
   iops: number;
   reads: number;
@@ -14,25 +14,25 @@ export interface Rates {
   /** Shares of the reads, 0 to 1; undefined without reads. */
   flashHits: number | undefined;
   memoryHits: number | undefined;
-  /** Of all requests; undefined without any. */
+  /** Mean latency of all requests; undefined without requests. */
   meanNs: number | undefined;
   p99Ns: number | undefined;
-  /** Requests a second, by cause. */
+  /** Requests per second, by cause. */
   byCause: number[];
-  /** Nanoseconds that requests of a cause took, together, each second. */
+  /** Sum of the latencies per second, by cause, nanoseconds. */
   timeByCause: number[];
-  /** I/O to the backing: a second, units a second, mean latency, and mean wait before it. */
+  /** I/Os to the backing: I/Os per second, units per second, mean latency, and mean time in the queue. */
   backingIos: number;
   backingUnits: number;
   backingNs: number | undefined;
   backingWaitNs: number | undefined;
-  /** The same of I/O to flash. */
+  /** The same for I/Os to flash. */
   flashNs: number | undefined;
   flashWaitNs: number | undefined;
   destagedBytes: number;
 }
 
-/** Nothing where counting began anew in between, or no time has passed. */
+/** Returns undefined if a counter was reset, or if no time has passed. */
 export function between(before: Figures | undefined, after: Figures | undefined): Rates | undefined {
   if (!before || !after || after.elapsed_ns <= before.elapsed_ns) return undefined;
   const seconds = (after.elapsed_ns - before.elapsed_ns) / 1e9;
@@ -74,7 +74,7 @@ export function between(before: Figures | undefined, after: Figures | undefined)
   };
 }
 
-/** What was done in between, and the means of an I/O. */
+/** Returns the rate of I/Os and their mean latency. */
 function io(before: Io, after: Io): { ios: number; units: number; takesNs: number | undefined; waitsNs: number | undefined } {
   const ios = Math.max(0, after.ios - before.ios);
   return {
@@ -85,7 +85,7 @@ function io(before: Io, after: Io): { ios: number; units: number; takesNs: numbe
   };
 }
 
-/** The bound of the bucket in which it lies, as `hob top` has it. */
+/** Returns the upper bound of the bucket with this quantile, like `hob top`. */
 export function quantile(
   before: readonly [number, number][],
   after: readonly [number, number][],

@@ -1,5 +1,5 @@
-// Changing a disk: its cache, and what it is due. Nothing is sent before what will be different has been shown and confirmed, and only what
-// is different is sent.
+// Forms for a disk's cache and for its shares and limits. The page shows the changed values, and sends only these after the
+// user confirms.
 
 import { ask, currentRole, diskPath } from './api';
 import { confirm, type Change } from './confirm';
@@ -8,20 +8,20 @@ import { NOTHING, bytes, exactBytes } from './format';
 import type { Cache, DiskNow, DiskQos, PoolNow, Snapshot } from './types';
 
 interface Field {
-  /** As the API calls it. */
+  /** Name in the API. */
   id: string;
   label: string;
   hint?: string;
   input: HTMLInputElement | HTMLSelectElement;
-  /** What it is now, as it is typed. */
+  /** Present value, as a user would type it. */
   now: string;
 }
 
 const MODES = ['write-through', 'write-back', 'write-around', 'read-only-cache', 'pass-through'];
 
-const READ_ONLY = 'You may only look: your token or certificate has the role read-only.';
+const READ_ONLY = 'You cannot change settings: your token or certificate has the role read-only.';
 
-/** A card with fields. They follow the daemon until somebody changes one of them. */
+/** A card with fields. The fields follow the daemon's values until the user changes one of them. */
 class Form {
   readonly root: HTMLElement;
   readonly fields: Field[] = [];
@@ -60,7 +60,7 @@ class Form {
     return field;
   }
 
-  /** Shows what is so now, but for what is being changed. */
+  /** Shows the present values, except in fields that the user is changing. */
   show(disk: string, values: Record<string, string>, closed: string, note = ''): void {
     if (disk !== this.#disk) {
       this.#disk = disk;
@@ -98,7 +98,7 @@ class Form {
   async #ask(): Promise<void> {
     const change = this.change();
     if (!change) return;
-    // What was sent is what is so now: the next event confirms it.
+    // The sent values are the present values until the next event.
     if (await confirm(change)) this.fields.forEach((field) => (field.now = field.input.value));
     this.#mark();
   }
@@ -107,7 +107,7 @@ class Form {
 const rowsOf = (fields: Field[]): [string, string, string][] =>
   fields.map((field) => [field.label, field.now || NOTHING, field.input.value.trim() || NOTHING]);
 
-/** The cache of a disk: made, changed, cleared. */
+/** The form for the cache of a disk. */
 export class CacheForm {
   readonly root: HTMLElement;
   readonly #form: Form;
@@ -118,11 +118,11 @@ export class CacheForm {
   #pools: PoolNow[] = [];
 
   constructor() {
-    this.#form = new Form('cache', 'Change its cache', () => this.#change());
+    this.#form = new Form('cache', 'Change the cache', () => this.#change());
     this.#pool = this.#form.add('pool', 'Pool', h('select', {}));
-    this.#size = this.#form.add('size', 'Size', h('input', { type: 'text', inputmode: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), 'like 8G or 512M');
+    this.#size = this.#form.add('size', 'Size', h('input', { type: 'text', inputmode: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), 'such as 8G or 512M');
     this.#mode = this.#form.add('mode', 'Mode', h('select', {}, ...MODES.map((mode) => h('option', { value: mode }, mode))));
-    this.#form.add('ram', 'Memory above it', h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), '0 for none');
+    this.#form.add('ram', 'Memory tier', h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), '0 for none');
     this.root = this.#form.root;
   }
 
@@ -141,11 +141,11 @@ export class CacheForm {
       ? { pool: cache.pool, size: exactBytes(cache.size), mode: cache.mode, ram: exactBytes(cache.ram) }
       : { pool: names[0] ?? '', size: '', mode: 'write-through', ram: '0' };
     const isOffline = now.disk.state !== 'online';
-    const closed = names.length === 0 ? 'There is no pool, so there is no room for a cache.' : isOffline ? 'It is offline.' : '';
-    this.#form.show(now.disk.name, values, closed, cache ? '' : 'It has no cache. With a size it gets one.');
+    const closed = names.length === 0 ? 'There is no pool for a cache.' : isOffline ? 'The disk is offline.' : '';
+    this.#form.show(now.disk.name, values, closed, cache ? '' : 'The disk has no cache. Enter a size to create one.');
     const pool = this.#pools.find((entry) => entry.pool.name === select.value)?.pool;
     const hint = this.#size.input.nextElementSibling;
-    if (hint && pool) say(hint, `like 8G; ${bytes(pool.free)} are free in ${pool.name}${cache ? ' besides' : ''}`);
+    if (hint && pool) say(hint, `such as 8G; ${cache ? 'additional ' : ''}${bytes(pool.free)} free in ${pool.name}`);
   }
 
   #change(): Change | undefined {
@@ -166,9 +166,9 @@ export class CacheForm {
     }
     const wanted = { ...body, pool: this.#pool.input.value, size: this.#size.input.value.trim(), mode: this.#mode.input.value };
     return {
-      title: `Give ${disk} a cache`,
+      title: `Create a cache for ${disk}`,
       rows: rowsOf([this.#pool, this.#size, this.#mode]).map(([name, , after]) => [name, NOTHING, after]),
-      warnings: ['It begins empty, and is filled with what is asked for.'],
+      warnings: ['The cache is empty at first, and is filled as guests read and write.'],
       verb: 'Enable it',
       apply: async () => (await ask<{ notes: string[] }>('PUT', diskPath(disk, '/cache'), wanted)).notes,
     };
@@ -177,31 +177,31 @@ export class CacheForm {
 
 function warnings(cache: Cache, body: Record<string, string>): string[] {
   const said: string[] = [];
-  if (body['mode'] && cache.mode === 'write-back') said.push('What only flash has goes to the backing first, which may take a while.');
+  if (body['mode'] && cache.mode === 'write-back') said.push('hob first writes all dirty data to the backing, which can take long.');
   if (body['mode'] === 'write-back') {
-    said.push('Writes are answered when flash has them. Until they are on the backing, they are lost if all copies on flash are.');
-    if (!cache.persistent) said.push('It needs a cache that survives a restart; the daemon makes it one, and it begins empty.');
+    said.push('Writes are acknowledged when flash has them. Until the backing has them too, they are lost if all copies on flash are lost.');
+    if (!cache.persistent) said.push('Write-back needs a persistent cache. The daemon makes the cache persistent, which empties it.');
   }
-  if (body['size']) said.push('Contents stay where they fit.');
-  if (body['ram']) said.push('What is in memory is forgotten; flash keeps its data.');
+  if (body['size']) said.push('The cache keeps the data that fits.');
+  if (body['ram']) said.push('The data in the memory tier is dropped; flash keeps its data.');
   return said;
 }
 
-/** What a disk is due where others want the same. */
+/** The form for the shares, limits and reservation of a disk. */
 export class QosForm {
   readonly root: HTMLElement;
   readonly #form: Form;
   #now: DiskNow | undefined;
 
   constructor() {
-    this.#form = new Form('qos', 'Change what it is due', () => this.#change());
+    this.#form = new Form('qos', 'Change shares and limits', () => this.#change());
     const text = (): HTMLInputElement => h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 });
     const number = (): HTMLInputElement => h('input', { type: 'number', min: 0, step: 1, inputmode: 'numeric' });
     this.#form.add('shares', 'Shares', text(), 'low, normal, high or a number');
-    this.#form.add('reservation', 'Reservation', number(), 'units a second; 0 for none');
-    this.#form.add('limit', 'Limit', number(), 'units a second; 0 for none');
-    this.#form.add('bytes_limit', 'Limit in bytes', text(), 'a second, like 20M; 0 for none');
-    this.#form.add('flash_limit', 'Limit on flash', number(), 'units a second on each device; 0 for none');
+    this.#form.add('reservation', 'Reservation', number(), 'units per second; 0 for none');
+    this.#form.add('limit', 'Limit', number(), 'units per second; 0 for none');
+    this.#form.add('bytes_limit', 'Limit in bytes', text(), 'per second, such as 20M; 0 for none');
+    this.#form.add('flash_limit', 'Limit on flash', number(), 'units per second on each device; 0 for none');
     this.root = this.#form.root;
   }
 
@@ -218,7 +218,7 @@ export class QosForm {
           flash_limit: String(qos.flash_limit ?? 0),
         }
       : {};
-    this.#form.show(now.disk.name, values, qos ? '' : 'Nothing is known of it yet.');
+    this.#form.show(now.disk.name, values, qos ? '' : 'The settings are not known yet.');
   }
 
   #change(): Change | undefined {
@@ -230,14 +230,14 @@ export class QosForm {
     const value = (field: Field): string | number => (numbers.includes(field.id) ? Number(field.input.value) : field.input.value.trim());
     const body: Record<string, string | number> = Object.fromEntries(fields.map((field) => [field.id, value(field)]));
     const policy = now.qos?.policy;
-    // What has a policy cannot be changed for itself: it leaves the policy first, and keeps what that said.
+    // A disk with a storage policy cannot have other settings: it leaves the policy and keeps its values.
     if (policy) body['policy'] = '';
     return {
-      title: `Change what ${disk} is due`,
+      title: `Change shares and limits of ${disk}`,
       rows: rowsOf(fields),
       warnings: [
-        'It takes effect at once, for what waits already too.',
-        ...(policy ? [`It has the storage policy ${policy}, and leaves it with this.`] : []),
+        'The change takes effect immediately, also for waiting I/O.',
+        ...(policy ? [`The disk leaves its storage policy ${policy}.`] : []),
       ],
       verb: 'Change it',
       apply: async () => (await ask<DiskQos>('PATCH', diskPath(disk, '/qos'), body)).notes ?? [],

@@ -1,4 +1,4 @@
-// Changes that continue in the background: how far they are, how they ended, and how to cancel or acknowledge them.
+// Changes that run in the background: progress, result, and buttons to cancel or acknowledge them.
 
 import { ask, currentRole } from './api';
 import { confirm } from './confirm';
@@ -70,8 +70,8 @@ async function end(task: Task): Promise<void> {
     rows: [],
     warnings: [
       isRunning
-        ? 'The drain stops, and a change that waits for it is not made. Dirty data stays on flash.'
-        : 'The task leaves the list, and its failure leaves health. Nothing else changes.',
+        ? 'hob stops the drain, and does not make the change that waits for it. Dirty data stays on flash.'
+        : 'hob removes the task from this list and from the health problems. Nothing else changes.',
     ],
     verb: isRunning ? 'Cancel it' : 'Acknowledge',
     apply: async () => {

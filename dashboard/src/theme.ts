@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it; and the colours of app.css for what draws on a canvas.
+// The theme (light, dark, or that of the system), and the colours of app.css for drawing on a canvas.
 
 import { h, mark, say } from './dom';
 
@@ -8,7 +8,7 @@ type Theme = (typeof THEMES)[number];
 
 const listeners: (() => void)[] = [];
 
-/** Calls back whenever colours are different ones. */
+/** Calls a function after each change of the colours. */
 export function onTheme(changed: () => void): void {
   listeners.push(changed);
 }
@@ -16,7 +16,7 @@ export function onTheme(changed: () => void): void {
 const cache = new Map<string, string>();
 let probe: HTMLElement | undefined;
 
-/** A variable of app.css as a colour. */
+/** Returns a colour variable of app.css. */
 export function color(variable: string): string {
   const known = cache.get(variable);
   if (known) return known;
@@ -36,7 +36,7 @@ function apply(theme: Theme): void {
   listeners.forEach((changed) => changed());
 }
 
-/** The button that switches, in turn. */
+/** The button that switches between the themes. */
 export function themeSwitch(): HTMLElement {
   const kept = localStorage.getItem(KEY);
   let theme: Theme = THEMES.find((name) => name === kept) ?? 'system';

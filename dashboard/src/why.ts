@@ -1,5 +1,4 @@
-// Which disk is slow, and why, in a sentence. The time that requests took is divided among what became of them: what has the largest part
-// of it is what to look at.
+// Explains in a sentence which disk is slow, and why: the cause whose requests took most of the time.
 
 import { CAUSES } from './causes';
 import { bytes, count, percent, withMs } from './format';
@@ -13,7 +12,7 @@ export interface Verdict {
   text: string;
 }
 
-/** A mean latency from which a disk is called slow, and from which it is worth a look. */
+/** Mean latencies above which a disk is reported as slow, and above which it gets a warning. */
 export const SLOW_NS = 20e6;
 export const LOOK_NS = 5e6;
 
@@ -23,7 +22,7 @@ export function worseThan(one: Verdict, other: Verdict): boolean {
   return ORDER.indexOf(one.severity) > ORDER.indexOf(other.severity);
 }
 
-/** The latency from which a datastore is throttled for being late; Infinity where that is not asked for. */
+/** Returns the latency above which a datastore is throttled; Infinity if latency does not throttle it. */
 export function lateFromNs(store: Datastore): number {
   if (store.control === 'knee') return store.knee_ns ?? store.latency_ms * 1e6;
   return store.control === 'auto' ? store.latency_ms * 1e6 : Infinity;
@@ -33,7 +32,7 @@ export function isLate(store: Datastore): boolean {
   return store.latency_ns > lateFromNs(store);
 }
 
-/** How slow a disk is, for comparison: one that answers nothing although it should is slower than all others. */
+/** Returns a number for sorting by slowness. A disk that answers no requests is the slowest. */
 export function slowness(verdict: Verdict, rates: Rates | undefined): number {
   return rates?.meanNs ?? (verdict.severity === 'bad' ? Infinity : -1);
 }
@@ -42,56 +41,56 @@ export function verdict(now: DiskNow, rates: Rates | undefined, datastore: Datas
   return standing(now) ?? moving(now, rates, datastore);
 }
 
-/** What is so whatever its requests do. */
+/** Returns a verdict that does not depend on the disk's requests. */
 function standing({ disk, figures }: DiskNow): Verdict | undefined {
   if (disk.state === 'offline') return { severity: 'bad', text: `offline: ${disk.reason ?? 'its backing cannot be opened'}` };
-  if (disk.state === 'removing') return { severity: 'warn', text: 'it is being removed' };
+  if (disk.state === 'removing') return { severity: 'warn', text: 'the disk is being removed' };
   const backing = backingVerdict(disk.backing_state);
   if (backing) return backing;
-  if (!figures) return { severity: 'bad', text: 'the thread that serves it does not answer' };
+  if (!figures) return { severity: 'bad', text: 'the shard that serves the disk does not answer' };
   const cache = disk.cache;
   const why = cache?.reason ?? '';
-  if (cache?.state === 'stalled') return { severity: 'bad', text: why || 'its flash does not answer in time' };
-  if (cache?.state === 'fenced') return { severity: 'bad', text: why || 'all of its flash is fenced; requests go to the backing' };
+  if (cache?.state === 'stalled') return { severity: 'bad', text: why || 'the flash of its cache does not answer in time' };
+  if (cache?.state === 'fenced') return { severity: 'bad', text: why || 'all flash of its cache is fenced; requests go to the backing' };
   if (cache?.dirty && cache.dirty.lost > 0) {
-    return { severity: 'bad', text: `flash has lost ${bytes(cache.dirty.lost)} that the backing does not have` };
+    return { severity: 'bad', text: `flash lost ${bytes(cache.dirty.lost)} of dirty data, which the backing does not have` };
   }
   return undefined;
 }
 
 function moving(now: DiskNow, rates: Rates | undefined, datastore: Datastore | undefined): Verdict {
   const inFlight = now.figures?.in_flight ?? 0;
-  if (!rates) return { severity: 'idle', text: 'figures are on their way' };
+  if (!rates) return { severity: 'idle', text: 'waiting for the first figures' };
   if (rates.meanNs === undefined) {
-    if (inFlight > 0) return { severity: 'bad', text: `${count(inFlight)} requests wait and none is answered` };
-    return { severity: 'idle', text: 'nobody asks it for anything' };
+    if (inFlight > 0) return { severity: 'bad', text: `${count(inFlight)} requests are in flight, and none is answered` };
+    return { severity: 'idle', text: 'no requests' };
   }
   const failed = rates.byCause[CAUSES.findIndex((cause) => cause.id === 'error')] ?? 0;
-  if (failed > 0) return { severity: 'bad', text: `${count(Math.max(1, failed))} requests a second fail` };
+  if (failed > 0) return { severity: 'bad', text: `${count(Math.max(1, failed))} requests per second fail` };
   const severity = rates.meanNs >= SLOW_NS ? 'bad' : rates.meanNs >= LOOK_NS ? 'warn' : 'ok';
   return { severity, text: reason(now, rates, datastore) };
 }
 
-/** The cause that takes the most time, with its mean latency, and what stands behind that. */
+/** Describes the cause that takes the most time, its mean latency, and the reason for it. */
 function reason(now: DiskNow, rates: Rates, datastore: Datastore | undefined): string {
   const all = sum(rates.timeByCause);
   const most = rates.timeByCause.reduce((best, time, index) => (time > (rates.timeByCause[best] ?? 0) ? index : best), 0);
   const cause = CAUSES[most];
   const time = rates.timeByCause[most] ?? 0;
   const requests = rates.byCause[most] ?? 0;
-  if (!cause || all <= 0 || requests <= 0) return 'its requests take no time';
+  if (!cause || all <= 0 || requests <= 0) return 'its requests take no measurable time';
   const part = time / all;
   const each = time / requests;
   const whose = part > 0.995 ? 'all of its time' : `${percent(part)} of its time`;
-  const phrase = now.disk.cache || cause.id !== 'past' ? cause.phrase : 'requests to the backing, for it has no cache';
+  const phrase = now.disk.cache || cause.id !== 'past' ? cause.phrase : 'requests to the backing, because it has no cache';
   const behind = OF_FLASH.includes(cause.id) ? behindFlash(now, rates) : behindBacking(now, rates, datastore, each);
   return `${whose}: ${phrase}, ${withMs(each)} each${behind}`;
 }
 
-/** Causes whose requests wait for flash, or for nothing. */
+/** Causes whose requests do not wait for the backing. */
 const OF_FLASH = ['memory', 'flash', 'write-back'];
 
-/** A wait from which it explains something. */
+/** Minimum mean wait that counts as a reason, nanoseconds. */
 const WAIT_NS = 1e6;
 
 function behindFlash({ disk, qos }: DiskNow, rates: Rates): string {
@@ -99,7 +98,7 @@ function behindFlash({ disk, qos }: DiskNow, rates: Rates): string {
   const takes = rates.flashNs ?? 0;
   if (waits > WAIT_NS && waits > takes / 2) {
     const limit = qos?.flash_limit;
-    return limit === undefined ? `; they wait ${withMs(waits)} for their turn on flash` : `; its limit on flash is ${count(limit)} units/s`;
+    return limit === undefined ? `; I/Os wait ${withMs(waits)} in the queue for flash` : `; its flash limit is ${count(limit)} units/s`;
   }
   if (takes >= LOOK_NS) return `; flash takes ${withMs(takes)}`;
   return disk.cache?.state === 'recovering' ? '; its cache is being recovered' : '';
@@ -111,19 +110,19 @@ function behindBacking({ disk, qos }: DiskNow, rates: Rates, datastore: Datastor
   if (waits > WAIT_NS && waits > takes / 2) {
     const limit = qos?.limit;
     const isAtLimit = limit !== undefined && rates.backingUnits > 0.85 * limit;
-    if (isAtLimit) return `; it is held at its limit of ${count(limit)} units/s`;
-    if (qos?.bytes_limit !== undefined) return `; it is held by its limit of ${bytes(qos.bytes_limit)}/s`;
-    return `; they wait ${withMs(waits)} for their turn on ${qos?.datastore ?? 'the datastore'}, which is shared`;
+    if (isAtLimit) return `; its limit of ${count(limit)} units/s throttles it`;
+    if (qos?.bytes_limit !== undefined) return `; its limit of ${bytes(qos.bytes_limit)}/s throttles it`;
+    return `; I/Os wait ${withMs(waits)} in the queue for the shared datastore ${qos?.datastore ?? ''}`;
   }
   if (datastore && isLate(datastore)) {
-    return `; the datastore ${datastore.name} is late (${withMs(datastore.latency_ns)})`;
+    return `; the datastore ${datastore.name} is slow (${withMs(datastore.latency_ns)})`;
   }
   if (disk.cache?.state === 'recovering') return '; its cache is being recovered';
-  // Where the backing takes all of the time, the latency says it.
-  return takes > 0 && eachNs > 1.5 * takes ? `; an I/O of the backing takes ${withMs(takes)}` : '';
+  // If the backing takes all of the time, the mean latency is sufficient.
+  return takes > 0 && eachNs > 1.5 * takes ? `; an I/O to the backing takes ${withMs(takes)}` : '';
 }
 
-/** What is wrong with a backing, if anything is. */
+/** Returns the problem of a backing, if there is one. */
 function backingVerdict(state: BackingState | undefined): Verdict | undefined {
   switch (state?.state) {
     case 'slow': {

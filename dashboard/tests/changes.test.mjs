@@ -101,7 +101,7 @@ test('a disk without a cache gets one', async () => {
   await page.locator('#disks tr[data-disk=files] button').click();
   await page.fill('#cache-size', '8M');
   await review('cache');
-  assert.match(await page.locator('dialog').innerText(), /Give files a cache/);
+  assert.match(await page.locator('dialog').innerText(), /Create a cache for files/);
   await press('Enable it');
   await until(() => disk('files').cache?.size === 8 * MIB, 'the cache of files');
   await closed();
@@ -117,7 +117,7 @@ test('a drain is begun, and said to be done', async () => {
   const dirty = () => stage.api('/v1/disks/archive/stats').dirty_bytes;
   assert.ok(dirty() > MIB, `${dirty()} dirty`);
   await page.locator('#disks tr[data-disk=archive] button').click();
-  await until(async () => /MiB only on flash/.test(await page.locator('#drain-text').innerText()), 'what is dirty');
+  await until(async () => /MiB of dirty data/.test(await page.locator('#drain-text').innerText()), 'what is dirty');
   await page.evaluate(() => {
     const text = document.querySelector('#drain-text');
     globalThis.drainTexts = [];
@@ -127,7 +127,7 @@ test('a drain is begun, and said to be done', async () => {
   await press('Drain');
   await closed();
   await until(() => dirty() === 0, 'the drain');
-  await until(async () => /Everything is on the backing/.test(await page.locator('#drain-text').innerText()), 'the page says so');
+  await until(async () => /No dirty data/.test(await page.locator('#drain-text').innerText()), 'the page says so');
   const texts = await page.evaluate(() => drainTexts);
   assert.ok(texts.some((text) => /^Draining: .* left, .* MiB\/s go to the backing; .* s left\. true$/.test(text)), texts.join('\n'));
 });
@@ -149,7 +149,7 @@ test('everything can be reached and changed by keyboard alone', async () => {
     assert.fail(`no way by Tab to ${what}`);
   };
   await other.keyboard.press('Tab');
-  assert.equal((await focus()).text, 'To the figures');
+  assert.equal((await focus()).text, 'Skip to the content');
   await tabTo((at) => at.id === 'theme', 'the theme');
   await tabTo((at) => at.row !== undefined, 'a disk');
   const order = await other.locator('#disks tbody tr').evaluateAll((rows) => rows.map((row) => row.dataset.disk));
@@ -184,7 +184,7 @@ test('who may only look is told so, and is refused', async () => {
   for (const form of ['cache', 'qos']) {
     assert.equal(await reader.locator(`#${form} fieldset:disabled`).count(), 1);
     assert.ok(await reader.locator(`#${form} button[type=submit]`).isDisabled());
-    assert.match(await reader.locator(`#${form} .note`).innerText(), /You may only look/);
+    assert.match(await reader.locator(`#${form} .note`).innerText(), /You cannot change settings/);
   }
   assert.ok(await reader.locator('#drain').isDisabled());
   assert.ok(await reader.locator('#histogram-reset').isDisabled());

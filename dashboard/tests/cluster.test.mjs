@@ -68,13 +68,13 @@ test('hosts, disks and what had better move are shown, and a move can be ordered
     await page.locator('dialog').waitFor({ state: 'detached' });
   };
   await order();
-  await until(async () => /busy has not gone to node-b: .*certificate/.test(await text('#cluster-moves')), 'why it did not', 30_000);
+  await until(async () => /busy was not moved to node-b: .*certificate/.test(await text('#cluster-moves')), 'why it did not', 30_000);
   // Now nobody does.
   a.children.find((child) => child.spawnargs.includes('--name=busy')).kill('SIGTERM');
   await until(() => a.api('/v1/cluster/advice').disks.some((disk) => disk.name === 'busy' && disk.users === 0), 'the guest to be gone', 30_000);
   if ((await page.locator('#cluster-advice tr[data-disk=busy] button').count()) === 1) await order();
   else a.ctl(['cluster', 'move', 'busy', '--to', 'node-b', '--no-wait']);
-  await until(async () => /busy is at node-b/.test(await text('#cluster-moves')), 'it to be there', 40_000);
+  await until(async () => /busy was moved to node-b/.test(await text('#cluster-moves')), 'it to be there', 40_000);
   await until(async () => /node-b/.test(await text('#cluster-disks tr[data-disk=busy]')), 'whose it is now');
   for (const width of [320, 390, 768]) {
     await page.setViewportSize({ width, height: 844 });
@@ -103,12 +103,12 @@ test('a daemon without a cluster has no such part, and asks for none', async () 
 test('sentences say how far a move is and what advice comes to', async () => {
   const { describe, sentence, summary } = await source('cluster');
   const move = { disk: 'web', id: '1', from: 'a', to: 'b', note: 'because' };
-  assert.equal(sentence({ ...move, state: 'leaving' }), 'web goes from a to b: because');
-  assert.equal(sentence({ ...move, state: 'failed' }), 'web has not gone to b: because');
-  assert.equal(sentence({ ...move, state: 'done' }), 'web is at b');
+  assert.equal(sentence({ ...move, state: 'leaving' }), 'web is being moved from a to b: because');
+  assert.equal(sentence({ ...move, state: 'failed' }), 'web was not moved to b: because');
+  assert.equal(sentence({ ...move, state: 'done' }), 'web was moved to b');
   const advice = { hosts: [], moves: [], hits_now: 10, hits_here: 50, hits_then: 50, reads: 100, caveats: [] };
-  assert.match(summary(advice), /10\.?0?\u00a0% .* No move is worth it/);
-  assert.match(summary({ ...advice, reads: 0 }), /nothing to advise/);
+  assert.match(summary(advice), /10\.?0?\u00a0% .* No move is worthwhile/);
+  assert.match(summary({ ...advice, reads: 0 }), /no advice/);
   const view = { state: 'suspended', host: 'a', etcd: ['http://e:1'], lease_seconds: 10, left_ms: 0, disks_held: 1 };
-  assert.match(describe(view), /has not heard of etcd/);
+  assert.match(describe(view), /etcd does not answer/);
 });

@@ -59,7 +59,7 @@ test('rates are those that two looks at the API give', async () => {
 
 test('the slowest disk and the reason stand at the top', async () => {
   const headline = await page.locator('#headline').innerText();
-  assert.match(headline, /^files is slow, .*ms: .*held at its limit of 80 units\/s$/);
+  assert.match(headline, /^files is slow, .*ms: .*its limit of 80 units\/s throttles it$/);
   assert.match(await page.locator('#disks tr[data-disk=mail] .why').innerText(), /misses, read from the backing/);
   assert.equal(await page.locator('#disks tbody tr').first().getAttribute('data-disk'), 'files');
 });
@@ -69,9 +69,9 @@ test('what is due stands beside what was received', async () => {
   const text = await row.innerText();
   assert.match(text, /low \(500\)/);
   assert.match(text, /80 units\/s/);
-  assert.match(text, /% due, .*% received; its I\/Os wait/);
+  assert.match(text, /entitled to .*%, received .*%; its I\/Os wait/);
   assert.match(await page.locator('[data-datastore=array1] tr[data-disk=db]').innerText(), /high \(2000\)/);
-  assert.match(await page.locator('[data-datastore=array1] .facts').innerText(), /is said to do 4.000 units\/s, 100 reserved/);
+  assert.match(await page.locator('[data-datastore=array1] .facts').innerText(), /configured capacity 4.000 units\/s, 100 reserved/);
 });
 
 test('a backing that does not answer is seen at once, and that it answers again', async () => {
@@ -96,7 +96,7 @@ test('with guests at rest, every count is the same', async () => {
     const stats = stage.api(`/v1/disks/${disk}/stats`);
     await says('#detail-name', () => disk, 'the disk that was chosen');
     await says('#totals', () => `${count(stats.requests)} requests in`, `requests of ${disk}`);
-    await says('#totals', () => `${count(stats.reads)} reads (${bytes(stats.read_bytes)}), ${count(stats.writes)} writes (${bytes(stats.write_bytes)}); 0 under way`, `reads and writes of ${disk}`);
+    await says('#totals', () => `${count(stats.reads)} reads (${bytes(stats.read_bytes)}), ${count(stats.writes)} writes (${bytes(stats.write_bytes)}); 0 in flight`, `reads and writes of ${disk}`);
     const explained = stage.api(`/v1/disks/${disk}/explain`).sentences;
     await says('.sentences', () => explained[0].slice(0, 30), `why, of ${disk}`);
     await histograms(disk);
@@ -125,10 +125,10 @@ async function histograms(disk) {
 test('room and dirty data are those of the API', async () => {
   await page.locator('#disks tr[data-disk=db] button').click();
   const pool = () => stage.api('/v1/pools/flash');
-  await says('[data-pool=flash] .facts', () => `${bytes(pool().size - pool().free)} of ${bytes(pool().size)} given to caches of 3 disks, ${bytes(pool().free)} free`, 'room of the pool');
+  await says('[data-pool=flash] .facts', () => `${bytes(pool().size - pool().free)} of ${bytes(pool().size)} allocated to caches of 3 disks, ${bytes(pool().free)} free`, 'room of the pool');
   await says('#tile-dirty', () => bytes(stage.api('/v1/disks/db/stats').dirty_bytes), 'dirty data');
   const db = () => stage.api('/v1/load').find((row) => row.disk === 'db');
-  await until(async () => (await page.locator('#detail').innerText()).includes(`${bytes(db().used_bytes)} of ${bytes(db().cache_bytes)} hold data`), 'what the cache holds');
+  await until(async () => (await page.locator('#detail').innerText()).includes(`${bytes(db().used_bytes)} of ${bytes(db().cache_bytes)} have data`), 'what the cache holds');
 });
 
 test('nothing went wrong on the page, and nothing left it', () => clean(page));

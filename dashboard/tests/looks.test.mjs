@@ -171,7 +171,7 @@ test('a daemon without anything says what to do', async () => {
     await empty.daemon();
     const page = await empty.open((await empty.dashboard()).url);
     await until(async () => /There are no disks yet/.test(await page.locator('#headline').innerText()), 'no disks');
-    assert.match(await page.locator('#main').innerText(), /There is no pool\. hob pool create/);
+    assert.match(await page.locator('#main').innerText(), /There is no pool\. Create one: hob pool create/);
     assert.ok(!(await page.locator('#detail').isVisible()));
     clean(page);
   } finally {

@@ -114,17 +114,17 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   assert.equal(misses.severity, 'warn');
   assert.match(misses.text, /^98.% of its time: misses, .* 80.0.ms each$/);
   const limited = disk({}, { qos: { ...disk().qos, limit: 100 } });
-  assert.match(said([outcome('miss-filled', '', 100, 80)], io(100, 1e8, 79e8), limited).text, /held at its limit of 100 units\/s/);
-  assert.match(said([outcome('miss-filled', '', 100, 80)], io(100, 1e8, 79e8)).text, /wait 79.0.ms for their turn on array/);
-  assert.match(said([outcome('miss-filled', '', 100, 80)], io(200, 4e9)).text, /an I\/O of the backing takes 20.0.ms$/);
+  assert.match(said([outcome('miss-filled', '', 100, 80)], io(100, 1e8, 79e8), limited).text, /its limit of 100 units\/s throttles it/);
+  assert.match(said([outcome('miss-filled', '', 100, 80)], io(100, 1e8, 79e8)).text, /wait 79.0.ms in the queue for the shared datastore array/);
+  assert.match(said([outcome('miss-filled', '', 100, 80)], io(200, 4e9)).text, /an I\/O to the backing takes 20.0.ms$/);
   const flash = (io, qos) => {
     const rates = between(figures(0), figures(1, { outcomes: [outcome('hit', '', 100, 30)], flash: io, backing: { ...io, total_ns: 9e9 } }));
     return verdict(disk({}, { qos: { ...disk().qos, ...qos } }), rates).text;
   };
   assert.match(flash(io(100, 29e8), {}), /hits in flash, 30.0.ms each; flash takes 29.0.ms$/);
-  assert.match(flash(io(100, 1e7, 29e8), { flash_limit: 100 }), /; its limit on flash is 100 units\/s$/);
+  assert.match(flash(io(100, 1e7, 29e8), { flash_limit: 100 }), /; its flash limit is 100 units\/s$/);
   const late = { name: 'array', control: 'auto', latency_ms: 30, latency_ns: 45e6 };
-  assert.match(said([outcome('miss-filled', '', 100, 46)], io(100, 45e8), disk(), late).text, /datastore array is late \(45.0.ms\)/);
+  assert.match(said([outcome('miss-filled', '', 100, 46)], io(100, 45e8), disk(), late).text, /datastore array is slow \(45.0.ms\)/);
   assert.match(said([outcome('cache-off', '', 10, 1)], io(), disk({ cache: undefined })).text, /it has no cache/);
   assert.equal(said([outcome('backing-error', '', 3, 1)]).severity, 'bad');
   assert.match(verdict(disk({ state: 'offline', reason: 'no such file' }), undefined).text, /^offline: no such file$/);
@@ -132,7 +132,7 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   assert.equal(verdict(disk({}, { figures: undefined }), undefined).severity, 'bad');
   assert.equal(verdict(disk(), rates([])).severity, 'idle');
   const stuck = disk({}, { figures: figures(1, { in_flight: 7 }) });
-  assert.deepEqual(verdict(stuck, rates([])), { severity: 'bad', text: '7 requests wait and none is answered' });
+  assert.deepEqual(verdict(stuck, rates([])), { severity: 'bad', text: '7 requests are in flight, and none is answered' });
 });
 
 test('what is late depends on how a datastore is throttled', () => {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A machine of cloud-hypervisor whose disk is one of hob's: hob disk add web --vhost-user /run/hob/web.sock …
+# Starts a cloud-hypervisor VM with a disk of hob: hob disk add web --vhost-user /run/hob/web.sock …
 exec cloud-hypervisor \
     --kernel /srv/vmlinux --cmdline 'console=hvc0 root=/dev/vda rw' \
     --cpus boot=4 --memory size=4G,shared=on \

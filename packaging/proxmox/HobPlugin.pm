@@ -284,7 +284,7 @@ sub volume_rollback_is_possible {
 sub volume_snapshot_rollback {
     my ($class, $scfg, $storeid, $volname, $snap) = @_;
     my ($plugin, $base, $baseid) = base($scfg);
-    # Nothing that was cached before is true afterwards.
+    # The cached data from before the rollback is stale.
     hob(['disk', 'remove', disk_name($storeid, $volname)]) if served($storeid, $volname);
     return $plugin->volume_snapshot_rollback($base, $baseid, $volname, $snap);
 }

@@ -1,36 +1,38 @@
 #!/bin/sh
-# hob for Proxmox VE: caches that come along when a machine migrates, and that learn what happens to it.
+# hob's hook script for Proxmox VE: moves caches when a VM migrates, and reports events of VMs to hob.
 #
-# Put it into the snippets of a storage that all nodes have, executable, and set it for each machine:
+# Put it as an executable file into the snippets of a storage that all nodes have, and set it for each VM:
 #     qm set 100 --hookscript local:snippets/hob-hook.sh
-# It reads /etc/hob/hook.conf on each node, a piece of shell; see packaging/libvirt/hook.conf. docs/MIGRATION.md says the rest.
+# The script reads /etc/hob/hook.conf on each node, which is in shell syntax; see packaging/libvirt/hook.conf and
+# docs/MIGRATION.md.
 #
-# Proxmox VE calls it with the number of the machine and a phase: pre-start (failing here prevents the start), post-start, pre-stop, post-stop. A machine
-# that comes from another node is "started" here first, with PVE_MIGRATED_FROM set to that node's name; its configuration is still there.
+# Proxmox VE calls the script with the number of the VM and a phase: pre-start (a failure prevents the start),
+# post-start, pre-stop, post-stop. During a migration, the destination runs the phase pre-start with
+# PVE_MIGRATED_FROM set to the name of the source node, which still has the VM's configuration.
 set -u
 
-machine=${1:?number of the machine} phase=${2:?phase} from=${PVE_MIGRATED_FROM:-}
+vm=${1:?number of the VM} phase=${2:?phase} from=${PVE_MIGRATED_FROM:-}
 
 : "${HOB_HOOK_CONFIG:=/etc/hob/hook.conf}" "${PVE_DIR:=/etc/pve}"
 SOCKETS=/run/hob PEERS='' SELF='' CACHE=copy BANDWIDTH='' EVENTS=yes
 # shellcheck source=/dev/null
 [ ! -r "$HOB_HOOK_CONFIG" ] || . "$HOB_HOOK_CONFIG"
 
-say() { echo "hob: $machine: $*" >&2; }
+say() { echo "hob: $vm: $*" >&2; }
 
-# The machine's configuration, without its snapshots.
+# Prints the VM's configuration without its snapshots.
 config() {
-    for file in "$PVE_DIR/nodes/$from/qemu-server/$machine.conf" "$PVE_DIR/qemu-server/$machine.conf"; do
+    for file in "$PVE_DIR/nodes/$from/qemu-server/$vm.conf" "$PVE_DIR/qemu-server/$vm.conf"; do
         [ -r "$file" ] || continue
         sed '/^\[/,$d' "$file"
         return
     done
-    say "no configuration in $PVE_DIR"
+    say "cannot find the configuration of the VM in $PVE_DIR"
     return 1
 }
 
-# The machine's disks that hob serves, one a line: the name, and the socket if it is one for vhost-user. They stand in `args`, since
-# Proxmox VE has no disks of these kinds of its own.
+# Prints the VM's disks that hob serves, one per line: the name, and for a vhost-user disk the socket. These disks are
+# in `args`, because Proxmox VE has no NBD or vhost-user disks.
 disks() {
     config | sed -n 's/^args: *//p' | tr ' ,' '\n' | awk -v dir="$SOCKETS/" '
         { sub(/^[a-z.]*=/, "") }
@@ -45,12 +47,12 @@ disks() {
         }'
 }
 
-# What a disk is: online, awaited, away, …; nothing if there is none.
+# Prints the state of a disk (online, awaited, away, …), or nothing if the daemon has no such disk.
 state() {
     hob disk show "$1" 2>/dev/null </dev/null | awk '$1 == "state" { print $2; exit }'
 }
 
-# The control address of the node that the machine comes from.
+# Prints the address of the control API of the migration's source.
 peer() {
     for one in $PEERS; do
         [ "${one%%=*}" != "$from" ] || { echo "${one#*=}"; return; }
@@ -58,15 +60,15 @@ peer() {
     return 1
 }
 
-# Asks for the cache of a disk.
+# Requests a disk with its cache from the source.
 fetch() {
     disk=$1 path=$2
     case $(state "$disk") in
-        awaited) return 0 ;; # somebody has asked before: hob migrate, by hand
-        online) say "$disk belongs to this node, and the machine comes from $from"; return 1 ;;
+        awaited) return 0 ;; # an operator has already run hob migrate
+        online) say "$disk is online on this node, but the VM migrates from $from; check which node should own the disk"; return 1 ;;
     esac
     if ! peer=$(peer) || [ -z "$SELF" ]; then
-        say "nobody has said 'hob migrate $disk' at $from, and $HOB_HOOK_CONFIG has no SELF, or no $from=ADDRESS in PEERS"
+        say "cannot request $disk: set SELF, and $from=ADDRESS in PEERS, in $HOB_HOOK_CONFIG, or run 'hob migrate $disk' on $from first"
         return 1
     fi
     set -- --to "${SELF#*=}" --cache "$CACHE" --wait awaited
@@ -91,11 +93,11 @@ $wanted
 EOF
 }
 
-# Tells of each disk that is at home here.
+# Reports an event of the VM to hob, for each disk that this node owns.
 tell() {
     [ "$EVENTS" = yes ] || return 0
     disks | while read -r disk _; do
-        [ "$(state "$disk")" != online ] || hob disk event "$disk" "$1" </dev/null || say "$disk was not told of: $1"
+        [ "$(state "$disk")" != online ] || hob disk event "$disk" "$1" </dev/null || say "cannot report the event $1 of $disk to hob"
     done
 }
 
@@ -105,7 +107,7 @@ give_back() {
     done
 }
 
-# Whether the machine is, or is being, suspended to disk.
+# Returns true if the VM is suspended to disk, or is being suspended.
 suspended() { config | grep -Eq '^lock: *suspend'; }
 
 case $phase in

@@ -208,7 +208,7 @@ impl Daemon {
                 return Ok(Upgrade::Done);
             }
             if start.elapsed() > UPGRADE_MAX {
-                bail!("hob has said nothing about an upgrade for {UPGRADE_MAX:?}");
+                bail!("hob has not reported the end of an upgrade for {UPGRADE_MAX:?}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

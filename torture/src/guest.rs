@@ -142,8 +142,8 @@ pub struct Habits {
     pub pause_us_max: u64,
     /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
-    /// Another guest uses the disk. After a restart the daemon cannot tell guests apart: if one of them was not
-    /// told of a loss, each connection gets one failed flush.
+    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests: if one of
+    /// them has not received a report of a loss, each connection gets one failed flush.
     pub shares_disk: bool,
 }
 
@@ -284,7 +284,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes units in doubt again, as a guest does after an error, and flushes.
+    /// Writes units of uncertain content again, as a guest does after an error, and flushes.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {
@@ -462,12 +462,12 @@ impl Guest {
                 self.shared.model().fail(write);
                 (format!("a write at unit {}", write.first), false)
             }
-            Flying::Flush(_) => {
+            Flying::Flush(flush) => {
                 self.note(0, 0, &format!("flush failed ({error})"));
                 self.shared.counts.flushes_failed.fetch_add(1, Ordering::Relaxed);
                 let mut model = self.shared.model();
                 let explained = model.loss_unreported();
-                model.flush_failed();
+                model.flush_failed(*flush);
                 drop(model);
                 let is_the_others = self.habits.shares_disk && !self.was_told;
                 self.was_told = true;

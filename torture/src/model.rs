@@ -2,20 +2,22 @@
 //!
 //! The model assumes that only one guest writes to the region, and uses these rules:
 //!
-//! * A read must return the last acknowledged version, unless the unit is *in doubt*.
+//! * A read must return the last acknowledged version, unless the content of the unit is
+//!   *uncertain*.
 //! * A successful FLUSH makes every version durable that was acknowledged before the flush was
 //!   sent. A FUA write makes its own version durable.
-//! * A failed or interrupted write may or may not have taken effect, so its units are in doubt.
+//! * A failed or interrupted write may or may not have taken effect, so the content of its units is
+//!   uncertain.
 //! * After [`Model::loss`] and [`Model::interrupt`], a fault may have undone changes that are not
-//!   durable. Units with versions after the durable version are in doubt. All these versions and
-//!   the durable version are allowed. The next successful FLUSH must still make the acknowledged
-//!   versions durable, because the guest got no error.
-//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. Either a
-//!   failed FLUSH told the guest about the fault, or two faults coincided and their combination
-//!   cannot be reported.
-//! * A read ends the doubt about a unit. Later reads must return the same version, and the next
-//!   successful FLUSH makes this version durable. A version that a read has shown as lost must not
-//!   reappear.
+//!   durable. The content of units with versions after the durable version is uncertain. All these
+//!   versions and the durable version are allowed. The next successful FLUSH must still make the
+//!   acknowledged versions durable, because the guest got no error.
+//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. This
+//!   happens after a failed FLUSH reported the fault to the guest, or when two faults coincided and
+//!   hob cannot report the combination.
+//! * A read makes the content of a unit certain again. Later reads must return the same version,
+//!   and the next successful FLUSH makes this version durable. A version that a read has shown as
+//!   lost must not reappear.
 //! * A discarded unit may have zeroes or any of its earlier versions, and its content may change.
 //!
 //! Requests of a guest that are in flight at the same time do not overlap, unless both are reads.
@@ -62,7 +64,7 @@ struct Unit {
     durable: Version,
     /// Versions after the durable version, oldest first.
     recent: Vec<Version>,
-    /// Version that reads must return; `None` while the unit is in doubt.
+    /// Version that reads must return; `None` while the content of the unit is uncertain.
     current: Option<u32>,
     asked: u32,
 }
@@ -102,7 +104,7 @@ pub struct Read {
 pub struct Wrong {
     /// Number of the unit on the disk.
     pub unit: u64,
-    /// Content of the unit.
+    /// Content that the guest read.
     pub found: Found,
     /// Description of the allowed contents.
     pub allowed: String,
@@ -113,7 +115,7 @@ pub struct Wrong {
 pub struct Checked {
     /// Units with content that is not allowed.
     pub wrong: Vec<Wrong>,
-    /// Number of units that were in doubt before the read.
+    /// Number of units whose content was uncertain before the read.
     pub settled: u64,
 }
 
@@ -126,14 +128,17 @@ pub struct Model {
     /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
-    /// Number of losses so far. A request that was in flight during a loss does not end the doubt
-    /// about a unit.
+    /// Number of losses so far. A request that was in flight during a loss does not make the
+    /// content of a unit certain.
     faults: u64,
     /// Value of `faults` at the last withdrawal. Writes in flight at that time need not become
     /// durable either.
     withdrawn: u64,
     /// True if the backing has lost data and no later flush has been answered.
     loss_unreported: bool,
+    /// Number of acknowledged writes when the loss was first reported. A flush that began earlier
+    /// does not report the loss of all of them.
+    told_upto: Option<u64>,
 }
 
 impl Model {
@@ -151,6 +156,7 @@ impl Model {
             faults: 0,
             withdrawn: 0,
             loss_unreported: false,
+            told_upto: None,
         }
     }
 
@@ -278,20 +284,26 @@ impl Model {
             let (_, first, versions) = self.unflushed.pop_front().expect("there is a first one");
             self.promise(first, &versions);
         }
-        self.loss_unreported &= flush.faults != self.faults;
+        if flush.faults == self.faults {
+            (self.loss_unreported, self.told_upto) = (false, None);
+        }
     }
 
     /// Records that a flush failed: writes acknowledged since the last successful flush need not
-    /// become durable any more.
-    pub fn flush_failed(&mut self) {
+    /// become durable any more. If writes were acknowledged while the flush was in flight, the
+    /// next flush fails too, because this failure does not report their loss.
+    pub fn flush_failed(&mut self, flush: Flush) {
+        let told = *self.told_upto.get_or_insert(self.acknowledged);
+        if flush.acknowledged >= told {
+            (self.loss_unreported, self.told_upto) = (false, None);
+        }
         self.withdraw();
-        self.loss_unreported = false;
     }
 
     /// Records that the backing may have lost data that is not durable. The guest does not know
     /// about the loss.
     pub fn loss(&mut self) {
-        self.loss_unreported = true;
+        (self.loss_unreported, self.told_upto) = (true, None);
         self.interrupt();
     }
 

@@ -195,7 +195,7 @@ fn title(path: &str) -> String {
 }
 
 fn page(all: &[Table<'_>], sections: &[Section]) -> String {
-    let mut page = "<!-- Written by `cargo xtask config-reference`; do not edit. -->\n# hob.toml\n\nThe daemon reads `/etc/hob/hob.toml`, or the file given with `--config`. Unknown keys are errors.\n\
+    let mut page = "<!-- Written by `cargo xtask config-reference`; do not edit. -->\n# hob.toml\n\nFor administrators who configure the daemon.\n\nThe daemon reads `/etc/hob/hob.toml`, or the file given with `--config`. Unknown keys are errors.\n\
         `hob daemon --check` checks the file, and `hob config apply` applies it to a running daemon. Sizes are\n\
         numbers of bytes or texts such as `\"64G\"`. This page is generated from the types of the configuration.\n"
         .to_owned();

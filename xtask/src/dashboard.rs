@@ -48,7 +48,10 @@ fn compare(fresh: &Path, kept: &Path) -> Result<()> {
         stale |= read(fresh, name)? != read(kept, name)?;
     }
     if stale {
-        bail!("dashboard/dist is not what its sources make: run `npm run build` in dashboard/ and commit it");
+        bail!(
+            "dashboard/dist does not match its sources: run `npm run build` in dashboard/ and \
+            commit the result"
+        );
     }
     println!("dashboard/dist is what its sources make");
     Ok(())

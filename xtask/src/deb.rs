@@ -14,7 +14,7 @@ use crate::shell;
 /// Options of the build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Package an unoptimized binary for tests: faster to build, not for release
+    /// Package a debug build for tests: faster to build, not for release
     #[arg(long)]
     debug: bool,
 }

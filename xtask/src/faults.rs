@@ -32,7 +32,7 @@ fn page(texts: &[Text]) -> Result<String> {
     let (faults, mut tests) = (rows(&faults.text), listed(TESTS)?);
     let files = test_files(texts);
     let mut page = format!(
-        "{} `cargo xtask faults`; do not edit. -->\n# Fault tests\n\nThe tests that inject each fault of \
+        "{} `cargo xtask faults`; do not edit. -->\n# Fault tests\n\nFor developers of hob. This page lists the tests that inject each fault of \
          [Faults](FAULTS.md), with their files.\n",
         tidy::GENERATED
     );

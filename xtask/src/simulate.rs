@@ -47,26 +47,34 @@ enum Kind {
     Hosts,
     /// Hosts of a cluster that decide through etcd which host serves a disk
     Cluster,
+    /// All of them, one after the other, with the same number of histories each
+    All,
 }
 
 /// Builds an optimized simulation and runs it.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let kind = match arguments.kind {
-        Kind::Lives => "lives",
-        Kind::Memory => "memory",
-        Kind::Qos => "qos",
-        Kind::Growth => "growth",
-        Kind::Silent => "silent",
-        Kind::Sound => "sound",
-        Kind::Flaky => "flaky",
-        Kind::Single => "single",
-        Kind::Hosts => "hosts",
-        Kind::Cluster => "cluster",
-    };
-    let numbers = [arguments.from, arguments.seeds, arguments.minutes, u64::from(arguments.requests)]
-        .map(|n| n.to_string());
+    if !matches!(arguments.kind, Kind::All) {
+        return run_kind(arguments, arguments.kind, arguments.seeds);
+    }
+    let kinds = Kind::value_variants().iter().filter(|kind| !matches!(kind, Kind::All));
+    let each = arguments.seeds.div_ceil(kinds.clone().count() as u64);
+    for kind in kinds {
+        println!("{}:", name(*kind));
+        run_kind(arguments, *kind, each)?;
+    }
+    Ok(())
+}
+
+fn run_kind(arguments: &Arguments, kind: Kind, seeds: u64) -> Result<()> {
+    let numbers =
+        [arguments.from, seeds, arguments.minutes, u64::from(arguments.requests)].map(|n| n.to_string());
+    let kind = name(kind);
     let mut words =
-        vec!["run", "--release", "--quiet", "-p", "hob-world", "--example", "simulate", "--", kind];
+        vec!["run", "--release", "--quiet", "-p", "hob-world", "--example", "simulate", "--", &kind];
     words.extend(numbers.iter().map(String::as_str));
     shell::run(&mut shell::cargo(&words))
+}
+
+fn name(kind: Kind) -> String {
+    kind.to_possible_value().expect("no kind is skipped").get_name().to_owned()
 }

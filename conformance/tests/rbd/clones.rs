@@ -1,4 +1,5 @@
-//! Clones of one golden image that share what is cached of their parent's snapshot (docs/decisions/0020).
+//! Clones of one golden image that share the cached data of their parent's snapshot
+//! (docs/decisions/0020).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +11,15 @@ use conformance::scratch::wait_until;
 use conformance::{Cluster, Daemon, MIB, Scratch};
 use serde_json::Value;
 
-/// Of the golden image; the last third was never written.
+/// Size of the golden image, bytes; the last third was never written.
 const SIZE: u64 = 48 * MIB;
 const WRITTEN: u64 = 32 * MIB;
 
-/// How long a daemon may take to have its disks. The cluster waits half a minute for clients that died.
+/// Maximum time until a daemon's disks are online. The cluster waits half a minute for clients that
+/// died.
 const ONLINE_MAX: Duration = Duration::from_secs(90);
 
-/// What the parent's disk is called by itself.
+/// Default name of the parent's disk.
 const PARENT: &str = "rbd-golden-base";
 
 struct Stage {
@@ -29,7 +31,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// A cluster with a golden image, its snapshot, and these clones of that.
+    /// Creates a cluster with a golden image, its snapshot, and these clones of the snapshot.
     #[track_caller]
     fn new(clones: &[&str]) -> Stage {
         let (cluster, scratch) = (Cluster::start(3), Scratch::new());
@@ -43,12 +45,12 @@ impl Stage {
             let image = format!("rbd/{clone}");
             cluster.rbd(&["clone", "--rbd-default-clone-format", "2", "rbd/golden@base", &image]);
         }
-        // What is written afterwards is none of the clones' business.
+        // Later writes to the image do not affect the clones.
         cluster.rbd(&["bench", "--io-type", "write", "--io-size", "4K", "--io-total", "256K", "rbd/golden"]);
         Stage { daemon: None, scratch, cluster, golden }
     }
 
-    /// A daemon with these disks, each with this in its part of hob.toml.
+    /// Starts a daemon with these disks, each with `settings` in its part of hob.toml.
     #[track_caller]
     fn start(&mut self, clones: &[&str], settings: &str) {
         let scratch = &self.scratch;
@@ -103,14 +105,14 @@ impl Stage {
         Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), disk).unwrap()
     }
 
-    /// Bytes that all disks have read from the cluster.
+    /// Returns the number of bytes that all disks have read from the cluster.
     #[track_caller]
     fn backing_bytes(&self) -> u64 {
         self.disks().iter().map(|disk| self.number(disk, "backing_read_bytes")).sum()
     }
 }
 
-/// Reads all of a disk, or a part, in pieces of a MiB that lie askew to its objects.
+/// Reads a range of a disk in pieces of 1 MiB that are not aligned to its objects.
 #[track_caller]
 fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -126,8 +128,8 @@ fn read(client: &mut Client, range: Range<u64>) -> Vec<u8> {
 const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
     cache = { pool = \"fast\", size = \"24M\", block_size = \"4K\", mode = \"write-back\" }";
 
-/// The second clone's cold reads come from what the first one's have left, and what is written in one is never seen in another, in whatever
-/// way it is written and whatever happens to the daemon.
+/// The second clone's cold reads hit data that the first clone has read. Writes of any kind to one
+/// clone are never visible in another, even after restarts of the daemon.
 #[test]
 fn clones_share_their_parents_blocks_and_nothing_else() {
     let mut stage = Stage::new(&["a", "b"]);
@@ -156,7 +158,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     let refused = stage.daemon().try_ctl(&["disk", "remove", PARENT]);
     assert!(!refused.success() && refused.all().contains("a, b"), "{}", refused.all());
 
-    // Written, discarded, zeroed; over objects' ends, and a sector in the middle of one.
+    // Writes, discards and zeroes, over objects' ends and inside a sector.
     let mut of_a = stage.golden.clone();
     let mut dice = Noise::new(5);
     for at in [MIB, 4 * MIB - 4096, 13 * MIB + 512, 40 * MIB] {
@@ -166,7 +168,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     }
     a.write_zeroes(20 * MIB - 8192, 16384).unwrap();
     of_a[20 * MIB as usize - 8192..][..16384].fill(0);
-    // Whole objects: their parent's must not come back, whatever becomes of them.
+    // Whole objects: the parent's data must never be visible again.
     a.write_zeroes(24 * MIB, 4 * MIB as u32).unwrap();
     of_a[24 * MIB as usize..28 * MIB as usize].fill(0);
     b.trim(8 * MIB, 4 * MIB as u32).unwrap();
@@ -183,13 +185,13 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
         assert_same(&read(b, rest), golden, 12 * MIB, &format!("{when}: the second and the golden image"));
     };
     check(&mut a, &mut b, &of_a, "at once");
-    // What a trim leaves is the backing's matter, and the same for ever.
+    // After a trim, the backing decides the content, and the content does not change again.
     let trimmed = read(&mut b, 8 * MIB..12 * MIB);
     a.flush().unwrap();
     b.flush().unwrap();
     stage.daemon().ctl(&["drain", "a"]);
     check(&mut a, &mut b, &of_a, "drained");
-    // Not drained: what flash alone has, and what of it the cluster has in part.
+    // The clone is not drained: some data is only on flash, and some is partly in the cluster.
     for at in [2 * MIB, 29 * MIB, 33 * MIB] {
         let bytes = dice.bytes(65536);
         a.write(at, &bytes).unwrap();
@@ -198,7 +200,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     a.flush().unwrap();
     check(&mut a, &mut b, &of_a, "dirty");
 
-    // SIGKILL: the next daemon looks again what is whose.
+    // SIGKILL: the next daemon determines again which blocks are the clone's own.
     stage.daemon.take().expect("it runs").kill();
     let mut stage = stage;
     stage.start(&["a", "b"], SHARING);
@@ -220,7 +222,8 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     assert_same(&of_b[..8 * MIB as usize], &golden[..8 * MIB as usize], 0, "the second's image");
 }
 
-/// Objects that are there, empty, to hide the parent's, and that the map of a snapshot does not tell of: rebuilding the clone's own map is not enough.
+/// Empty objects hide the parent's objects, and the object map of a snapshot does not list them: it
+/// is not sufficient to rebuild the clone's own map.
 #[test]
 fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     let mut stage = Stage::new(&["a"]);
@@ -253,14 +256,14 @@ fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     }
 }
 
-/// Writes to the first objects, reads everywhere, and knows what each byte must be.
+/// Writes to the first objects, reads everywhere, and checks each byte.
 fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -> (Client, Vec<u8>, u64) {
     let mut dice = Noise::new(seed);
     let mut done = 0;
     while !over.load(Ordering::Relaxed) {
         let length = (1 + dice.below(64)) * 512;
         let kind = dice.below(16);
-        // What is written is shared no more.
+        // Written data is not shared any more.
         let within = if kind < 2 { 16 * MIB } else { SIZE };
         let offset = dice.below((within - length) / 512) * 512;
         let range = offset as usize..(offset + length) as usize;
@@ -284,14 +287,15 @@ fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -
     (client, model, done)
 }
 
-/// Promise 3 for the flash under the parent's disk; and a clone that is flattened by somebody else meanwhile has nothing of its parent any more,
-/// and is read right before, while and after.
+/// Promise 3 for the flash of the parent's disk. A clone that another client flattens meanwhile
+/// does not use its parent any more, and reads are correct before, during and after.
 #[test]
 fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     let mut stage = Stage::new(&["a", "b"]);
     let settings = "share_parent = true\ncache = { pool = \"fast\", size = \"16M\", block_size = \"4K\" }";
     stage.start(&["a", "b"], settings);
-    // No size was said: the parent's disk is given its cache by hand, as any.
+    // The configuration has no size: the parent's disk receives its cache by command, like any
+    // disk.
     stage.daemon().ctl(&[
         "cache",
         "enable",
@@ -313,7 +317,7 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
         };
         let (a, b) = (run("a", 1), run("b", 2));
         std::thread::sleep(Duration::from_secs(2));
-        // Noise where the parent's blocks are, then nothing at all.
+        // Noise in the parent's blocks, then no flash at all.
         let flash = std::fs::OpenOptions::new().write(true).open(stage.scratch.path("other")).unwrap();
         let length = flash.metadata().unwrap().len();
         let mut dice = Noise::new(3);
@@ -333,7 +337,7 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     });
     let sick = stage.daemon().stats(PARENT);
     assert!(sick.class("flash-error") > 0, "{}", sick.text());
-    // Flattened: nothing of it is its parent's now.
+    // Flattened: the clone uses nothing of its parent now.
     let before = stage.number("a", "shared_read_bytes");
     assert_same(&read(&mut a, 0..SIZE), &of_a, 0, "the flattened clone and its guest's memory");
     assert_eq!(stage.number("a", "shared_read_bytes"), before);
@@ -346,7 +350,7 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     assert_same(&stage.cluster.export("b"), &of_b, 0, "the other image");
 }
 
-/// Why a disk shares nothing is said where it is added, and it is served all the same.
+/// If a disk shares nothing, the reply to its creation has the reason, and the disk is served.
 #[test]
 fn clones_that_cannot_share_are_served_with_the_reason() {
     let mut stage = Stage::new(&["plain"]);
@@ -369,7 +373,7 @@ fn clones_that_cannot_share_are_served_with_the_reason() {
     stage.daemon.take().expect("it runs").stop();
 }
 
-/// What the cold starts of some machines cost, with and without.
+/// Costs of the cold starts of some VMs, with and without sharing.
 #[test]
 fn the_more_clones_the_more_is_saved() {
     const CLONES: [&str; 4] = ["a", "b", "c", "d"];
@@ -391,7 +395,7 @@ fn the_more_clones_the_more_is_saved() {
             times.push(begun.elapsed());
         }
         let read = stage.backing_bytes() - before;
-        // Fills end after the answers.
+        // Fills end after the replies.
         std::thread::sleep(Duration::from_secs(1));
         let flash: u64 = stage.disks().iter().map(|disk| 4096 * stage.number(disk, "sectors_valid")).sum();
         println!("{} disks: {read} bytes from the cluster, {flash} in flash, {times:?}", stage.disks().len());

@@ -1,6 +1,7 @@
-//! A disk on Ceph RBD while OSDs are killed, stand still and come back: no error and no wrong byte, and hits are served throughout.
+//! A disk on Ceph RBD while OSDs are killed, paused and restarted: no error and no wrong byte, and
+//! hits are served throughout.
 //!
-//! `HOB_RBD_SECONDS` makes it as long as one likes; each round of faults is finished, and takes half a minute.
+//! `HOB_RBD_SECONDS` sets the duration. Each round of faults is completed, and takes half a minute.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,24 +13,26 @@ use conformance::process::Process;
 use conformance::scratch::wait_until;
 use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
 
-/// Read again and again, and in the cache from the beginning.
+/// The range that is read repeatedly, and is in the cache from the beginning.
 const HOT: Range<u64> = 0..8 * MIB;
-/// Read through an export that promotes nothing, so that most reads go to the cluster.
+/// The range that is read through an export without promotion, so that most reads go to the
+/// cluster.
 const COLD: Range<u64> = 8 * MIB..40 * MIB;
-/// fio writes and verifies there.
+/// The range that fio writes and verifies.
 const WRITTEN: Range<u64> = 40 * MIB..104 * MIB;
 const SIZE: u64 = WRITTEN.end;
 
-/// Room for what is hot and what is written, so that nothing that is hot has a reason to go.
+/// Size of the cache, bytes: enough for the hot and the written range, so that no hot data is
+/// evicted.
 const CACHE: u64 = 112 * MIB;
 
-/// How long an OSD stands still. The others need 6 s to notice.
+/// Time for which an OSD is paused. The others need 6 s to notice.
 const STILL: Duration = Duration::from_secs(11);
 
-/// How long an OSD that was killed stays away.
+/// Time for which a killed OSD is stopped.
 const AWAY: Duration = Duration::from_secs(3);
 
-/// No hit may take longer while the cluster does nothing.
+/// Maximum time of a hit while the cluster is paused.
 const HIT_MAX: Duration = Duration::from_secs(2);
 
 const BLOCK: u64 = 4096;
@@ -99,7 +102,7 @@ impl Stage {
         Client::connect(&self.address(), "vm").unwrap()
     }
 
-    /// Brings what is hot into the cache.
+    /// Reads the hot range into the cache.
     #[track_caller]
     fn warm_up(&self) {
         let mut client = self.connect();
@@ -125,7 +128,7 @@ impl Stage {
     }
 }
 
-/// Reads what is hot, at random places, and remembers the slowest.
+/// Reads the hot range at random positions, and records the slowest read.
 struct Hits {
     client: Client,
     dice: Noise,
@@ -138,7 +141,7 @@ impl Hits {
         Hits { client, dice: Noise::new(5), count: 0, worst: Duration::ZERO }
     }
 
-    /// For that long.
+    /// Reads for `period`.
     #[track_caller]
     fn read(&mut self, image: &[u8], period: Duration) {
         let begun = Instant::now();
@@ -149,13 +152,13 @@ impl Hits {
             self.worst = self.worst.max(start.elapsed());
             assert_same(&data, &image[at as usize..][..BLOCK as usize], at, "what is hot and the image");
             self.count += 1;
-            // There are others who want the processor.
+            // Other programs also need the processor.
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// Reads that go to the cluster wait for it, and are right.
+/// Reads from the cluster, which wait for it and return correct data.
 fn read_cold(mut client: Client, image: &[u8], over: &AtomicBool) -> u64 {
     let (mut dice, mut count) = (Noise::new(6), 0);
     while !over.load(Ordering::Relaxed) {
@@ -168,7 +171,7 @@ fn read_cold(mut client: Client, image: &[u8], over: &AtomicBool) -> u64 {
     count
 }
 
-/// One OSD is killed and comes back, another stands still, then all of them do.
+/// One OSD is killed and restarted, another is paused, then all are paused.
 #[track_caller]
 fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
     let (victim, sleeper) = (number % cluster.osds(), (number + 1) % cluster.osds());
@@ -226,7 +229,7 @@ fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
         moved_kib(&output.stdout)
     );
     assert!(read > 20, "only {read} cold reads");
-    // What was acknowledged is what the cluster has, once everything is there.
+    // The cluster has all acknowledged writes after everything was restored.
     stage.daemon.ctl(&["drain", "vm"]);
     let mut client = stage.connect();
     let mut disk = Vec::with_capacity(SIZE as usize);
@@ -240,7 +243,7 @@ fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
     assert_same(&stage.cluster.export("disk"), &disk, 0, "the cluster's image and the disk");
 }
 
-/// What fio wrote and read, of its terse report.
+/// Returns how much fio wrote and read, from its terse report, KiB.
 fn moved_kib(report: &str) -> u64 {
     let fields: Vec<&str> = report.lines().last().unwrap_or_default().split(';').collect();
     let field = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! A disk on Ceph RBD: who may write an image, and what becomes of who loses it; snapshots; what is allocated.
+//! A disk on Ceph RBD: which host may write an image, and what happens on a host that loses it;
+//! snapshots; allocation.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +12,18 @@ use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
 
-/// How soon after the loss of its lock a disk serves nothing any more. The lock is looked at once a second.
+/// Maximum time until a disk serves nothing after the loss of its lock. hob checks the lock once a
+/// second.
 const FENCED_MAX: Duration = Duration::from_secs(10);
 
-/// How long a disk may take to come back that was another's; it is tried every few seconds.
+/// Maximum time until a disk is served again after another host had it; hob retries every few
+/// seconds.
 const BACK_MAX: Duration = Duration::from_secs(60);
 
-/// How long the cluster waits for a client that has died before its lock is somebody else's to break.
+/// Maximum time until another client can break the lock of a client that has died.
 const DEAD_MAX: Duration = Duration::from_secs(90);
 
-/// An image `disk` of `SIZE` bytes of noise, and these.
+/// Creates an image `disk` of `SIZE` bytes of noise, and returns the noise.
 #[track_caller]
 fn image(cluster: &Cluster, scratch: &Scratch, seed: u64) -> Vec<u8> {
     let file = scratch.path("disk.img");
@@ -31,7 +34,7 @@ fn image(cluster: &Cluster, scratch: &Scratch, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A daemon with the disk `vm` on that image and a persistent cache in write-back.
+/// Starts a daemon with the disk `vm` on that image and a persistent cache in write-back.
 #[track_caller]
 fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
     let config = format!(
@@ -67,13 +70,13 @@ fn connect(scratch: &Scratch) -> Client {
     Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap()
 }
 
-/// Reads all of it, which brings it into the cache.
+/// Reads the whole disk, which fills the cache.
 #[track_caller]
 fn read_all(client: &mut Client) -> Vec<u8> {
     (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect()
 }
 
-/// A client of the disk in its next life: in the one that lost its image no read succeeds.
+/// Connects to the disk after it was opened again; while the image is lost, every read fails.
 #[track_caller]
 fn served_again(scratch: &Scratch) -> Client {
     let mut found = None;
@@ -85,7 +88,7 @@ fn served_again(scratch: &Scratch) -> Client {
     found.expect("it has just read")
 }
 
-/// How long it takes until what is in flash is not served any more.
+/// Returns the time until cached data is not served any more.
 #[track_caller]
 fn fenced(client: &mut Client) -> Duration {
     let begun = Instant::now();
@@ -93,8 +96,8 @@ fn fenced(client: &mut Client) -> Duration {
     begun.elapsed()
 }
 
-/// One disk has one writer. Who breaks the lock is the writer, and whoever had it serves nothing from then on, what is in flash included; it
-/// comes back with the other's data when the other has gone.
+/// A disk has one writer: the client that broke the lock. The former writer then serves nothing,
+/// not even cached data, and serves the other client's data when the other client has ended.
 #[test]
 fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let (cluster, scratch, other) = (Cluster::start(3), Scratch::new(), Scratch::new());
@@ -105,19 +108,19 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     client.write(0, &[1; 65536]).unwrap();
     daemon.ctl(&["drain", "vm"]);
     assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
-    // A second one is told who is there, and spoils nothing.
+    // A second client receives the name of the first, and changes nothing.
     let second = Serve::disk(&cluster.spec("disk"));
     let refused = second.refused(&other);
     assert!(refused.all().contains("in use"), "{}", refused.all());
     assert_eq!(client.read(0, 65536).unwrap(), [1; 65536]);
     assert_eq!(state(&daemon).0, "online");
-    // Now by force. Nobody takes it, so it comes back by itself.
+    // Now with force. No client takes the lock, so the disk is online again automatically.
     cluster.break_lock("disk");
     let fenced = fenced(&mut client);
     println!("fenced {fenced:?} after the lock was broken");
     let mut client = served_again(&scratch);
     assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
-    // Another takes it while this one sleeps, and cannot know.
+    // Another client takes the lock while this client is paused and cannot notice.
     daemon.process.signal(Signal::STOP);
     cluster.break_lock("disk");
     let second = second.start(&other);
@@ -128,7 +131,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let lost = |(state, reason): &(String, String)| state == "offline" && !reason.is_empty();
     wait_until("the disk to be offline", FENCED_MAX, || lost(&state(&daemon)));
     assert!(Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").is_err(), "it is offered still");
-    // For as long as the other is there, and no longer.
+    // As long as the other client runs.
     std::thread::sleep(Duration::from_secs(6));
     assert!(lost(&state(&daemon)), "{:?}", state(&daemon));
     drop(writer);
@@ -140,7 +143,8 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     daemon.stop();
 }
 
-/// Promise 1: what was acknowledged survives kill -9. The lock of the dead goes when the cluster has given it up, and the daemon waits for that.
+/// Promise 1: acknowledged writes survive kill -9. The lock of the killed daemon is released when
+/// the cluster has blocklisted it, and the new daemon waits for that.
 #[test]
 fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());
@@ -167,7 +171,8 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     assert_same(&cluster.export("disk"), &expected, 0, "the image and what was written");
 }
 
-/// A snapshot is what the image was. It is read-only, and says so before anything is served.
+/// A snapshot has the content of the image at its creation. A snapshot is read-only, which hob says
+/// before it is served.
 #[test]
 fn snapshots_are_read_and_not_written() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());
@@ -188,7 +193,7 @@ fn snapshots_are_read_and_not_written() {
     assert!(hob.stats().hits() > 0, "{}", hob.stats().text());
     assert_eq!(client.call(0, CMD_WRITE, 0, 4096, &[1; 4096]).unwrap(), EPERM);
     drop(client);
-    // Nobody has locked it: two may read it, and the image is written meanwhile.
+    // A snapshot is not locked: two hosts may read it while the image is written.
     let other = Scratch::new();
     let second = Serve::disk(&spec).flag("--read-only").start(&other);
     assert_eq!(second.connect().read(0, 4096).unwrap(), before[..4096]);
@@ -198,7 +203,7 @@ fn snapshots_are_read_and_not_written() {
     assert!(absent.all().contains("disk@tuesday"), "{}", absent.all());
 }
 
-/// Extents as nbdinfo has them: first byte, bytes, and whether nothing is there.
+/// Returns the extents that nbdinfo lists: first byte, length, and whether the extent is a hole.
 #[track_caller]
 fn map(uri: &str) -> Vec<(u64, u64, bool)> {
     let text = Tool::new("nbdinfo").args(["--map", "--json", uri]).run();
@@ -216,7 +221,8 @@ fn map(uri: &str) -> Vec<(u64, u64, bool)> {
     merged
 }
 
-/// Whoever copies a disk is told what was never written, also of a clone, whose parent has data too.
+/// A client that copies a disk learns which parts were never written, also for a clone whose parent
+/// has data.
 #[test]
 fn data_that_was_never_written_is_a_hole() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());
@@ -224,7 +230,7 @@ fn data_that_was_never_written_is_a_hole() {
     let hob = Serve::disk(&cluster.spec("golden")).start(&scratch);
     assert_eq!(map(&hob.uri()), [(0, 64 * MIB, true)]);
     hob.connect().write(5 * MIB, &[1; 4096]).unwrap();
-    // Objects have 4 MiB, and count as wholes.
+    // Objects have 4 MiB, and are reported as a whole.
     let golden = [(0, 4 * MIB, true), (4 * MIB, 4 * MIB, false), (8 * MIB, 56 * MIB, true)];
     assert_eq!(map(&hob.uri()), golden);
     hob.stop();
@@ -245,7 +251,7 @@ fn data_that_was_never_written_is_a_hole() {
         (60 * MIB, 4 * MIB, false),
     ];
     assert_eq!(map(&hob.uri()), clone);
-    // A copy that leaves holes out is the disk.
+    // A copy without the holes equals the disk.
     let copy = scratch.path("copy.img");
     std::fs::File::create(&copy).unwrap().set_len(64 * MIB).unwrap();
     Tool::new("nbdcopy").args([&hob.uri(), &scratch.text("copy.img")]).run();
@@ -254,7 +260,8 @@ fn data_that_was_never_written_is_a_hole() {
     assert_same(&std::fs::read(&copy).unwrap(), &cluster.export("clone"), 0, "the copy and the clone");
 }
 
-/// An image grows while its disk is served in write-back; the disk follows when it is told to, and its cache outlives that and a kill.
+/// An image grows while its disk is served in write-back. The disk grows by command, and its cache
+/// survives the change and a kill.
 #[test]
 fn an_image_that_grew_makes_its_disk_grow_when_that_is_asked_for() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());

@@ -1,4 +1,4 @@
-//! Disks on Ceph RBD, each test on a cluster of its own. Needs a hob built with its feature `rbd`.
+//! Disks on Ceph RBD, each test on its own cluster. Needs a hob with the feature `rbd`.
 
 mod clones;
 mod faults;

@@ -1,4 +1,5 @@
-//! A disk on Ceph RBD goes from host to host with its cache: the image is locked by whoever may write it, and by nobody else.
+//! A disk on Ceph RBD moves between hosts with its cache: only the host that may write has the
+//! image locked.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -57,7 +58,7 @@ impl Side {
     }
 }
 
-/// Who has the image locked.
+/// Returns the clients that have locked the image.
 #[track_caller]
 fn lockers(cluster: &Cluster) -> Vec<String> {
     let locks = cluster.rbd(&["lock", "list", "--format", "json", "rbd/disk"]);
@@ -65,8 +66,8 @@ fn lockers(cluster: &Cluster) -> Vec<String> {
     locks.as_array().into_iter().flatten().map(|lock| lock["locker"].to_string()).collect()
 }
 
-/// What was dirty is on the cluster before the other host writes; there is one lock at any time, another client's after each move; and the
-/// disk reads what was written last wherever it is.
+/// Dirty data is on the cluster before the other host writes. There is always one lock, and its
+/// client changes with each move. The disk reads the latest writes on every host.
 #[test]
 fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     let cluster = Cluster::start(3);
@@ -100,14 +101,15 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     write(&mut client, MIB, 1);
     let first = lockers(&cluster);
     assert_eq!(first.len(), 1);
-    // In standby the image is open at both, and locked by the owner alone, which goes on writing.
+    // In standby both hosts have the image open. Only the owner has the lock, and continues to
+    // write.
     a.daemon.ctl(&["migrate", "vm", "--to", &b.to(), "--wait", "warm"]);
     assert_eq!(b.state(), "awaited");
     write(&mut client, 2 * MIB, 2);
     assert_eq!(lockers(&cluster), first);
     let mut there = b.connect();
     assert_eq!(there.read(2 * MIB, 65536).unwrap(), [2; 65536], "it reads what the owner has");
-    // The first write there takes the disk over.
+    // The first write on this host takes the disk over.
     write(&mut there, 3 * MIB, 3);
     wait_until("the first host to have given it up", SOON, || a.state() == "away");
     let second = lockers(&cluster);
@@ -118,12 +120,12 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
         let shown: Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
         shown["state"] == "over" || shown["state"] == "away"
     });
-    // A host that waits for a disk that does not come has not touched the image.
+    // A host that waits for a disk has not changed the image.
     b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "awaited"]);
     b.daemon.ctl(&["migrate", "vm", "--cancel"]);
     assert_eq!(lockers(&cluster), second);
     write(&mut there, 5 * MIB, 5);
-    // And back, on command.
+    // The disk moves back by command.
     b.daemon.ctl(&["migrate", "vm", "--to", &a.to(), "--switch", "ask", "--wait", "warm"]);
     b.daemon.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
     let mut client = a.connect();

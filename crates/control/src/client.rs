@@ -47,7 +47,7 @@ pub enum ClientError {
     },
     /// The address is on TCP and the client has no TLS settings: name the CA of the daemon's
     /// certificate.
-    #[error("{endpoint} is a TCP address, and the daemon uses only TLS on TCP")]
+    #[error("{endpoint} is a TCP address, and over TCP the daemon accepts only TLS")]
     NoTls {
         /// The daemon's address.
         endpoint: Endpoint,

@@ -240,8 +240,8 @@ pub struct Arrival {
     /// Name of the cluster that owns the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// Number of guests that were not told of a failed flush yet; the destination tells them.
-    /// Absent if there are none. Earlier versions of hob do not know this field.
+    /// Number of guests that have not received a report of a failed flush; the destination reports
+    /// it to them. Absent if there are none. Earlier versions of hob do not know this field.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub flush_failures_owed: u32,
 }

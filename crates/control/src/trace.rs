@@ -1,7 +1,8 @@
 //! The stream of `GET /v1/disks/{disk}/trace`: frames of records, until the disk is removed or the
 //! client disconnects.
 //!
-//! All numbers are little-endian. A frame is a head of 24 bytes and `count` records of 24 bytes each:
+//! All numbers are little-endian. A frame is a head of 24 bytes and `count` records of 24 bytes
+//! each:
 //!
 //! | offset | head | record |
 //! |---|---|---|
@@ -14,7 +15,7 @@
 //! Frames are sent many times a second, with or without records. A frame that reports a duration of
 //! t follows all records of requests before t, except dropped ones.
 
-/// Size of a frame's head, and of a record, bytes.
+/// Size in bytes of a frame's head, and also of a record.
 const UNIT_BYTES: usize = 24;
 
 /// Largest number of records in one frame.
@@ -111,7 +112,7 @@ pub struct TraceStreamError(&'static str);
 #[derive(Debug, Default)]
 pub struct TraceDecoder {
     held: Vec<u8>,
-    /// Number of bytes of `held` that were decoded.
+    /// Number of bytes of `held`, the bytes received so far, that were decoded.
     used: usize,
 }
 

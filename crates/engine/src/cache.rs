@@ -109,7 +109,7 @@ impl Cache {
         }
     }
 
-    /// Limits the clean blocks of a split cache to their share before a read brings in a block.
+    /// Limits the clean blocks of a split cache to their share, before a read inserts a block.
     /// Returns the number of evicted blocks.
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
@@ -167,8 +167,8 @@ impl Cache {
         &self.leaving
     }
 
-    /// Marks these segments as being vacated, so that new data goes to other segments. An empty
-    /// list removes all marks.
+    /// Marks these segments as being vacated, so that new dirty data goes to other segments. An
+    /// empty list means that no segment is being vacated.
     pub(crate) fn set_leaving(&mut self, mut leaving: Vec<DataSegment>) {
         leaving.sort_unstable();
         self.leaving = leaving;
@@ -244,15 +244,15 @@ impl Cache {
         self.index.all_dirty().into_iter().map(device).collect()
     }
 
-    /// Returns a function that tests whether a cache sector lies in one of these segments.
+    /// Returns a function that tests whether a cache sector is in one of these segments.
     fn is_in(&self, segments: &[DataSegment]) -> impl Fn(u64) -> bool {
         let there: Vec<bool> = self.segments.iter().map(|segment| segments.contains(segment)).collect();
         let shift = self.segment_shift;
         move |sector| there[(sector >> shift) as usize]
     }
 
-    /// Tells the index which device each segment lies on, if there are second copies. Also tells it
-    /// which segments are for second copies only.
+    /// Tells the index on which device each segment is, if the cache has second copies. Also tells
+    /// the index which segments are for second copies only.
     fn set_places(&mut self) {
         let key = |segment: &DataSegment| (segment.seconds_only, segment.place.device);
         let mut devices: Vec<(bool, DeviceId)> = self.segments.iter().map(key).collect();
@@ -305,7 +305,7 @@ impl Cache {
         }
     }
 
-    /// Returns true if part of the cache lies on this device.
+    /// Returns true if part of the cache is on this device.
     pub(crate) fn is_on(&self, device: DeviceId) -> bool {
         self.segments.iter().any(|segment| segment.place.device == device)
     }

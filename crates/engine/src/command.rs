@@ -28,7 +28,7 @@ pub struct DataSegment {
     pub place: Segment,
     /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
-    /// True if the segment holds only replicas, because it lies on another host's flash.
+    /// True if the segment has only replicas, because it is on another host's flash.
     pub seconds_only: bool,
 }
 
@@ -325,8 +325,8 @@ pub enum CacheChange {
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
-    /// Contents stay, and bitmaps mark the new part as changed. A ring is given if, and only if,
-    /// the cache is persistent.
+    /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
+    /// only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.
@@ -349,8 +349,12 @@ pub enum CacheChange {
     StopDrain,
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// Closes the journal: makes all records durable and marks the ring as cleanly closed.
-    /// Afterwards requests bypass the cache, or wait if they need dirty data.
+    /// The owner has durably recorded that clean data of rings up to this number is not to be used. After
+    /// a loss of its journal, a cache destages only data that the ring durably calls dirty until this has
+    /// been sent: the ring may describe older, clean data there. Takes effect immediately.
+    LossRecorded(u32),
+    /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
+    /// on the cache bypasses requests, or keeps them waiting if they need dirty data.
     Close,
 }
 
@@ -373,16 +377,17 @@ pub enum Vacate {
     Device(DeviceId),
 }
 
-/// Known facts about a cache that is being recovered. Reads outside of `doubtful` go to the
-/// backing. Changes wait for the recovered cache, or until `is_void`; later the cache invalidates
-/// the changed ranges.
+/// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
+/// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
+/// `is_void`; later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
     /// while this is not empty.
     pub doubtful: Regions,
     /// True if the cache's rings were durably invalidated, so that no later crash can recover the
-    /// cache from them. Requires that `doubtful` is empty.
+    /// cache from them. Requires that `doubtful` is empty: recovery must not use any data of the
+    /// journal, which was invalidated.
     pub is_void: bool,
 }
 
@@ -492,9 +497,9 @@ pub enum Event {
         /// Segments that the cache no longer uses.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// Number of a disk's guests that were not yet told that acknowledged writes may be lost. The
-    /// event is sent when the number changes, and before the end of the command that removes the
-    /// disk.
+    /// Number of a disk's guests that have not received a report that acknowledged writes may be
+    /// lost. The event is sent when the number changes, and before the end of the command that
+    /// removes the disk.
     FailuresOwed {
         /// The disk.
         disk: DiskId,
@@ -528,9 +533,10 @@ pub enum Event {
         /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more, so no data becomes dirty, and dirty data is
-    /// destaged. Changes and flushes wait until the owner provides a new journal, or drains,
-    /// forgets and disables the cache. After half a minute, waiting changes and flushes fail.
+    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged, all of it
+    /// only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner provides a new
+    /// journal, or drains the cache, records that it is gone and disables it. They fail after half a
+    /// minute.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

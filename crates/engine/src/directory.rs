@@ -44,8 +44,8 @@ pub(crate) struct Placed {
 /// Destination of a block that is about to become dirty in a segment that is being vacated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// The block becomes dirty in its current frame. It is already partly dirty, is in use, or no
-    /// other frame is free.
+    /// The block stays in its current frame, and becomes dirty there. It is already partly dirty,
+    /// is in use, or no other frame is free.
     Stays,
     /// The durable journal may record the block as dirty, so a commit must be first.
     AfterCommit,

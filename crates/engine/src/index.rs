@@ -38,7 +38,8 @@ pub(crate) struct Index {
     /// Validity of each sector, numbered through all frames.
     valid: Bitmap,
     sums: Vec<u32>,
-    /// Marks of a persistent cache; `None` in a volatile one.
+    /// Flags of the sectors of a persistent cache (dirty, recorded, checksum unknown); `None` in a
+    /// volatile cache.
     marks: Option<Box<Marks>>,
     /// Unverified sectors of a cache that was recovered without evidence.
     unverified: Option<Box<Unverified>>,
@@ -148,8 +149,8 @@ impl Index {
         Some(frame)
     }
 
-    /// Sets the group of each segment. The second copy of a block is in another group than the
-    /// first.
+    /// Sets the device group of each segment. The second copy of a block is in another device group
+    /// than the first.
     pub(crate) fn set_places(&mut self, places: SegmentPlaces) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);

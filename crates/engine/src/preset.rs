@@ -1,7 +1,7 @@
 //! Presets: the systems whose caching hob reproduces. Each preset is a row of one table of
 //! independent settings, and every setting can also be set by itself. Parsers, output and
-//! documentation use the tables of this file. If a number is not in the source, [`Preset::notes`]
-//! says so.
+//! documentation use the tables of this file. If a number is hob's own choice instead of a
+//! published value, [`Preset::notes`] says so.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::policy::PolicyKind;
 pub struct Word<T: 'static> {
     /// The word.
     pub name: &'static str,
-    /// The value of the word.
+    /// The value that the name stands for.
     pub value: T,
     /// The effect of the value.
     pub summary: &'static str,
@@ -26,7 +26,7 @@ pub const MODES: &[Word<Mode>] = &[
     Word {
         name: "write-through",
         value: Mode::WriteThrough,
-        summary: "writes go to the backing, and a copy to flash",
+        summary: "writes go to the backing, with a copy on flash",
     },
     Word {
         name: "write-back",
@@ -36,17 +36,17 @@ pub const MODES: &[Word<Mode>] = &[
     Word {
         name: "write-around",
         value: Mode::WriteAround,
-        summary: "writes go to the backing only; what flash holds of their range is given up",
+        summary: "writes go to the backing only, and cached data of the same range is dropped",
     },
     Word {
         name: "read-only-cache",
         value: Mode::ReadOnlyCache,
-        summary: "as write-around, and reads bring nothing new into flash",
+        summary: "like write-around, and reads do not add data to flash either",
     },
     Word {
         name: "pass-through",
         value: Mode::PassThrough,
-        summary: "everything goes to the backing; the cache holds nothing",
+        summary: "all requests go to the backing; the cache is empty",
     },
 ];
 
@@ -55,28 +55,28 @@ pub const DESTAGE_ORDERS: &[Word<DestageOrder>] = &[
     Word {
         name: "elevator",
         value: DestageOrder::Elevator,
-        summary: "as it lies on the disk, round and round",
+        summary: "in order of disk addresses, from the first to the last and again from the first (elevator)",
     },
     Word {
         name: "coldest",
         value: DestageOrder::Coldest,
-        summary: "what became dirty first goes first, unless it was used since: least recently used, or earliest Inactive",
+        summary: "least recently used data first; with `two-level-lru`, the data that has been Inactive for longest",
     },
 ];
 
 /// Every [`Copies`], the default first.
 pub const COPIES: &[Word<Copies>] = &[
-    Word { name: "1", value: Copies::One, summary: "one of everything" },
+    Word { name: "1", value: Copies::One, summary: "one copy of all data" },
     Word {
         name: "2-dirty",
         value: Copies::TwoOfDirty,
-        summary: "two of what is not on the backing yet, on different devices",
+        summary: "two copies of dirty data, on different devices",
     },
-    Word { name: "2", value: Copies::TwoOfAll, summary: "two of everything, on different devices" },
+    Word { name: "2", value: Copies::TwoOfAll, summary: "two copies of all data, on different devices" },
     Word {
         name: "peer",
         value: Copies::Peer,
-        summary: "two of what is not on the backing yet, the second on another host's flash",
+        summary: "two copies of dirty data, the second one on another host's flash",
     },
 ];
 
@@ -104,17 +104,17 @@ pub const VERIFY: &[Word<Verify>] = &[
     Word {
         name: "trust",
         value: Verify::Trust,
-        summary: "never: if somebody else writes to the backing while hob is down, guests can read stale data",
+        summary: "never; if another program writes to the backing while hob is down, guests can read stale data",
     },
 ];
 
 /// The forms of a [`Layout`], for help and docs.
 pub const LAYOUTS: &[Word<&str>] = &[
-    Word { name: "unified", value: "unified", summary: "one room for what was read and what was written" },
+    Word { name: "unified", value: "unified", summary: "reads and writes use all blocks" },
     Word {
         name: "split:PERCENT",
         value: "split:70",
-        summary: "a read cache of so many percent of the room (1 to 99), and a write buffer of the rest",
+        summary: "PERCENT of the blocks (1 to 99) are a read cache, and the other blocks are a write buffer",
     },
 ];
 
@@ -128,7 +128,7 @@ pub struct UnknownWord {
 
 impl fmt::Display for UnknownWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{}' is no {}; it is one of {}", self.text, self.what, self.names.join(", "))
+        write!(f, "'{}' is not a {}; use one of {}", self.text, self.what, self.names.join(", "))
     }
 }
 
@@ -244,8 +244,8 @@ pub struct Preset {
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "vfrc",
-        summary: "a read cache; it adds nothing to the risks of the backing and starts empty",
-        source: "vSphere Flash Read Cache (SYSTEMS §1)",
+        summary: "a write-through cache, which adds no risk of data loss, and is empty after a restart",
+        source: "Modelled on VMware vSphere Flash Read Cache",
         mode: Mode::WriteThrough,
         persistent: false,
         layout: Layout::Unified,
@@ -255,12 +255,12 @@ pub const PRESETS: &[Preset] = &[
         destage: DESTAGE,
         copies: Copies::One,
         one_device: OneDevice::OneCopy,
-        notes: "the source keeps popular blocks longer and does not name its policy",
+        notes: "VMware has not published the replacement policy, except that popular blocks stay longer",
     },
     Preset {
         name: "fast-cache",
-        summary: "64 KiB pages on mirrored flash, promoted at the third access, written to disk when they get cold",
-        source: "EMC FAST Cache (SYSTEMS §2)",
+        summary: "64 KiB blocks on mirrored flash; a block is filled at its third access, and destaged when it is the least recently used",
+        source: "Modelled on EMC FAST Cache",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
@@ -281,12 +281,12 @@ pub const PRESETS: &[Preset] = &[
         },
         copies: Copies::TwoOfAll,
         one_device: OneDevice::Refused,
-        notes: "that dirty pages stay until the LRU picks them is read as 90 % of the room; a run is sequential from 512K on",
+        notes: "in FAST Cache, dirty pages stay until the LRU policy selects them; hob starts destaging at 90 % dirty blocks instead, and does not fill sequential runs of 512 KiB or more",
     },
     Preset {
         name: "vsan",
-        summary: "70 % read cache and 30 % write buffer, destaged in disk order when the buffer fills",
-        source: "vSAN 7 hybrid (SYSTEMS §3)",
+        summary: "70 % read cache and 30 % write buffer; hob destages in order of disk addresses when the buffer fills",
+        source: "Modelled on VMware vSAN 7 hybrid",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Split { read_permille: 700 },
@@ -303,12 +303,12 @@ pub const PRESETS: &[Preset] = &[
         },
         copies: Copies::One,
         one_device: OneDevice::OneCopy,
-        notes: "the buffer fills at 80 % of it, which is 24 % of the cache, and is emptied to 70 %",
+        notes: "destaging starts when 80 % of the buffer (24 % of the cache) is dirty, and stops at 70 % of the buffer (21 % of the cache)",
     },
     Preset {
         name: "zbs",
-        summary: "one room for reads and writes under a two-level LRU; above 20 % dirty, the earliest Inactive goes to disk",
-        source: "SmartX ZBS (SYSTEMS §4)",
+        summary: "reads and writes share all blocks under a two-level LRU; above 20 % dirty blocks, hob destages the data that has been Inactive for longest",
+        source: "Modelled on SmartX ZBS",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
@@ -329,12 +329,12 @@ pub const PRESETS: &[Preset] = &[
         },
         copies: Copies::TwoOfDirty,
         one_device: OneDevice::Refused,
-        notes: "Clean makes room for writes and not for reads: only a cache full of what is not on disk sends writes past it",
+        notes: "a write may evict a clean block and a read may not; a write bypasses the cache only if all blocks are dirty",
     },
     Preset {
         name: "auto",
-        summary: "write-back with what is best known today; the backing lags by 30 seconds at most",
-        source: "hob",
+        summary: "write-back with the recommended settings; dirty data is destaged after at most 30 seconds",
+        source: "A preset of hob's own",
         mode: Mode::WriteBack,
         persistent: true,
         layout: Layout::Unified,
@@ -344,7 +344,7 @@ pub const PRESETS: &[Preset] = &[
         destage: DESTAGE,
         copies: Copies::TwoOfDirty,
         one_device: OneDevice::OneCopy,
-        notes: "one copy where the pool has one device",
+        notes: "dirty data has two copies if the pool has two devices",
     },
 ];
 

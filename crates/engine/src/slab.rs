@@ -53,6 +53,14 @@ impl<T> Slab<T> {
         value
     }
 
+    /// Returns what is in the slots in use.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Used(value) => Some(value),
+            Slot::Free { .. } => None,
+        })
+    }
+
     /// Returns true if the slot is in use.
     pub(crate) fn contains(&self, index: u32) -> bool {
         matches!(self.slots.get(index as usize), Some(Slot::Used(_)))

@@ -1,7 +1,7 @@
-//! No allocation on the hit path (ARCHITECTURE, "The engine"), nor anywhere else once an engine has
-//! seen its load.
+//! Hits allocate no memory, and neither do other requests once an engine has processed a similar
+//! load (ARCHITECTURE, "The engine").
 //!
-//! One test, because the allocator counts for the whole process.
+//! A single test, because the allocator counts for the whole process.
 
 use std::alloc::System;
 
@@ -24,7 +24,7 @@ const DISK: DiskId = DiskId(0);
 const DEPTH: u64 = 16;
 const SUMS: [u32; 16] = [7; 16];
 
-/// Runs batches of `DEPTH` requests until there were `count`; returns the hits among them.
+/// Runs batches of `DEPTH` requests until `count` requests are done; returns the number of hits.
 fn run(engine: &mut Engine, count: u64, make: impl Fn(u64) -> (Op, u64, u64)) -> u64 {
     let mut ios: [Option<Io>; 4 * DEPTH as usize] = [None; 4 * DEPTH as usize];
     let (mut now, mut hits) = (Instant(0), 0);
@@ -93,7 +93,7 @@ fn nothing_is_allocated_in_steady_state() {
         assert_eq!(hits, 10_000);
         assert_eq!((change.allocations, change.reallocations), (0, 0), "{} hits", policy.info().name);
 
-        // Misses that evict, and writes, once the engine has seen some.
+        // Misses that evict, and writes, after the engine has processed some of them.
         let mixed = |i: u64| match i % 3 {
             0 => (Op::Write(Durability::Volatile), i * 104_729 % (1 << 14) * 4096, 8192),
             _ => (Op::Read, i * 104_729 % (1 << 17) * 4096, 8192),
@@ -102,12 +102,13 @@ fn nothing_is_allocated_in_steady_state() {
         let region = Region::new(ALLOCATOR);
         run(&mut engine, 10_000, mixed);
         let change = region.change();
-        // A queue may still meet a longer burst than ever before.
+        // A queue may still receive a longer burst than before.
         assert_eq!(change.allocations, 0, "{} misses", policy.info().name);
         assert!(change.reallocations <= 2, "{} misses: {}", policy.info().name, change.reallocations);
     }
 
-    // The sampled miss-ratio curve: of a fixed size from the first access on, at a fixed rate once it has its samples.
+    // The sampled miss-ratio curve has a fixed size from the first access on, and a fixed rate
+    // after it has its samples.
     let watch = |shards: &mut Shards| (0..300_000u64).for_each(|i| shards.access(i * i % 100_003, 1));
     let mut fixed_size = Shards::fixed_size(1000);
     let mut fixed_rate = Shards::fixed_rate(0.05, 200_000);

@@ -1,8 +1,8 @@
-//! Index memory, measured with a counting allocator: everything that grows with a cache, in bytes
-//! for each 4 KiB block. Promise 6: "at most 24 bytes per block all-in". The policies that the lab alone
-//! may use are held to telling what they take.
+//! Measures index memory with a counting allocator: all memory that depends on the cache size, in
+//! bytes per 4 KiB block. Promise 6: "at most 24 bytes per block all-in". For policies that only
+//! the lab may use, the test only checks that they report their memory use correctly.
 //!
-//! One test, because the allocator counts for the whole process.
+//! A single test, because the allocator counts for the whole process.
 
 use std::alloc::System;
 
@@ -32,7 +32,7 @@ struct Bench {
     commands: u64,
 }
 
-/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+/// Returns the next I/O, after copies between buffers. This test does not use the data.
 fn next_io(engine: &mut Engine) -> Option<hob_engine::io::Io> {
     while engine.poll_copy().is_some() {}
     engine.poll_io()
@@ -58,7 +58,7 @@ impl Bench {
         }
     }
 
-    /// Reads a range of the disk from its start, once, with misses filled.
+    /// Reads a range of the disk once from its start; misses are filled.
     fn read(&mut self, bytes: u64) {
         let sums = [7; (REQUEST_BYTES / SECTOR_BYTES) as usize];
         for offset in (0..bytes).step_by(REQUEST_BYTES as usize) {
@@ -86,7 +86,8 @@ impl Bench {
         assert_eq!(self.engine.in_flight(), 0);
     }
 
-    /// Live bytes since `region` began, for each block; they are what the engine says they are.
+    /// Returns the allocated bytes since `region` began, per block, and checks that the engine
+    /// reports the same.
     fn measure(&self, region: &Region<'_, System>, policy: &str, when: &str) {
         let change = region.change();
         let live = (change.bytes_allocated - change.bytes_deallocated) as f64;
@@ -104,7 +105,8 @@ fn segments(range: std::ops::Range<u64>) -> Vec<Segment> {
     range.map(|i| Segment { device: DeviceId(0), offset: i * SEGMENT_BYTES }).collect()
 }
 
-/// Promise 6: at most 24 bytes per 4 KiB block, everything that grows with the cache included.
+/// Promise 6: at most 24 bytes per 4 KiB block, including everything that depends on the cache
+/// size.
 #[test]
 fn the_index_takes_at_most_24_bytes_per_block() {
     let all = BLOCKS * SECTOR_BYTES / SEGMENT_BYTES;
@@ -119,7 +121,7 @@ fn the_index_takes_at_most_24_bytes_per_block() {
         bench.measure(&region, name, "empty");
         bench.read(BLOCKS * SECTOR_BYTES * 5 / 4);
         let stats = bench.engine.stats(Instant(0), DISK).expect("the disk exists");
-        // A policy that refuses newcomers is not filled by one pass.
+        // One pass does not fill a policy that refuses new blocks.
         if policy.info().serves {
             assert_eq!((stats.blocks_cached, stats.evictions.blocks), (BLOCKS, BLOCKS / 4));
         }

@@ -1,7 +1,8 @@
-//! What presets do, sentence by sentence of the systems that they stand for: each test cites what it shows. The I/O of
-//! the engine is done at once and in its order, so which data goes to the backing when can be read off a list.
-//! What takes time is shown in virtual time by `world/tests/presets.rs`. `sentences.rs` says where each sentence is
-//! shown.
+//! The behaviour of presets, sentence by sentence of the descriptions of other systems (SYSTEMS, a
+//! document of the project outside this repository): each test cites its sentence. The engine's I/O
+//! completes at once and in order, so the tests can list when data goes to the backing. Sentences
+//! about time are tested in virtual time by `world/tests/presets.rs`. `sentences.rs` lists the test
+//! of each sentence.
 
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, Copies, DataSegment, DiskConfig, Enable, Event, NewRing,
@@ -22,27 +23,27 @@ const WRITE: Op = Op::Write(Durability::Volatile);
 const KIB: u64 = 1024;
 const PAGE: u64 = 64 * KIB;
 
-/// One disk, whose cache has a preset's parts, and what was written to its backing.
+/// A disk whose cache has the settings of a preset, and the writes to its backing.
 struct Rig {
     engine: Engine,
     requests: u64,
-    /// Seconds without requests.
+    /// Number of seconds without requests.
     rested: u64,
-    /// Offset and length of what was destaged, in order.
+    /// Offset and length of each destaging write, in order.
     destaged: Vec<(u64, u64)>,
-    /// The backing takes nothing from the destager for now.
+    /// True while the backing accepts no destaging writes.
     holds: bool,
     held: Vec<Io>,
 }
 
-/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+/// Returns the next I/O, after copies between buffers. This test does not use the data.
 fn next_io(engine: &mut Engine) -> Option<Io> {
     while engine.poll_copy().is_some() {}
     engine.poll_io()
 }
 
 impl Rig {
-    /// With room for so many blocks, second copies included.
+    /// Creates a cache with space for `blocks` blocks, including second copies.
     fn new(name: &str, blocks: u32) -> Rig {
         Rig::of(parts(name), blocks)
     }
@@ -69,7 +70,7 @@ impl Rig {
         Instant(self.requests * 1000 + self.rested * 1_000_000_000)
     }
 
-    /// Lets so many seconds go by.
+    /// Lets `seconds` seconds pass.
     fn rest(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.rested += 1;
@@ -104,7 +105,7 @@ impl Rig {
         reply.outcome
     }
 
-    /// Does all I/O that the engine wants done.
+    /// Completes all I/O of the engine.
     fn settle(&mut self) {
         while let Some(io) = next_io(&mut self.engine) {
             let of_destager = io.slice.is_some_and(|slice| slice.id != BufferId(0));
@@ -141,7 +142,7 @@ impl Rig {
         self.ask(Op::Read, page * PAGE, PAGE)
     }
 
-    /// Blocks of 4 KiB that were destaged since the last call, in order.
+    /// Returns the 4 KiB blocks that were destaged since the last call, in order.
     fn destaged_blocks(&mut self) -> Vec<u64> {
         self.destaged.drain(..).map(|(offset, _)| offset / (4 * KIB)).collect()
     }
@@ -151,7 +152,7 @@ impl Rig {
     }
 }
 
-/// What a preset puts together.
+/// Returns the cache settings of a preset.
 fn parts(name: &str) -> CacheConfig {
     let row = preset(name).expect("a preset");
     row.config(row.block_bytes.into())
@@ -178,12 +179,12 @@ fn enable(config: CacheConfig, blocks: u32) -> Enable {
     Enable { config, segments, journal: Some(ring), recovered: None }
 }
 
-/// Blocks that are no neighbours, in no order, each once.
+/// Returns blocks that are not adjacent, in random order, each once.
 fn scattered(count: u64) -> Vec<u64> {
     (0..count).map(|n| 2 * (n * 7919 % 10_007)).collect()
 }
 
-/// Are these the first of the others, the last few of which are chosen from twelve more?
+/// Returns true if `these` are the first of `others`; the last few may be among the next twelve.
 fn are_the_first(these: &[u64], others: &[u64]) -> bool {
     let count = these.len();
     these.iter().all(|block| others[..count + 12].contains(block))
@@ -203,7 +204,7 @@ fn fast_cache_promotes_at_the_third_access_and_not_before() {
         let mut rig = Rig::new("fast-cache", 256);
         let outcomes: Vec<Outcome> = (0..4).map(|_| rig.ask(op, 10 * PAGE, PAGE)).collect();
         let expected = match op {
-            // The third read brings the page in, and the fourth comes from there.
+            // The third read promotes the page, and the fourth is a hit.
             Op::Read => [Outcome::MissUnproven, Outcome::MissUnproven, Outcome::MissFilled, Outcome::Hit],
             _ => {
                 let [past, taken] = [Outcome::WriteNotCopied, Outcome::WriteBack];
@@ -212,15 +213,15 @@ fn fast_cache_promotes_at_the_third_access_and_not_before() {
         };
         assert_eq!(outcomes, expected);
     }
-    // Reads and writes count alike.
+    // Reads and writes count equally.
     let mut rig = Rig::new("fast-cache", 256);
     let outcomes = [WRITE, Op::Read, WRITE, Op::Read].map(|op| rig.ask(op, 10 * PAGE, PAGE));
     let [past, miss] = [Outcome::WriteNotCopied, Outcome::MissUnproven];
     assert_eq!(outcomes, [past, miss, Outcome::WriteBack, Outcome::Hit]);
 }
 
-/// SYSTEMS §2: "Works on disk addresses, so it helps new machines that reuse old blocks.": what was accessed before counts,
-/// whatever has been written there since.
+/// SYSTEMS §2: "Works on disk addresses, so it helps new machines that reuse old blocks.": earlier
+/// accesses count, even if the data was overwritten since.
 #[test]
 fn fast_cache_goes_by_address() {
     let mut rig = Rig::new("fast-cache", 256);
@@ -236,12 +237,12 @@ fn sequential_streams_never_populate_fast_cache() {
     for op in [Op::Read, WRITE] {
         let mut rig = Rig::new("fast-cache", 256);
         for _ in 0..5 {
-            // Until 512 KiB have gone by nobody knows that it is a stream; its first pages may come in.
+            // A stream is detected after 512 KiB, so its first pages may be promoted.
             let served = (0..64).map(|n| rig.ask(op, (1000 + n) * PAGE, PAGE));
             let flash = |outcome| matches!(outcome, Outcome::Hit | Outcome::WriteBack | Outcome::MissFilled);
             let taken: Vec<bool> = served.map(flash).collect();
             assert!(!taken[8..].contains(&true), "{taken:?}");
-            // Large I/O is a run of its own.
+            // A large I/O is a sequential run by itself.
             assert!(!flash(rig.ask(op, 0, 1 << 20)));
         }
     }
@@ -258,7 +259,8 @@ fn fast_cache_writes_a_page_to_disk_when_the_lru_picks_it() {
         assert_eq!(write(&mut rig, *page), Some(Outcome::WriteBack));
     }
     assert_eq!(rig.destaged, [], "up to 90 % of its 100 pages nothing is written to disk");
-    // Written often, destaged once: that is what deferring is for. It is the last now that the LRU picks.
+    // The page was written often and is destaged once, which is the purpose of deferring. It is now
+    // the last page that the LRU selects.
     (0..50).for_each(|_| _ = rig.ask(WRITE, pages[0] * PAGE, PAGE));
     for page in &pages[90..95] {
         assert_eq!(write(&mut rig, *page), Some(Outcome::WriteBack));
@@ -278,7 +280,7 @@ fn vsan_destages_in_disk_order() {
         assert_eq!(rig.write(block), Outcome::WriteBack);
     }
     assert_eq!(rig.destaged, []);
-    // It goes on where it was, and from the end to the start.
+    // The elevator continues at its position, and from the end to the start.
     let mut order = Vec::new();
     for (n, block) in scattered(1240).into_iter().skip(240).enumerate() {
         rig.write(block);
@@ -288,7 +290,7 @@ fn vsan_destages_in_disk_order() {
     }
     let turns = order.windows(2).filter(|pair| pair[0] > pair[1]).count();
     assert!(order.len() > 900 && turns <= 6, "{turns} turns: {order:?}");
-    // Neighbours go in one I/O.
+    // Adjacent blocks are written in one I/O.
     let mut rig = Rig::new("vsan", 1000);
     (0..241).rev().for_each(|block| _ = rig.write(block));
     assert!(rig.destaged.len() <= 2, "{:?}", rig.destaged);
@@ -307,7 +309,7 @@ fn a_full_vsan_buffer_sends_writes_straight_to_disk() {
         let outcome = rig.write(*block);
         assert!(matches!(outcome, Outcome::WriteCopied | Outcome::WriteNotCopied), "{outcome:?}");
     }
-    // Nor does what the read cache holds make room for more of it.
+    // Space of the read cache does not become space for the buffer.
     for block in &blocks[300..] {
         rig.write(*block);
     }
@@ -324,7 +326,7 @@ fn vsan_reads_have_seventy_percent() {
     }
     let stats = rig.engine.stats(rig.now(), DISK).expect("the disk");
     assert_eq!(stats.blocks_cached, 700);
-    // What was destaged leaves the buffer; a read loads it into the read cache.
+    // Destaged data leaves the buffer; a read loads it into the read cache.
     for block in scattered(300) {
         rig.write(50_000 + block);
     }
@@ -352,11 +354,11 @@ fn zbs_destages_the_earliest_inactive_above_a_fifth() {
     assert!(are_the_first(&destaged, &blocks[2..]), "{destaged:?}");
     rig.rest(1);
     assert_eq!(rig.dirty_sectors(), 200);
-    // Clean: still there.
+    // Clean blocks are still cached.
     assert_eq!(rig.read(blocks[50]), Outcome::Hit);
 }
 
-/// The same, of a room that is full of Clean: it is not in the way.
+/// The same if the rest of the cache is full of Clean blocks, which do not prevent it.
 #[test]
 fn zbs_finds_the_earliest_inactive_behind_any_clean() {
     let mut rig = Rig::new("zbs", 4000);
@@ -388,7 +390,8 @@ fn zbs_destages_the_least_accessed_when_all_is_active() {
     let (often, seldom) = blocks.split_at(80);
     blocks.iter().for_each(|block| _ = rig.read(*block));
     (0..3).for_each(|_| often.iter().for_each(|block| _ = rig.read(*block)));
-    // All others come when a fifth is dirty, and become Active too: the share stays a fifth.
+    // The others are written when a fifth is dirty, and become Active too, so the share stays a
+    // fifth.
     for block in 0..80 {
         (0..6).for_each(|_| _ = rig.write(50_000 + 2 * block));
     }
@@ -430,7 +433,8 @@ fn a_zbs_full_of_clean_reads_the_disk_and_takes_writes() {
     assert_eq!(rig.read(blocks[1050]), Outcome::Hit);
 }
 
-/// The same admission in a split cache: reads that have their share do not take the buffer's.
+/// The same admission in a split cache: reads that have used up their share take no space from the
+/// buffer.
 #[test]
 fn while_free_keeps_to_the_read_share() {
     let mut rig = Rig::of(CacheConfig { admission: parts("zbs").admission, ..parts("vsan") }, 1000);
@@ -447,14 +451,14 @@ fn a_full_zbs_reads_and_writes_the_disk() {
     let mut rig = Rig::new("zbs", 1000);
     rig.holds = true;
     let blocks = scattered(600);
-    // With their second copies, 500 blocks that are not on disk are all that there is room for.
+    // With their second copies, 500 dirty blocks fill the cache.
     for block in &blocks[..500] {
         assert_eq!(rig.write(*block), Outcome::WriteBack);
     }
     assert_eq!(rig.write(blocks[500]), Outcome::WriteNotCopied);
     assert_eq!([rig.read(blocks[501]), rig.read(blocks[501])], [Outcome::MissNoBlock; 2]);
     assert_eq!([rig.write(blocks[480]), rig.read(blocks[481])], [Outcome::WriteBack, Outcome::Hit]);
-    // The disk takes data again, and the cache has room again.
+    // The disk accepts data again, and the cache has space again.
     rig.holds = false;
     for io in std::mem::take(&mut rig.held) {
         rig.complete(&io, true);

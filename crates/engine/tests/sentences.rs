@@ -1,4 +1,5 @@
-//! Where each sentence of SYSTEMS §§2–4 is shown: a table of tests, and that they are there.
+//! Lists the test of each sentence of SYSTEMS §§2–4 (see `presets.rs`), and checks that the tests
+//! exist.
 
 const HERE: &str = include_str!("presets.rs");
 const TABLE: &str = include_str!("../src/preset/tests.rs");
@@ -10,8 +11,9 @@ const MEMORY: &str = include_str!("memory.rs");
 const WORLD: &str = include_str!("../../world/tests/presets.rs");
 const DAEMON: &str = include_str!("../../hob/src/daemon/manager/settings/tests.rs");
 
-/// The sentences of SYSTEMS §§2–4 that a cache can show, and the test of each. Not here: how many groups a host has, what
-/// other nodes do, and the memory above the cache, which is no part of a preset.
+/// The sentences of SYSTEMS §§2–4 that a test of a cache can show, with their tests. Not included:
+/// the number of groups of a host, the behaviour of other nodes, and the memory above the cache,
+/// which is not part of a preset.
 const SENTENCES: [(&str, &str, &str); 33] = [
     // §2
     (

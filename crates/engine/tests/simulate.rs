@@ -1,5 +1,5 @@
-//! The simulated cache and the full engine, on the same requests, one at a time: equal outcomes and
-//! equal costs, request for request, for every policy.
+//! Compares the simulated cache with the full engine, on the same requests, one at a time: equal
+//! outcomes and equal costs for each request and every policy.
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
@@ -23,14 +23,14 @@ const ADMISSIONS: [&str; 6] = [
     "nth-access:2+not-sequential:32K",
 ];
 
-/// The engine with one disk, its I/O completed at once.
+/// The engine with one disk, whose I/O completes at once.
 struct Whole {
     engine: Engine,
     requests: u64,
     flash_write_bytes: u64,
 }
 
-/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+/// Returns the next I/O, after copies between buffers. This test does not use the data.
 fn next_io(engine: &mut Engine) -> Option<Io> {
     while engine.poll_copy().is_some() {}
     engine.poll_io()
@@ -39,7 +39,7 @@ fn next_io(engine: &mut Engine) -> Option<Io> {
 impl Whole {
     fn new(config: &SimConfig) -> Whole {
         let mut whole = Whole { engine: Engine::new(Limits::default()), requests: 0, flash_write_bytes: 0 };
-        // For the edges of partial writes.
+        // For the first and last sectors of partial writes.
         whole.engine.lend(BufferId(1), 1 << 20);
         let disk =
             DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
@@ -85,7 +85,7 @@ impl Whole {
     }
 }
 
-/// What kind of request, where, how long.
+/// Returns a random kind of request, position and length.
 fn request() -> impl Strategy<Value = (u8, u64, u64)> {
     let place = prop_oneof![
         4 => (0u64..64).prop_map(|i| i * i % 61 * 4096),

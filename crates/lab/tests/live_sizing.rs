@@ -1,9 +1,11 @@
-//! The curve that each disk keeps while it serves, against the exact one from a trace of the same requests: apart by 0.01 on
-//! average at most, and nowhere by more than 0.02. Where a few blocks have most of the accesses, it is more for small
-//! caches: whether each of these blocks is a sample or not makes a difference there, which no sample of this size avoids.
+//! Compares the curve that each disk measures while it is served with the exact curve from a trace
+//! of the same requests. They differ by at most 0.01 on average and 0.02 anywhere. If a few blocks
+//! have most of the accesses, the difference is larger for small caches, because it matters whether
+//! each of these blocks is in the sample. No sample of this size avoids that.
 //!
-//! The exact curve is that of whole requests against sectors. The live one counts a read once for each block that it
-//! touches, so reads are cut where blocks meet before they go to the exact one.
+//! The exact curve is for whole requests and sectors. The measured curve counts a read once for
+//! each block that it touches, so reads are cut at block boundaries before the exact curve is
+//! computed.
 
 use hob_engine::io::{Durability, Op as EngineOp};
 use hob_engine::policy::PolicyKind;
@@ -17,11 +19,11 @@ use hob_world::service::FixedModel;
 
 const OFF_MAX: f64 = 0.02;
 const OFF_MEAN_MAX: f64 = 0.01;
-/// For loads with a few very hot blocks, where caches are small.
+/// Maximum difference for small caches, for loads with a few very hot blocks.
 const OFF_HOT_MAX: f64 = 0.035;
-/// A segment: no cache is smaller unless its pool has smaller segments.
+/// Size of a segment: no cache is smaller unless its pool has smaller segments.
 const BYTES_MIN: u64 = 16 << 20;
-/// Sizes at which curves are compared, as many for each doubling.
+/// Number of sizes per doubling at which curves are compared.
 const SIZES: u32 = 400;
 
 fn ask(record: &Record) -> Ask {
@@ -34,7 +36,7 @@ fn ask(record: &Record) -> Ask {
     Ask { disk: 0, op, offset: record.offset, len: u64::from(record.len), tag: 0 }
 }
 
-/// Serves the requests in virtual time, and returns what the disk has learnt meanwhile.
+/// Serves the requests in virtual time, and returns the disk's measurements.
 fn served(records: &[Record], disk_bytes: u64) -> Sizing {
     let cache = CacheSetup::volatile(64 << 20, 4096, PolicyKind::default());
     let device = FixedModel::new(100_000, 100_000, 32);
@@ -45,7 +47,7 @@ fn served(records: &[Record], disk_bytes: u64) -> Sizing {
     replay.sizing(0).unwrap()
 }
 
-/// Requests cut where blocks of that size meet.
+/// Returns the requests, cut at block boundaries.
 fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
     records.iter().flat_map(move |record| {
         let end = record.offset + u64::from(record.len);
@@ -59,8 +61,8 @@ fn cut(records: &[Record], block_bytes: u64) -> impl Iterator<Item = Record> {
     })
 }
 
-/// How far apart curves are from [`BYTES_MIN`] on: at most, and on average over evenly spaced sizes up to where nothing
-/// changes any more, which is the measure of the SHARDS paper.
+/// Returns the maximum and the average difference of curves from [`BYTES_MIN`] on. The average is
+/// over evenly spaced sizes up to the size from which nothing changes, as in the SHARDS paper.
 fn apart(exact: &Curve, live: &BlockSizing) -> (f64, f64) {
     let end = exact.points().last().unwrap().blocks;
     let off = |blocks: &u64| (exact.miss_ratio_at(*blocks) - live.curve.miss_ratio_at(*blocks)).abs();
@@ -92,7 +94,8 @@ fn generated(name: &str, settings: &[&str]) -> (Vec<Record>, u64) {
     (plan.into_records(1_000_000).filter(|record| record.disk == 0).collect(), disk)
 }
 
-/// Everything that a guest may send: parts of sectors, requests over many blocks, discards; some of it hot.
+/// Returns all kinds of requests: parts of sectors, requests over many blocks, discards; some of
+/// them hot.
 fn awkward() -> (Vec<Record>, u64) {
     const DISK: u64 = 16 << 30;
     let mut dice = Prng::new(77);

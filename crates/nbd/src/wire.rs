@@ -44,7 +44,8 @@ pub const DEFAULT_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Name of the metadata context that every export has.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation (`docs/interop/nbd.rst`).
+/// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation
+/// (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// Handshake flags of the server; the client's flags use the same bits.
@@ -218,7 +219,7 @@ impl ErrorCode {
     }
 
     /// Returns the error with this wire number; zero means success and gives `None`. An unknown
-    /// number becomes [`ErrorCode::Inval`], as the specification requires.
+    /// number becomes [`ErrorCode::Inval`], as the NBD protocol requires.
     pub const fn from_wire(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,
@@ -233,7 +234,7 @@ impl ErrorCode {
         })
     }
 
-    /// Returns the error's name in the specification, without its prefix.
+    /// Returns the error's name in the NBD protocol, without its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Perm => "EPERM",

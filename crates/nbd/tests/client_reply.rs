@@ -1,4 +1,5 @@
-//! Tests of the client's reply decoder: replies of hob's server, of other servers, and hostile ones.
+//! Tests the client's reply decoder with replies of hob's server, of other servers, and invalid
+//! ones.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Tests of hob's client against hob's server, with the bytes cut in every way; and of the client against
-//! old, broken or hostile servers, as scripts of bytes.
+//! Tests hob's client with hob's server, with the bytes cut at all positions, and the client with
+//! old, broken or hostile servers that are scripts of bytes.
 
 mod common;
 
@@ -13,7 +13,7 @@ use hob_nbd::wire::TransmissionFlags;
 const ERROR: u32 = 1 << 31;
 const NEWSTYLE: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03";
 
-/// Joins both ends by two pipes that deliver at most `piece` bytes at a time.
+/// Connects both ends by two pipes that deliver at most `piece` bytes at a time.
 fn join(goal: Goal, piece: usize) -> (Option<HandshakeOutcome>, Option<server::HandshakeOutcome>) {
     let exports = Exports::sample();
     let mut client = Handshake::new(goal);

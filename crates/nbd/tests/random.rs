@@ -23,7 +23,7 @@ fn negotiated(structured_replies: bool) -> client::Negotiated {
     }
 }
 
-/// Chunk headers that are valid often enough to reach the deeper states.
+/// Returns chunk headers that are often valid, so that the tests reach all states.
 fn chunks() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![Just(0_u16), Just(1), Just(2), Just(5), Just(0x8001), Just(0x8002), any::<u16>()];
     let one = (kind, 0..2_u16, 0..4_u64, 0..40_u32, prop::collection::vec(0..8_u8, 0..48)).prop_map(

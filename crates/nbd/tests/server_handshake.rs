@@ -1,5 +1,5 @@
-//! Tests of the server's negotiation with well-behaved, confused and hostile clients. Each case runs with
-//! several sizes of input pieces, which must not matter.
+//! Tests the server's negotiation with correct, confused and hostile clients. Each case runs with
+//! several sizes of input pieces, which must not change the result.
 
 mod common;
 
@@ -10,7 +10,8 @@ const FLAGS: [u8; 4] = [0, 0, 0, 3];
 const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\x00\x03";
 const ERROR: u32 = 1 << 31;
 
-/// Runs with many piece sizes, checks that they agree, returns what came after the greeting.
+/// Runs with many piece sizes, checks that the results are equal, and returns the output after the
+/// greeting.
 fn run(input: &[u8]) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     let whole = serve(input, usize::MAX >> 1);
     for piece in (1..=40).chain([1000, 65536]) {
@@ -33,7 +34,7 @@ fn done(outcome: Option<HandshakeOutcome>) -> Negotiated {
     }
 }
 
-/// Reply types in order; the replies must be well-formed.
+/// Returns the types of the replies in order; the replies must be well-formed.
 fn kinds(mut said: &[u8]) -> Vec<u32> {
     let mut kinds = Vec::new();
     while !said.is_empty() {

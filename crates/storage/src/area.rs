@@ -36,7 +36,7 @@ impl Area {
     }
 
     /// Returns the area's size in bytes.
-    #[allow(clippy::len_without_is_empty)] // No area is empty for long.
+    #[allow(clippy::len_without_is_empty)] // No area has zero bytes for long.
     pub fn len(&self) -> u64 {
         self.memory.len() as u64
     }

@@ -8,7 +8,8 @@
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
 //!   one, [`Arena::release`] drops one. Operations in the ring hold one each.
-//! * New buffers have undefined content. The caller zeroes tails that a guest could see.
+//! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
+//!   the caller fills it with zeroes.
 //! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
 //!   caller. Bytes that the kernel only reads may be borrowed.
 //!
@@ -238,7 +239,7 @@ impl Arena {
     }
 
     /// Returns the size of a buffer in bytes.
-    #[allow(clippy::len_without_is_empty)] // No buffer is empty.
+    #[allow(clippy::len_without_is_empty)] // No buffer has zero bytes.
     pub fn len(&self, id: BufferId) -> usize {
         self.buffer(id).len as usize
     }
@@ -257,8 +258,8 @@ impl Arena {
     pub fn slice(&self, slice: BufferSlice) -> &[u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
-        // SAFETY: inside a live buffer; the kernel fills no byte of it (just checked), and Rust
-        // code changes bytes only through `&mut self`.
+        // SAFETY: the range is inside a live buffer. The kernel fills no byte of it, as just
+        // checked, and Rust code changes bytes only through `&mut self`.
         unsafe { self.memory.bytes(offset, slice.len as usize) }
     }
 
@@ -266,7 +267,7 @@ impl Arena {
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
-        // SAFETY: as in `slice`; and of the arena's slices this one is the only one, by `&mut self`.
+        // SAFETY: as in `slice`. `&mut self` ensures that this is the only slice of the arena.
         unsafe { self.memory.bytes_mut(offset, slice.len as usize) }
     }
 
@@ -276,7 +277,7 @@ impl Arena {
         let (source, target) = (self.locate(from), self.locate(to));
         self.assert_not_filling(from);
         self.assert_not_filling(to);
-        // SAFETY: as in `slice` and `slice_mut`; two buffers that are both alive do not overlap.
+        // SAFETY: as in `slice` and `slice_mut`. Two live buffers do not overlap.
         let (source, target) = unsafe {
             (self.memory.bytes(source, from.len as usize), self.memory.bytes_mut(target, to.len as usize))
         };

@@ -35,11 +35,12 @@ pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
 /// The sector's memory must be mapped.
 pub(crate) unsafe fn shared_sector_sum(sector: *const [u64; SECTOR_WORDS]) -> u32 {
     assert!(sector.is_aligned(), "sectors are aligned");
-    // SAFETY: inside the sector, which is aligned and mapped by the caller's promise.
+    // SAFETY: the address is inside the sector, which is aligned, and mapped according to the
+    // caller.
     let word = |at: usize| unsafe { (&raw const (*sector)[at]).read_volatile() };
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq") {
-        // SAFETY: the CPU has what the function uses.
+        // SAFETY: the CPU has the instructions that the function uses.
         return unsafe { three_way::sector_sum(word) };
     }
     let bytes: [[u8; 8]; SECTOR_WORDS] = std::array::from_fn(|at| word(at).to_ne_bytes());
@@ -110,7 +111,8 @@ mod tests {
 
     #[test]
     fn the_published_values_come_out() {
-        // RFC 3720, B.4: 32 bytes of zeroes; the sector's value is the crate's.
+        // RFC 3720, B.4 has the checksum of 32 bytes of zeroes; the value of a sector was computed
+        // with the crate.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8A91_36AA);
         let mut sums = vec![1, 2, 3];
         sector_sums(&[0; 4096], &mut sums);
@@ -130,7 +132,7 @@ mod tests {
                 .chunks(4096)
                 .map(|sector| std::array::from_fn(|at| u64::from_ne_bytes(sector[8 * at..][..8].try_into().unwrap())))
                 .collect();
-            // SAFETY: a vector's own sectors.
+            // SAFETY: the sectors belong to a vector.
             let shared = words.iter().map(|sector| unsafe { shared_sector_sum(sector) });
             prop_assert_eq!(shared.collect::<Vec<_>>(), sums.clone());
             prop_assert_eq!(sums, bytes.chunks(4096).map(crc32c::crc32c).collect::<Vec<_>>());

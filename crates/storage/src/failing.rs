@@ -10,7 +10,8 @@
 //! in place calls [`before_change`] each time.
 //!
 //! # Limits
-//! The caches' own I/O is not affected; the simulation fails that. Without [`fail`] nothing fails.
+//! The I/O of caches is not affected; the simulation injects failures into that I/O itself. Without
+//! [`fail`] nothing fails.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -253,7 +253,7 @@ impl Flash {
             return;
         };
         counts.ios += 1;
-        // What was asked of a device that was not there any more was never in flight.
+        // I/O requested of a device that was already gone was never in flight.
         counts.in_flight = counts.in_flight.saturating_sub(1);
         match (result, io.op) {
             (Err(_), _) => counts.errors += 1,
@@ -323,7 +323,7 @@ impl Flash {
             }
         }
         self.sums.clear();
-        // An error of an operation on a guest's memory may be the guest's.
+        // An error of an operation on guest memory may be caused by the guest.
         let is_doubtful = io.slice.is_some_and(|slice| ring.arena().is_shared(slice.id));
         self.count(&io, if is_doubtful { Ok(()) } else { result });
         if let (Ok(()), Some(slice)) = (result, io.slice) {
@@ -349,7 +349,7 @@ impl Remote {
         }
     }
 
-    /// Returns the time since which the device owes a reply.
+    /// Returns the time since which the device has not replied to an I/O.
     fn silent_since(&self) -> Option<Instant> {
         if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
     }
@@ -371,7 +371,7 @@ impl Flash {
     /// [`Flash::poll_remote`] afterwards.
     pub fn handle_remote_completion(&mut self, ring: &mut Ring, completion: Completion) {
         let device = DeviceId(completion.token.owner());
-        // A device's id is never given to another one.
+        // The id of a device is never reused.
         if let Some(remote) = self.remotes.iter_mut().find(|it| it.device == device) {
             remote.driver.handle_completion(ring, self.now, completion);
         }

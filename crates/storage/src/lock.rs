@@ -206,7 +206,7 @@ mod tests {
         let [hob, qemu] = [(); 2].map(|()| open(&dir.path().join("disk")));
         let lock = |byte| set_byte(qemu.as_fd(), byte, 1, libc::F_RDLCK).unwrap();
         let try_it = |access| try_lock_image(hob.as_fd(), access);
-        // A guest that writes, as QEMU locks its disk.
+        // A guest that writes: QEMU locks its disk like this.
         [USED + READ, USED + WRITE, UNSHARED + WRITE].into_iter().for_each(lock);
         for access in [Access::ReadWrite, Access::ReadOnly] {
             let error = try_it(access).unwrap_err();
@@ -214,7 +214,7 @@ mod tests {
         }
         assert!(!is_locked_by_others(qemu.as_fd(), USED + READ).unwrap());
         unlock_bytes(qemu.as_fd()).unwrap();
-        // An overlay that reads it.
+        // An overlay that reads the image.
         [USED + READ, UNSHARED + WRITE, UNSHARED + RESIZE].into_iter().for_each(lock);
         assert!(matches!(try_it(Access::ReadWrite), Err(LockError::Qemu("write"))));
         try_it(Access::ReadOnly).unwrap();

@@ -26,8 +26,8 @@ impl Memory {
     /// Maps `len` bytes, a multiple of the page size.
     pub(crate) fn map(len: usize) -> std::io::Result<Memory> {
         let map_len = len + HUGE_PAGE_BYTES;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory
-        // that exists.
+        // SAFETY: this is a new private mapping at an address that the kernel chooses, so it
+        // overlaps no existing memory.
         let map = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -40,9 +40,9 @@ impl Memory {
         let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
         // SAFETY: `skip` is less than HUGE_PAGE_BYTES, by which the mapping is longer than `len`.
         let base = unsafe { map.add(skip) };
-        // Huge pages save TLB misses; without them everything works the same. Forked children
-        // (a qemu-nbd, say) must not make the kernel copy pages that a device writes to.
-        // SAFETY: advice on our own mapping; neither kind changes its contents here.
+        // Huge pages save TLB misses; without them hob works the same. Forked child processes (such
+        // as qemu-nbd) must not make the kernel copy pages to which a device writes. SAFETY: this
+        // is advice on our own mapping, and neither kind of advice changes its contents.
         unsafe {
             let _ = madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage);
             let _ = madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork);
@@ -59,16 +59,17 @@ impl Memory {
     /// mapping. The caller is responsible for the address's use.
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset, "outside the mapping");
-        // SAFETY: inside the mapping, as just checked.
+        // SAFETY: the range is inside the mapping, as just checked.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// Returns a range of the mapping.
+    /// Returns these bytes of the mapped memory.
     ///
     /// # Safety
     /// While the result exists, nothing may write to the range, including the kernel.
     pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: initialised (zero pages), in bounds; no writer by the caller's promise.
+        // SAFETY: the bytes are initialised (zero pages) and in bounds. The caller promises that
+        // there is no writer.
         unsafe { std::slice::from_raw_parts(self.address(offset, len), len) }
     }
 
@@ -77,23 +78,24 @@ impl Memory {
     /// # Safety
     /// While the result exists, nothing else may read or write the range, except that the kernel
     /// may read it.
-    #[allow(clippy::mut_from_ref)] // What makes it exclusive is the caller's promise, not a borrow of the mapping.
+    // The caller's promise makes the access exclusive, not a borrow of the mapping.
+    #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn bytes_mut(&self, offset: usize, len: usize) -> &mut [u8] {
-        // SAFETY: as in `bytes`; exclusive by the caller's promise.
+        // SAFETY: as in `bytes`. The caller promises that the access is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.address(offset, len), len) }
     }
 }
 
-// SAFETY: the mapping belongs to no thread, and its bytes are accessed only through `unsafe` functions
-// whose callers prevent races.
+// SAFETY: the mapping belongs to no thread, and its bytes are accessed only through `unsafe`
+// functions whose callers prevent races.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping; the borrow checker has ended every slice of it, and the ring
-        // does not drop an arena that the kernel still uses.
+        // SAFETY: this is our own mapping. The borrow checker has ended all slices of it, and the
+        // ring does not drop an arena that the kernel still uses.
         unsafe {
             let _ = munmap(self.map.as_ptr().cast(), self.map_len);
         }

@@ -170,14 +170,14 @@ pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// `Occupied` if another loop device uses the area, or a system error.
 pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
-    let look = |source| SwapError::System { action: "look at the loop devices of this host", source };
+    let look = |source| SwapError::System { action: "query the loop devices of this host", source };
     let mut over = loops::in_use().map_err(look)?;
     over.retain(|device| device.file.is_same(file) && device.range.overlaps(range));
     if over.is_empty() {
         return Ok(None);
     }
     let swaps = std::fs::read("/proc/swaps")
-        .map_err(|source| SwapError::System { action: "look at the swap of this host", source })?;
+        .map_err(|source| SwapError::System { action: "query the swap areas of this host", source })?;
     for device in &over {
         if device.range == range
             && let Some(active) = in_table(&swaps, &device.path)
@@ -257,7 +257,7 @@ pub fn prepare(
 pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError> {
     let file = reopened(file.as_fd(), libc::O_DIRECT)?;
     let metadata =
-        file.metadata().map_err(|source| SwapError::System { action: "look at the device", source })?;
+        file.metadata().map_err(|source| SwapError::System { action: "query the device", source })?;
     if !metadata.file_type().is_block_device() {
         match mapping::lack(file.as_fd(), range) {
             Ok(None) => {}
@@ -269,7 +269,13 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
                     "is a file that shares blocks with a copy of it where the area is".to_owned(),
                 ));
             }
-            Err(source) => return Err(SwapError::System { action: "see where its bytes are", source }),
+            Err(source) => {
+                return Err(SwapError::System {
+                    action: "query the position of its \
+                bytes",
+                    source,
+                });
+            }
         }
     }
     let device = loops::make(file.as_fd(), range)?;
@@ -319,7 +325,7 @@ impl SwapError {
 pub fn check_able() -> Result<(), SwapError> {
     loops::control()?;
     let status = std::fs::read_to_string("/proc/self/status")
-        .map_err(|source| SwapError::System { action: "see what hob may do", source })?;
+        .map_err(|source| SwapError::System { action: "query the capabilities of hob", source })?;
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     match effective {

@@ -1,4 +1,4 @@
-//! Disks of objects in a directory as backings, with both kinds of ring.
+//! Disks of objects in a directory as backings, with both I/O drivers.
 
 mod common;
 
@@ -84,7 +84,7 @@ fn a_disk_has_one_writer_and_any_readers() {
     assert_eq!(reader.run(IoOp::Discard, 0, OBJECT), Err(IoError::ReadOnly));
     reader.close();
     assert!(objects::show(&spec, &options()).unwrap().owner.is_some());
-    // Never attached, it is closed all the same.
+    // A disk that was never attached can be closed too.
     drop(writer);
     objects::await_closed();
     assert_eq!(objects::show(&spec, &options()).unwrap().owner, None);
@@ -97,7 +97,7 @@ fn whoever_loses_the_disk_hears_of_it_without_asking() {
     let spec = make(dir.path(), 1 << 20);
     let mut rig = Rig::of(RingKind::IoUring, open(&spec, Access::ReadWrite).unwrap());
     assert!(!rig.backing.is_lost());
-    // The store lets this owner be another host's, which an operator declares dead.
+    // The store assumes that this owner is on another host, which an operator declares dead.
     objects::unlock(&spec, &options()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while !rig.backing.is_lost() {
@@ -136,7 +136,8 @@ fn specifications_that_make_no_sense_are_told() {
     );
 }
 
-/// Against a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment. A disk is made below that prefix.
+/// Tests a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment.
+/// The test creates a disk below that prefix.
 #[cfg(feature = "objects-cloud")]
 #[test]
 #[ignore = "it needs an object store, and HOB_OBJECTS to say where"]

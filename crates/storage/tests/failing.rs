@@ -1,6 +1,7 @@
-//! Error injection into a pool's own tables, in OCF's manner: the first, second, third … write or sync of each operation
-//! fails, once or from then on, until there is none left. Each time: the error is one clear line; whatever was somebody's
-//! is theirs still, here and after opening the pool again; nothing is lost to everybody; the same again works.
+//! Error injection for a pool's own tables, in the manner of OCF: the first, second, third … write
+//! or sync of each operation fails, once or permanently, until there is none left. In each case:
+//! the error is one clear line; owners keep their segments, here and after the pool was opened
+//! again; no segment is lost; and the same operation succeeds later.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ const CACHE: OwnerId = OwnerId(0xCAFE);
 const OTHER: OwnerId = OwnerId(0xBEEF);
 const SEGMENTS: u64 = 8;
 
-/// No operation changes files more often.
+/// Maximum number of changes of files by one operation.
 const CHANGES_MAX: u32 = 64;
 
 struct Ground {
@@ -27,7 +28,7 @@ struct Ground {
     free: u64,
 }
 
-/// Thousands of syncs: in memory, if there is a place for that.
+/// Thousands of syncs: in a memory filesystem, if there is one.
 fn tempdir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -37,7 +38,8 @@ fn spec(path: PathBuf) -> DeviceSpec {
 }
 
 impl Ground {
-    /// A pool of three devices, of which the last is empty; a persistent cache with two rings, and a volatile one.
+    /// A pool of three devices, of which the last is empty; a persistent cache with two rings, and
+    /// a volatile cache.
     fn new() -> Ground {
         let dir = tempdir();
         let specs = ["a", "b"].map(|name| spec(dir.path().join(name)));
@@ -65,7 +67,7 @@ impl Ground {
         self.data[1..3].iter().map(|segment| segment.place).collect()
     }
 
-    /// What the cache had is there.
+    /// Checks that the cache has all of its segments.
     fn check_cache(&self, pool: &Pool, what: &str) {
         let data = pool.data_of(CACHE);
         assert!(self.data.iter().all(|segment| data.contains(segment)), "{what}: {data:?}");
@@ -81,7 +83,7 @@ fn is_clear(error: &PoolError, dir: &Path) {
 
 type Operation = fn(&mut Ground) -> Result<(), PoolError>;
 
-/// Calls `check` with each way in which an operation can fail, and whether it said so.
+/// Calls `check` for each way in which an operation can fail, with the result of the operation.
 fn sweep(operation: Operation, check: impl Fn(Ground, Result<(), PoolError>, &str)) {
     for how in [Failing::Once, Failing::FromThenOn] {
         for nth in 1.. {
@@ -113,7 +115,8 @@ fn reopened(ground: Ground) -> (Ground, u64) {
     (Ground { dir, pool, data, rings, free }, volatile)
 }
 
-/// After opening: everything is the cache's or free, but for leftovers, which can be released.
+/// After the pool was opened: every segment is the cache's or free, except leftovers, which can be
+/// released.
 fn check_reopened(ground: Ground, what: &str) {
     let expected: Vec<Segment> = ground.data.iter().map(|segment| segment.place).collect();
     let expected = [expected, ground.rings.iter().flat_map(|ring| ring.copies.concat()).collect()].concat();
@@ -132,7 +135,8 @@ fn check_reopened(ground: Ground, what: &str) {
     assert!(more.iter().all(|segment| !expected.contains(&segment.place)), "{what}");
 }
 
-/// Of something that takes segments: it did, or nothing is changed, and the same again works.
+/// Checks an operation that takes segments: it succeeded, or nothing is changed and the same
+/// operation succeeds later.
 fn check_taking(operation: Operation, taken: u64, stays: bool) {
     sweep(operation, |mut ground, result, what| {
         assert!(result.is_err(), "{what}: nobody was told");
@@ -160,7 +164,7 @@ fn taking_segments() {
     check_taking(|ground| ground.pool.allocate_swap(OTHER, 3, None, &[]).map(drop), 3, true);
 }
 
-/// A device that takes no writes is in nobody's way on the others.
+/// A device that accepts no writes does not delay operations on other devices.
 #[test]
 fn a_sick_device_holds_nobody_up() {
     let mut ground = Ground::new();
@@ -179,7 +183,8 @@ fn a_sick_device_holds_nobody_up() {
     assert_eq!(ground.pool.rings_of(OTHER)[0].copies, again);
 }
 
-/// More for a cache that has some: what a failure leaves behind is not taken for its own.
+/// More segments for an existing cache: segments that a failure leaves behind do not become part of
+/// the cache.
 #[test]
 fn growing_and_renewing_what_is_there() {
     for operation in [(|ground| ground.pool.allocate_data(CACHE, 5).map(drop)) as Operation, |ground| {
@@ -209,7 +214,7 @@ fn releasing_segments() {
             assert!(result.is_err(), "{what}: nobody was told");
             let freed = gone.0 + gone.1;
             assert_eq!(ground.pool.free_segments(), ground.free + freed, "{what}: they count as free");
-            // Whatever is written next writes that too.
+            // The next write also writes that.
             let more = ground.pool.allocate_data(OTHER, 3).unwrap();
             ground.pool.release(&more.iter().map(|segment| segment.place).collect::<Vec<_>>()).unwrap();
             let (data, rings) = (ground.data.len() - gone.0 as usize, if gone.1 > 0 { 1 } else { 2 });
@@ -218,7 +223,7 @@ fn releasing_segments() {
             let has = (ground.pool.data_of(CACHE).len(), ground.pool.rings_of(CACHE).len());
             assert_eq!(has, (data, rings), "{what}");
         });
-        // Or they are there still at the next start, and can be released then.
+        // Otherwise they still exist after the next start, and can be released then.
         sweep(operation, |ground, _, what| {
             let all = ground.pool.segments_of(CACHE);
             let (mut ground, _) = reopened(ground);
@@ -244,18 +249,18 @@ fn letting_a_device_have_segments_or_not() {
     sweep(out, |ground, _, what| check_reopened(ground, what));
 }
 
-/// A new device, of a file that is made and of one that was there.
+/// A new device: a file that is created, or an existing file.
 #[test]
 fn taking_a_device_in() {
     for is_there in [false, true] {
         let operation: Operation = if is_there { add_there } else { add_new };
         sweep(operation, |mut ground, result, what| {
-            // That a sibling does not learn of it costs a number at most.
+            // If a sibling device does not learn of it, at most one number is lost.
             if result.is_err() {
                 assert_eq!(ground.pool.devices().len(), 3, "{what}");
                 assert_eq!(ground.path("d").exists(), is_there, "{what}");
                 match operation(&mut ground) {
-                    // What there was could not be wiped either.
+                    // The existing content could not be erased either.
                     Err(PoolError::Foreign { .. }) if what.starts_with("From") && is_there => {
                         ground.pool.add_device(&spec(ground.path("d")), Overwrite::Force).unwrap();
                     }
@@ -303,7 +308,8 @@ fn taking_a_device_out() {
         let pool = Pool::open(&["a", "b"].map(|name| dir.path().join(name))).unwrap();
         let mut ground = Ground { dir, pool, data, rings, free };
         ground.check_cache(&ground.pool, what);
-        // What it still carries is nobody's: it is taken in anew, by force if need be.
+        // The remaining content belongs to no pool: the device can be added again, with force if
+        // necessary.
         let spec = spec(ground.path("c"));
         match ground.pool.add_device(&spec, Overwrite::Refuse) {
             Err(PoolError::Foreign { .. }) => {
@@ -315,7 +321,7 @@ fn taking_a_device_out() {
     });
 }
 
-/// A pool that could not be made leaves nothing that is in the way of the next try.
+/// A pool whose creation failed does not prevent the next attempt.
 #[test]
 fn making_a_pool() {
     for is_there in [false, true] {
@@ -336,7 +342,7 @@ fn making_a_pool() {
                 drop(failure);
                 let what = format!("{is_there} {how:?} at {nth}");
                 let Err(error) = made else {
-                    // Learning of a sibling may fail.
+                    // Recording a sibling device may fail.
                     if struck {
                         continue;
                     }
@@ -344,7 +350,7 @@ fn making_a_pool() {
                 };
                 is_clear(&error, dir.path());
                 assert!(specs.iter().all(|spec| spec.path.exists() == is_there), "{what}");
-                // What there was may not have been wiped either.
+                // The existing content may not have been erased either.
                 let overwrite = match is_there && how == Failing::FromThenOn {
                     true => Overwrite::Force,
                     false => Overwrite::Refuse,

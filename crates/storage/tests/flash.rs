@@ -1,4 +1,4 @@
-//! Flash I/O as the shard does it: pool, ring, checksums.
+//! Flash I/O like that of the shard: pool, ring, checksums.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn transfers_bring_their_checksums() {
                 let done = flash.handle_completion(&mut ring, &completion);
                 assert_eq!((done.result, done.sums), (result, &[][..]));
             }
-            // A truncated device is an error, not zeroes; and a write repairs it.
+            // A truncated device returns an error instead of zeroes, and a write repairs it.
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
             flash.submit(&mut ring, &io(4, IoOp::Read), &[]);
             let completion = next(&mut ring);
@@ -87,7 +87,8 @@ fn transfers_bring_their_checksums() {
     }
 }
 
-/// Many more journal writes at once than the ring keeps room for, with guests holding all other memory.
+/// Many more simultaneous journal writes than the ring's buffer has space for, while guests use all
+/// other memory.
 #[test]
 fn journals_are_written_in_any_number_and_without_free_buffers() {
     for kind in [RingKind::IoUring, RingKind::Threads] {
@@ -118,7 +119,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
             for round in 0..2 {
                 let mut left: Vec<u64> = (0..40).collect();
                 for n in &left {
-                    // What is passed may change as soon as it has been passed.
+                    // The caller may change the data as soon as it has been passed.
                     let mut bytes = pages(*n + round);
                     flash.submit(&mut ring, &Io { len: bytes.len() as u64, ..io(*n) }, &bytes);
                     bytes.fill(0);
@@ -147,7 +148,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
                     assert!(found == pages(n + round), "journal write {n}");
                 }
             }
-            // A device that leaves takes those that still wait with it.
+            // When a device leaves, its waiting I/Os are dropped.
             (0..40).for_each(|n| flash.submit(&mut ring, &io(n), &pages(n)));
             flash.detach(&mut ring, device);
             let results: Vec<_> = (0..40)

@@ -1,5 +1,5 @@
-//! Devices that earlier versions wrote, for ever. Each line of an image is an offset and bytes in
-//! hexadecimal, zeroes up to the end of the 4 KiB left out.
+//! Devices that earlier versions wrote, kept permanently. Each line of an image is an offset and
+//! bytes in hexadecimal; zeroes up to the end of the 4 KiB are left out.
 
 mod common;
 
@@ -14,7 +14,7 @@ use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, SwapAre
 
 const MIB: u64 = 1 << 20;
 
-/// Makes a device of that many segments out of an image.
+/// Creates a device with that many segments from an image.
 fn restore(dir: &Path, image: &str, segments: u64) -> PathBuf {
     let path = dir.join("golden");
     let file = File::create(&path).unwrap();
@@ -46,7 +46,7 @@ fn offsets(pool: &Pool, owner: OwnerId) -> Vec<u64> {
     pool.segments_of(owner).iter().map(|segment| segment.offset / MIB).collect()
 }
 
-/// As hob 0.1.0 made it: two segments that stay, one that does not.
+/// As hob 0.1.0 created it: two persistent segments and a volatile one.
 #[test]
 fn version_1_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,8 +64,9 @@ fn version_1_opens() {
     assert_eq!(pool.segments_of(OwnerId(0xBEEF)), [], "that cache was volatile");
 }
 
-/// With a journal: data 0, 1 and 3 (2 was released), two rings, and a volatile cache. Ring 7 is finished: a dump, then a
-/// page of the tail with two writes, one of which reached flash. The other ring has only begun.
+/// With a journal: data segments 0, 1 and 3 (2 was released), two rings, and a volatile cache. Ring
+/// 7 is complete: a dump, then a page of the tail with two writes, of which one reached flash. The
+/// other ring has only begun.
 #[test]
 fn version_1_with_journal_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -97,7 +98,8 @@ fn version_1_with_journal_opens() {
     assert_eq!(clean, [(1000, 0xAAAA_0001), (4000, 0xAAAA_0003)]);
 }
 
-/// With swap areas: one that is whole, and what a crash left of another. Between them is a persistent cache.
+/// With swap areas: a complete one, and one that a crash left incomplete. Between them is a
+/// persistent cache.
 #[test]
 fn version_1_with_swap_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -120,7 +122,7 @@ fn spec(dir: &Path, name: &str, segments: u64) -> DeviceSpec {
     DeviceSpec { path: dir.join(name), size_bytes: Some(device_bytes_for(segments * MIB, MIB)) }
 }
 
-/// Writes the image with swap anew, likewise.
+/// Writes the image with swap areas again, as below.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_the_golden_image_with_swap() {
@@ -136,7 +138,7 @@ fn write_the_golden_image_with_swap() {
     keep(&dir.path().join("swap"), "swap-v1.txt", "A pool device of format version 1 with swap areas");
 }
 
-/// Writes the images anew: only for a new format version, under a new name.
+/// Writes the images again: only for a new format version, under a new name.
 #[test]
 #[ignore = "writes into the source tree"]
 fn write_the_golden_images() {

@@ -1,4 +1,5 @@
-//! Persistent caches' segments on real files: numbers, rings, and what a device that was away brings back.
+//! Segments of persistent caches on real files: numbers, rings, and a device that was missing and
+//! returns.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -94,7 +95,7 @@ fn copies_of_a_ring_are_on_different_devices() {
     assert_eq!((&rings[0].copies, &rings[1].copies), (&second, &first));
     assert_eq!(pool.rings_of(OwnerId(1)), []);
 
-    // A crash in the middle of an allocation leaves parts, which nothing was ever written to.
+    // A crash during an allocation leaves segments to which nothing was ever written.
     pool.release(&first[0][..1]).unwrap();
     assert_eq!(pool.rings_of(CACHE).len(), 1, "its beginning is missing");
     assert_eq!(pool.segments_of(CACHE).len(), 4 + 5, "what is left of it is found all the same");
@@ -103,7 +104,7 @@ fn copies_of_a_ring_are_on_different_devices() {
     pool.release(&first[1][2..]).unwrap();
     pool.set_admission(second[0][0].device, Admission::Out).unwrap();
     drop(pool);
-    // A device that is away takes its copies with it.
+    // If a device is missing, its copies are missing too.
     let away = usize::from(second[0][0].device.0);
     let others: Vec<_> =
         paths.iter().enumerate().filter(|(at, _)| *at != away).map(|(_, path)| path.clone()).collect();
@@ -152,7 +153,8 @@ fn features_of_later_versions_are_refused() {
     assert!(refused.to_string().contains("features 0x4"), "{refused}");
 }
 
-/// A device goes away, the cache goes on without it and gets its numbers anew, the device comes back.
+/// A device is missing, the cache continues without it and its segment numbers are used again, and
+/// then the device returns.
 #[test]
 fn a_number_given_anew_is_not_taken_from_a_device_that_was_away() {
     let dir = tempfile::tempdir().unwrap();

@@ -42,7 +42,7 @@ fn segments_are_spread_kept_and_released() {
     assert_eq!(all.len(), 9);
     assert!(matches!(pool.allocate(OwnerId(3), 2), Err(PoolError::Full { wanted: 2, free: 1 })));
     assert!(persistent.iter().all(|segment| segment.offset.is_multiple_of(MIB)));
-    // Thick: the files have all their blocks.
+    // Thick: all blocks of the files are allocated.
     for (path, _) in &paths {
         use std::os::unix::fs::MetadataExt;
         let metadata = std::fs::metadata(path).unwrap();
@@ -76,7 +76,7 @@ fn devices_come_and_go() {
     assert!(matches!(pool.remove_device(DeviceId(1)), Err(PoolError::DeviceBusy { segments: 3, .. })));
     pool.remove_device(DeviceId(0)).unwrap();
     assert!(matches!(pool.remove_device(DeviceId(0)), Err(PoolError::NoSuchDevice { .. })));
-    // Ordinals are not given out twice, even when the pool was reopened in between.
+    // Ordinals are not used twice, even if the pool was reopened in between.
     drop(pool);
     assert!(matches!(Pool::open(std::slice::from_ref(&a)), Err(PoolError::NotAPool { .. })));
     let mut pool = Pool::open(std::slice::from_ref(&b)).unwrap();
@@ -179,8 +179,9 @@ fn one_torn_copy_of_anything_is_survived() {
     };
     let garbage = [0xA5u8; 4096];
     let pristine = std::fs::read(&path).unwrap();
-    // Both superblocks, then both copies of both table pages (docs/FORMAT.md has the offsets). The last
-    // store went to one copy of the table: tearing it may cost that store, never the table.
+    // Both superblocks, then both copies of both table pages (docs/FORMAT.md has the offsets). The
+    // last write changed one copy of the table: damage to this copy may lose that write, but never
+    // the table.
     const COPY: u64 = 64 << 10;
     let table = [MIB, MIB + 4096, MIB + COPY, MIB + COPY + 4096];
     for offset in [0, MIB - 4096].into_iter().chain(table) {

@@ -1,4 +1,5 @@
-//! Persistent caches found again on flash. The journals are written by tests/common/journal.rs, from the format's page.
+//! Recovery of persistent caches from flash. tests/common/journal.rs writes the journals according
+//! to the format's page.
 
 mod common;
 
@@ -13,7 +14,7 @@ use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, SectorReader, devi
 
 const MIB: u64 = 1 << 20;
 const CACHE: OwnerId = OwnerId(0x1234_5678_9ABC_DEF0_0F1E_2D3C_4B5A_6978);
-/// Of a segment.
+/// Number of frames of a segment.
 const FRAMES: u32 = 256;
 
 /// A pool with a cache of three data segments (ordinals 0, 2 and 3) and one ring.
@@ -24,7 +25,7 @@ struct Bench {
     data: Vec<DataSegment>,
     ring: Vec<Vec<Segment>>,
     journal: Journal,
-    /// What the journal says, by frame on flash; dirty or not.
+    /// The journal's records by frame on flash, and whether they are dirty.
     index: BTreeMap<u32, (u32, u32, bool)>,
 }
 
@@ -63,7 +64,8 @@ impl Bench {
         number
     }
 
-    /// A ring that exists: every third frame is clean, every fifth dirty, both with the right bytes on flash.
+    /// Writes a ring: every third frame is clean, every fifth is dirty, both with the correct data
+    /// on flash.
     fn start(&mut self) {
         for segment in self.data.clone() {
             let first = segment.ordinal * FRAMES;
@@ -108,7 +110,7 @@ impl Bench {
         (segment.place, u64::from(frame % FRAMES))
     }
 
-    /// Bytes of the first copy become unreadable: its device is cut short there.
+    /// Makes data of the first copy unreadable: truncates its device there.
     fn cut(&self, segment: Segment, at: u64) {
         device_file(&self.pool, segment).set_len(segment.offset + at).unwrap();
     }
@@ -133,7 +135,7 @@ fn a_cache_comes_back_as_its_journal_has_it() {
         bench.journal.clean = true;
         bench.page(&[], &[]);
         assert!(bench.expect_recovered().summary.clean);
-        // It writes nothing: again the same, after a restart too.
+        // Recovery writes nothing: a second recovery gives the same result, also after a restart.
         drop(bench.pool);
         bench.pool = Pool::open(&bench.paths).unwrap();
         assert_eq!(bench.expect_recovered().summary, recovered_summary(&bench));
@@ -149,7 +151,7 @@ fn the_tail_counts_where_flash_has_its_bytes() {
     let mut bench = Bench::new(2);
     bench.start();
     let mut changes = Vec::new();
-    // Frames 1, 4, 7 … are free. Every second record's data never reached flash.
+    // Frames 1, 4, 7 … are free. The data of every second record never reached flash.
     for (number, frame) in (1..100).step_by(3).filter(|frame| frame % 5 != 0).enumerate() {
         let block = 10_000 + frame;
         changes.push(Change::Set { frame, block, sum: sum(block, 1), dirty: true });
@@ -164,7 +166,7 @@ fn the_tail_counts_where_flash_has_its_bytes() {
     bench.page(&changes, &[]);
     let recovered = bench.expect_recovered();
     assert_eq!(recovered.summary.sectors_undone, lost);
-    // What is dirty can be taken out by hand.
+    // Dirty data can be extracted by command.
     let mut reader = SectorReader::new(&bench.pool).unwrap();
     let dirty: Vec<_> = recovered.dirty().collect();
     assert_eq!(dirty.len() as u64, recovered.summary.sectors_dirty);
@@ -200,7 +202,7 @@ fn data_that_cannot_be_read_is_no_proof() {
         other => panic!("{other:?}"),
     };
     assert_eq!(whole, 0);
-    // The ring on that device lies behind the data and is gone with it; the other copy is there.
+    // The ring on that device is behind the data and is lost with it; the other copy exists.
     bench.cut(place, sector * 4096);
     assert_eq!(bench.expect_recovered().summary.sectors_undone, 1);
 }
@@ -246,7 +248,7 @@ fn a_copy_that_cannot_be_read_at_all_is_not_missed() {
     bench.start();
     let copy = bench.ring[1][0];
     let mut told = Vec::new();
-    // Its first page is there, no other.
+    // Only its first page exists.
     bench.cut(copy, 4096);
     match recover(&bench.pool, CACHE, |done, all| told.push((done, all))).unwrap() {
         Found::Recovered(..) => {}
@@ -264,7 +266,7 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
     let mut bench = Bench::new(1);
     bench.start();
     let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1, &[]).unwrap();
-    // Nothing in it, then pages of a dump that is not complete.
+    // First no pages, then pages of an incomplete dump.
     bench.expect_recovered();
     let mut journal = Journal::new(CACHE.0, 6, MIB / 4096, FRAMES);
     for _ in 0..3 {
@@ -278,7 +280,7 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
         }
         other => panic!("{other:?}"),
     }
-    // Pages of another cache, and of another ring, are nobody's.
+    // Pages of another cache and of another ring are ignored.
     for (cache, ring) in [(CACHE.0 + 1, 6), (CACHE.0, 7)] {
         let mut foreign = Journal::new(cache, ring, MIB / 4096, FRAMES);
         (foreign.committed, foreign.dump_begin, foreign.dump_end) = (1, 1, 1);
@@ -287,7 +289,7 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
         put_page(&bench.pool, &newer[0], number, &page);
     }
     bench.expect_recovered();
-    // Finished, it counts.
+    // When it is complete, it is valid.
     (journal.committed, journal.dump_begin, journal.dump_end) = (3, 1, 3);
     let (number, page) = journal.page(&[], &[]);
     put_page(&bench.pool, &newer[0], number, &page);
@@ -295,8 +297,8 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
     bench.expect_recovered();
 }
 
-/// Of a cache whose backing is to be changed before it is recovered nothing is left after a crash; the recovery that is under way
-/// ends well.
+/// If a cache was invalidated before its recovery because its backing is to be changed, a crash
+/// leaves nothing of it. A recovery in progress ends normally.
 #[test]
 fn what_was_made_void_is_recovered_by_nobody() {
     for copies in [1, 2] {
@@ -304,7 +306,7 @@ fn what_was_made_void_is_recovered_by_nobody() {
         bench.start();
         let newer = bench.pool.allocate_ring(CACHE, 6, 1, 1, &[]).unwrap();
         let under_way = Recovery::of(&bench.pool, CACHE).unwrap();
-        // A ring that is made for what is being recovered is another one.
+        // A ring that is created for a cache in recovery is a different one.
         let next = bench.pool.allocate_ring(CACHE, 7, 1, 1, &[]).unwrap();
         bench.pool.make_void(CACHE, 6).unwrap();
         let mut doubtful = None;
@@ -317,7 +319,7 @@ fn what_was_made_void_is_recovered_by_nobody() {
         );
         for _ in 0..2 {
             assert!(matches!(bench.recover(), Found::Nothing(_)));
-            // All of it is the owner's as before.
+            // All segments still belong to the owner.
             let segments = bench.pool.segments_of(CACHE);
             assert!(
                 bench.ring.concat().iter().chain(&newer[0]).chain(&next[0]).all(|s| segments.contains(s))
@@ -325,7 +327,7 @@ fn what_was_made_void_is_recovered_by_nobody() {
             drop(bench.pool);
             bench.pool = Pool::open(&bench.paths).unwrap();
         }
-        // What is made afterwards counts.
+        // A ring that is created later is valid.
         let mut journal = Journal::new(CACHE.0, 7, MIB / 4096, FRAMES);
         let (number, page) = journal.page(&[], &[(0, &[Frame::Empty; 4])]);
         put_page(&bench.pool, &next[0], number, &page);
@@ -354,7 +356,7 @@ fn without_a_journal_there_is_nothing() {
 fn a_journal_with_a_hole_is_damaged() {
     let mut bench = Bench::new(2);
     bench.start();
-    // The last page proves that the one before it was durable.
+    // The last page proves that the previous page was durable.
     bench.page(&[], &[]);
     bench.journal.committed = bench.journal.sequence;
     let hole = bench.journal.sequence;

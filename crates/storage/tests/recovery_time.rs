@@ -1,7 +1,7 @@
-//! How long the recovery of a large cache takes: 16 M blocks of 4 KiB, with a journal that is full.
+//! Duration of the recovery of a large cache: 16 M blocks of 4 KiB, with a full journal.
 //!
-//! `cargo test --release -p hob-storage --test recovery_time -- --ignored --nocapture`. Needs 20 GB of disk
-//! for a moment and 2 GB for its run; TMPDIR says where.
+//! `cargo test --release -p hob-storage --test recovery_time -- --ignored --nocapture`. Needs 20 GB
+//! of disk for a short time and 2 GB during the run; TMPDIR sets the directory.
 
 mod common;
 
@@ -20,19 +20,19 @@ const SEGMENTS: u32 = 4096;
 const FRAMES: u32 = SEGMENTS * SEGMENT_FRAMES;
 const CACHE: OwnerId = OwnerId(1 << 100 | 3);
 
-/// Frames of a dump in a page that is full of changes.
+/// Number of frames of a dump in a page that is full of changes.
 const FRAMES_A_PAGE: u32 = 287;
 
-/// Pages that were written and not committed when the power failed.
+/// Number of pages that were written and not committed at the power failure.
 const TAIL_PAGES: u64 = 256;
 
-/// What this process has used of all CPUs, milliseconds.
+/// Returns the CPU time of this process, milliseconds.
 fn cpu_ms() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
-/// A pool for the cache, on sparse files.
+/// Creates a pool for the cache on sparse files.
 fn pool(dir: &std::path::Path, ring_segments: u64) -> Pool {
     const DEVICES: u64 = 8;
     let each = u64::from(SEGMENTS).div_ceil(DEVICES) + ring_segments * 2;
@@ -40,7 +40,8 @@ fn pool(dir: &std::path::Path, ring_segments: u64) -> Pool {
         path: dir.join(number.to_string()),
         size_bytes: Some(device_bytes_for(each * SEGMENT, SEGMENT)),
     };
-    // Room is reserved when a device is made. It is given back at once, so that 64 GiB of cache need not be there.
+    // Space is allocated when a device is created. It is freed at once, so that 64 GiB need not be
+    // free.
     let punch = |spec: DeviceSpec| {
         let file = OpenOptions::new().write(true).open(spec.path).unwrap();
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -87,14 +88,14 @@ fn sixteen_million_blocks() {
     }
 }
 
-/// Fills a ring, and half of it a second time. Returns how many blocks are dirty then.
+/// Fills a ring, and half of it a second time. Returns the number of dirty blocks.
 fn fill(
     pool: &Pool,
     ring: &[Vec<hob_engine::command::Segment>],
     mut journal: Journal,
     dump_pages: u64,
 ) -> u64 {
-    // What flash holds: zeroes. So that is what the journal says of what was written last.
+    // Flash has zeroes, so the journal's latest records have the checksum of zeroes.
     let zeroes = crc32c::crc32c(&[0; 4096]);
     let block = |frame: u32| frame.wrapping_mul(0x9E37_79B1) % FRAMES;
     let mut dirty = vec![false; FRAMES as usize];

@@ -1,5 +1,5 @@
-//! A pool device on another host: a socket behind which an NBD server is. It takes second copies only, and its I/Os fail only when
-//! it is given up.
+//! A pool device on another host: a socket with an NBD server. It has only second copies, and its
+//! I/Os fail only when it is abandoned.
 
 mod common;
 
@@ -21,7 +21,7 @@ use hob_storage::token::Token;
 
 const MIB: u64 = 1 << 20;
 
-/// Of the shard, for the server.
+/// Time that the shard waits for the server.
 const WAIT: Duration = Duration::from_millis(1500);
 
 struct Rig {
@@ -32,7 +32,7 @@ struct Rig {
     _dir: tempfile::TempDir,
 }
 
-/// A pool of a file and of what a server has.
+/// Creates a pool of a file and of the server's data.
 fn rig() -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let bytes = device_bytes_for(16 * MIB, MIB);
@@ -67,13 +67,13 @@ fn it_takes_second_copies_only_and_is_found_again() {
     drop(pool);
     let pool = Pool::open(&paths).unwrap();
     assert_eq!((pool.data_of(owner), pool.rings_of(owner)), before);
-    // Alone it is a pool too: that of a host whose own flash is gone.
+    // The device by itself is also a pool: the pool of a host whose own flash is lost.
     drop(pool);
     let pool = Pool::open(&paths[1..]).unwrap();
     assert_eq!(pool.data_of(owner), seconds);
     assert_eq!(pool.rings_of(owner).len(), 1);
     drop(pool);
-    // Whoever has the bytes as a file has them as any device.
+    // The same bytes in a file are a normal device.
     let file = paths[0].with_file_name("lent");
     std::fs::write(&file, &server.script.lock().unwrap().data).unwrap();
     let pool = Pool::open(&[file]).unwrap();
@@ -89,11 +89,11 @@ fn a_table_that_cannot_be_written_is_an_error_and_not_for_ever() {
     assert!(refused.to_string().contains("cannot write its"), "{refused}");
     server.set(|script| script.sick = false);
     assert_eq!(pool.allocate_seconds(OwnerId(7), 2, 0).unwrap().len(), 2);
-    // Its connection is cut: the next one is a new one.
+    // The connection is interrupted, and the next one is new.
     server.set(|script| script.answers_left = Some(0));
     let _ = pool.allocate_seconds(OwnerId(7), 1, 0);
     assert_eq!(pool.allocate_seconds(OwnerId(7), 1, 0).unwrap().len(), 1);
-    // What is given up costs no time.
+    // I/Os of an abandoned device fail without delay.
     server.set(|script| script.silent = true);
     pool.give_up(far).unwrap();
     let began = Clock::now();
@@ -101,7 +101,7 @@ fn a_table_that_cannot_be_written_is_an_error_and_not_for_ever() {
     assert!(began.elapsed() < Duration::from_secs(1));
 }
 
-/// Recovery asks for thousands of pages: only the first of them is waited for.
+/// Recovery reads thousands of pages: only the first waits for the timeout.
 #[test]
 fn silence_is_waited_for_once() {
     let Rig { mut pool, far, server, .. } = rig();
@@ -113,7 +113,7 @@ fn silence_is_waited_for_once() {
     let place = Segment { device: far, offset: 4 * MIB };
     let mut is_read = || reader.read(&[SectorCopy { place, sector: 0, sum: None }]).is_ok();
     assert!(is_read());
-    // A connection that is cut is made anew at once.
+    // An interrupted connection is re-established at once.
     server.set(|script| script.answers_left = Some(0));
     assert!(!is_read() && is_read());
     server.set(|script| script.silent = true);
@@ -157,7 +157,7 @@ impl Shard {
         self.flash.submit(&mut self.ring, &io, &pages);
     }
 
-    /// Turns for that long, or until so many I/Os have ended.
+    /// Runs the loop for that time, or until `count` I/Os have ended.
     fn run(&mut self, limit: Duration, count: usize) {
         let end = Clock::now() + limit;
         while Clock::now() < end && self.ended.len() < count {
@@ -208,7 +208,8 @@ fn transfers_bring_their_checksums_and_breaks_cost_nothing() {
         shard.submit(3, IoOp::Read);
         shard.all_end(3);
         assert_eq!(shard.ended[2], (IoId(3), Ok(()), vec![sum; 2]));
-        // A connection breaks after an acknowledged write that was not flushed: the flush after it is right, for the server ran on.
+        // A connection fails after an acknowledged, unflushed write. The next flush is valid,
+        // because the server has not restarted.
         rig.server.set(|script| script.answers_left = Some(1));
         shard.submit(4, WRITE);
         shard.all_end(4);
@@ -224,7 +225,8 @@ fn transfers_bring_their_checksums_and_breaks_cost_nothing() {
     }
 }
 
-/// What the server leaves unanswered is neither finished nor failed; that is said once; and it fails when it is given up.
+/// I/Os that the server does not answer neither complete nor fail. The shard is notified once, and
+/// they fail when the device is abandoned.
 #[test]
 fn what_is_silent_is_held_until_it_is_given_up() {
     let rig = rig();
@@ -250,7 +252,7 @@ fn what_is_silent_is_held_until_it_is_given_up() {
     assert_eq!(shard.silent.len(), 1);
 }
 
-/// An error of the server says that it misses something: it is held as silence is.
+/// If the server returns an error, it lacks something: the I/O waits like one without reply.
 #[test]
 fn an_error_is_held_too() {
     let rig = rig();
@@ -260,7 +262,7 @@ fn an_error_is_held_too() {
     shard.run(Duration::from_secs(5), 1);
     assert_eq!((shard.silent.as_slice(), shard.ended.len()), (&[rig.far][..], 0));
     rig.server.set(|script| script.sick = false);
-    // Others may go on meanwhile; who failed has failed.
+    // Other I/Os may continue meanwhile; failed I/Os have failed.
     shard.submit(2, WRITE);
     shard.all_end(1);
     assert_eq!((shard.ended[0].0, shard.ended[0].1), (IoId(2), Ok(())));

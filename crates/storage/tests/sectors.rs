@@ -1,4 +1,4 @@
-//! Single sectors read from the flash of caches that nobody runs.
+//! Single sectors are read from the flash of caches that are not in use.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn the_first_copy_that_is_right_counts() {
         assert_eq!(reader.read(&[copy(0, 7, sum)]), Err(SectorLost::Wrong));
         assert_eq!(reader.read(&[copy(0, 7, None), copy(1, 255, sum)]), Ok(&bad[..]), "no checksum to go by");
         assert_eq!(reader.read(&[]), Err(SectorLost::Unreadable));
-        // A device that has lost its end, and one that is not there.
+        // A truncated device, and a missing one.
         let file = common::journal::device_file(&pool, data[0].place);
         file.set_len(data[0].place.offset + 7 * 4096).unwrap();
         assert_eq!(reader.read(&[copy(0, 7, None)]), Err(SectorLost::Unreadable));

@@ -3,10 +3,11 @@
 //!
 //! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. A
 //! simulated host opens disks, acquires them again after a lost lease, and gives them back. While
-//! its lease is in doubt, the host delays replies and writes. The simulated environment has a model
-//! of etcd and a network that loses and delays messages. Hosts are paused, killed and partitioned,
-//! clocks drift up to the limit, and wall clocks jump. A guest on each host writes and reads the
-//! disks that the host serves, even on hosts where no guest should run. The checkers verify:
+//! the host does not know whether its lease is still valid, it delays replies and writes. The
+//! simulated environment has a model of etcd and a network that loses and delays messages. Hosts
+//! are paused, killed and partitioned, clocks drift up to the limit, and wall clocks jump. A guest
+//! on each host writes and reads the disks that the host serves, even on hosts where no guest
+//! should run. The checkers verify:
 //!
 //! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
 //!   only one host acknowledges in each generation;
@@ -95,9 +96,9 @@ pub enum Sabotage {
     NoSettling,
     /// The host takes a disk although another host's flash has the newest data.
     IgnoresDirty,
-    /// The host trusts its flash content even if another host had the disk since.
+    /// The host trusts its flash content, even if another host owned the disk in the meantime.
     BelievesFlash,
-    /// The host starts write-back before the ownership record says so.
+    /// The host starts write-back before the ownership record permits it.
     EarlyWriteBack,
     /// The host sends delayed replies with the next lease, before the disk's ownership is
     /// confirmed.
@@ -106,13 +107,14 @@ pub enum Sabotage {
     BelievesDeposed,
     /// The host keeps the disks that it acquired under an expired lease.
     IgnoresEnd,
-    /// A host that loses its replica continues without it before the ownership record says so.
+    /// A host that loses its replica continues without it before the ownership record permits that.
     FailsEarly,
     /// The ownership record names a replica before the replica is complete.
     SaysCopyEarly,
-    /// A host that acquires its disk again leaves an incomplete replica in the ownership record.
+    /// When a host acquires its disk again, it leaves an incomplete replica in the ownership
+    /// record.
     KeepsWord,
-    /// A host that reconfirms a disk that it still locks leaves an incomplete replica in the
+    /// When a host confirms its lock on a disk again, it leaves an incomplete replica in the
     /// ownership record.
     KeepsWordOfHeld,
     /// A failover counts as complete when all writes were sent to the backing, before they arrive.

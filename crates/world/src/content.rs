@@ -46,7 +46,7 @@ pub struct Written {
     units: Vec<Box<[u8]>>,
 }
 
-/// Bit that marks tags of units that were written as bytes. Garbage tags may have this bit too.
+/// Bit in the tags of units that were written as bytes. Garbage tags may have this bit too.
 const AS_BYTES: Tag = 1 << 62;
 
 impl Written {

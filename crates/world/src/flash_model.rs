@@ -13,8 +13,8 @@
 //! The controller processes one command at a time, which limits the device to its rated I/Os per
 //! second. Lanes work in parallel, so the device reaches its rating only at a high queue depth.
 //! Reads of a lane wait while the lane programs a page. The link transfers bytes serially, which
-//! limits the device to its rated bytes per second. The model does not include wear, heat, trim,
-//! and garbage collection as a process. The sustained ratings include the cost of garbage
+//! limits the device to its rated bytes per second. The model does not include wear, temperature,
+//! trim, or garbage collection as a process. The sustained ratings include the cost of garbage
 //! collection.
 //!
 //! Units: bytes and nanoseconds.

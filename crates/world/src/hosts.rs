@@ -70,6 +70,8 @@ pub struct Options {
     pub faults: bool,
     /// One crash at this step replaces the random crashes of the seed.
     pub crash: Option<Crash>,
+    /// This host's process stops after this step for so many nanoseconds, instead of a stop from the seed.
+    pub stop: Option<(Crash, u64)>,
     /// Deliberate defect of the simulation: the checkers must report a violation.
     pub sabotage: Option<Sabotage>,
     /// Called with one line for every event.
@@ -101,7 +103,7 @@ use trace;
 
 impl Default for Options {
     fn default() -> Self {
-        Options { requests: 80, faults: true, crash: None, sabotage: None, trace: None }
+        Options { requests: 80, faults: true, crash: None, stop: None, sabotage: None, trace: None }
     }
 }
 
@@ -224,6 +226,10 @@ impl<'a> Simulation<'a> {
         if SimRng::new(seed ^ JOURNAL_SALT).chance(300) {
             plan.add_journals();
         }
+        plan.stop = match options.stop {
+            None if options.faults && options.crash.is_none() => Plan::draw_stop(seed),
+            given => given,
+        };
         let content = (0..plan.units).map(|unit| tag(1, 0, unit)).collect();
         let mut backing = Backing::new(content, plan.backing_faults, None);
         backing.share();
@@ -285,7 +291,8 @@ impl<'a> Simulation<'a> {
         self.steps += 1;
         let steps_max = STEPS_MAX * (50 + u64::from(self.options.requests));
         ensure!(self.now < TIME_MAX && self.steps < steps_max, "never ends: {}", self.state());
-        let due = (0..self.hosts.len()).filter_map(|host| Some((self.hosts[host].due()?, host))).min();
+        let due = |host: usize| Some((self.hosts[host].due()?.max(self.hosts[host].stopped_until), host));
+        let due = (0..self.hosts.len()).filter_map(due).min();
         let next = self.queue.next_at();
         if let Some((at, host)) = due
             && next.is_none_or(|next| at < next)
@@ -303,7 +310,35 @@ impl<'a> Simulation<'a> {
             return Err(Violation(format!("nothing happens any more: {}", self.state())));
         };
         self.now = at;
+        let until = self.stopped_until(&event);
+        if until > at {
+            // In order: what waits longest happens first.
+            self.queue.push(until, event);
+            return Ok(());
+        }
         self.happen(event)
+    }
+
+    /// Returns when the processes go on that an event concerns.
+    fn stopped_until(&self, event: &Event) -> Instant {
+        let until = |host: &usize| self.hosts[*host].stopped_until;
+        match event {
+            Event::Flash(host, ..)
+            | Event::Arrives(host, _)
+            | Event::Unanswered(host, ..)
+            | Event::Act(host, _)
+            | Event::Recorded(host, _)
+            | Event::ReadAgain(host, ..)
+            | Event::Pull(host, _)
+            | Event::ListAgain(host, ..)
+            | Event::Resume(host) => until(host),
+            Event::Backing(id) => self.backing_ios.get(id).map_or(self.now, |owned| until(&owned.host)),
+            Event::Guest | Event::Decide => until(&self.guest.host),
+            Event::Rogue | Event::Operator => {
+                (0..self.hosts.len()).map(|host| until(&host)).max().unwrap_or(self.now)
+            }
+            Event::Crash(_) | Event::Restart(_) | Event::PowerCut | Event::Part(_) | Event::Heal => self.now,
+        }
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Violation> {

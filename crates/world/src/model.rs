@@ -1,4 +1,4 @@
-//! A simple model of a disk. The model knows which data a read may return and which data must
+//! A simple model of a disk. The model determines which data a read may return, and which data must
 //! survive a power cut.
 //!
 //! Changes are numbered in the order in which they began and are kept for the whole history. For
@@ -63,8 +63,8 @@ struct Unit {
     pinned: Option<Tag>,
     /// Time of the first read of the pinned value.
     pinned_at: u32,
-    /// A flush has been acknowledged after the read of the pinned value, so a crash does not lose
-    /// the value.
+    /// True if a flush was acknowledged after the read that returned the pinned value, so a crash
+    /// does not lose that value.
     kept: bool,
 }
 
@@ -111,12 +111,13 @@ pub struct Model {
     given_up: Vec<u32>,
     /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
     in_flash: BTreeSet<u32>,
-    /// Changes in doubt since a loss of the backing, with the number of the loss. The changes were
+    /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
-    /// Number of losses so far, and the last loss reported to each session.
+    /// Number of losses so far.
     losses: u32,
-    told: BTreeMap<u32, u32>,
+    /// Failed flushes of each session: the number of losses so far, and when the flush began.
+    told: BTreeMap<u32, Vec<(u32, u32)>>,
     /// Time of the last loss of the backing.
     lost: u32,
     /// Losses that have not been reported to the engine yet.
@@ -124,13 +125,13 @@ pub struct Model {
     lags: bool,
     /// Time of the last crash.
     crashed: u32,
-    /// The content after the last crash is durable: the power failed or a flush was acknowledged
-    /// since, and no data was given up meanwhile.
+    /// True if the content after the last crash is durable: since then the power failed or a flush
+    /// was acknowledged, and no data was given up meanwhile.
     settled: bool,
     /// Time at which data was last given up.
     forgot: u32,
-    /// Changes with a lower index may be lost although they were durable, because their owner gave
-    /// them up.
+    /// Changes with a lower index may be lost although they were durable, because the owner gave
+    /// them up when it discarded the cache.
     forgotten: usize,
 }
 
@@ -308,7 +309,7 @@ impl Model {
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// Records that an acknowledged change went to flash and not to the backing.
+    /// Records that an acknowledged change is only on flash, and not on the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }
@@ -341,35 +342,45 @@ impl Model {
         }
     }
 
-    /// Records that the engine has not heard of the last loss: changes in flight at the loss may be acknowledged
-    /// before it does.
+    /// Records that the backing lost data and the engine does not know that yet. Until it knows, it
+    /// may acknowledge changes that were in flight at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }
 
-    /// Records that the engine has heard of a hidden loss.
+    /// Records that the engine now knows of a loss that it did not know before.
     pub fn report_loss(&mut self) {
         self.unreported -= 1;
         self.lost = self.tick();
     }
 
-    /// Ends all sessions: changes in doubt are not reported to later ones.
+    /// Ends all sessions: a later session gets no report of changes that may be lost.
     pub fn end_sessions(&mut self) {
         self.doubtful.clear();
     }
 
-    /// Records that a flush of this session failed: the error reports all losses so far to the
-    /// session.
-    pub fn flush_failed(&mut self, session: u32) {
-        self.told.insert(session, self.losses);
+    /// Records that a flush of this session failed. The error reports all losses so far of changes
+    /// that were acknowledged before the flush began. Returns false if the flush began before the
+    /// last loss, so that another flush may have to report later changes.
+    pub fn flush_failed(&mut self, session: u32, began: u32) -> bool {
+        self.told.entry(session).or_default().push((self.losses, began));
+        began > self.lost.max(self.forgot)
     }
 
-    /// Handles an acknowledged flush of a session. Changes in doubt that were not reported to the
-    /// session must be present.
+    /// Returns true if a failed flush told the session that this change may be lost.
+    fn is_told(&self, session: u32, loss: u32, serial: u32) -> bool {
+        let ended = self.changes[serial as usize - 1].ended;
+        let told = self.told.get(&session).into_iter().flatten();
+        told.copied().any(|(losses, began)| loss <= losses && ended < began)
+    }
+
+    /// Handles an acknowledged flush of a session. Changes that may be lost, and whose loss was not
+    /// reported to the session, must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
-        let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
-        for (_, serial) in self.doubtful.iter().filter(|(loss, _)| *loss > told) {
+        let untold = |(loss, serial): &&(u32, u32)| !self.is_told(session, *loss, *serial);
+        let untold: Vec<(u32, u32)> = self.doubtful.iter().filter(untold).copied().collect();
+        for (_, serial) in &untold {
             let change = self.changes[*serial as usize - 1].clone();
             if change.ended >= began {
                 continue;
@@ -646,7 +657,7 @@ impl Model {
     }
 
     /// Sets the disk's expected content to the backing's content `now`. No change may be in
-    /// progress. The backing may still lose the content that is not in `durable`.
+    /// progress. The backing may still lose the part of the content that differs from `durable`.
     pub fn adopt(&mut self, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
         self.forget(durable)?;
         self.forget(now)?;
@@ -654,8 +665,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data has been given up completely. Units that no change touched since have the
-    /// backing's content.
+    /// Records that data was given up, so that reads must return the backing's data from now on.
+    /// Units that no change touched since have the backing's content.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {

@@ -206,7 +206,8 @@ impl Options {
 pub enum Sabotage {
     /// A simulated device has this defect.
     Defect(DeviceDefect),
-    /// A foreign writer sometimes changes a backing, so the copy on flash is stale.
+    /// Another program sometimes changes a backing without hob's knowledge, so that flash has stale
+    /// data.
     WriteBehind,
     /// The simulation delivers some replies twice.
     RepeatedReply,
@@ -228,8 +229,8 @@ pub enum Sabotage {
     IgnoredNewestRing,
     /// The cache serves clean data although the backing has changed.
     ServedStale,
-    /// The cache serves clean data without a comparison, although nothing proves that the backing
-    /// is unchanged.
+    /// The cache serves clean data without comparing it with the backing, although the backing may
+    /// have changed.
     TrustedUnproven,
     /// Clean data is compared with an earlier content of the backing.
     StaleComparison,
@@ -240,7 +241,7 @@ pub enum Sabotage {
     LostRenewal,
     /// After some writes of a part of a sector, the rest of the sector is not copied.
     LostEdge,
-    /// The memory tier sometimes misses a write of a part of a sector.
+    /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
     OldRecentEdge,
     /// The buffer from which zeroes are written is sometimes not zeroed.
     LostZeroes,
@@ -249,16 +250,22 @@ pub enum Sabotage {
     /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
     /// changes before its cache is recovered.
     KeptVoidRings,
-    /// The engine is not told that a guest writes to memory into which the engine reads.
+    /// The daemon does not tell the engine that a guest writes to memory into which the engine
+    /// reads.
     SecretScribbles,
-    /// The engine is not told that a parent disk serves some of the data that it reads.
+    /// The daemon does not tell the engine that a parent disk serves some of the data that it
+    /// reads.
     UntoldSharing,
-    /// The engine is not told that a backing restarted.
+    /// The daemon does not tell the engine that a backing restarted.
     UntoldRestart,
     /// A failed flush of a backing that lost data is reported as a success.
     TrustedFlush,
     /// A failed flush of flash that lost data is reported as a success.
     TrustedFlashFlush,
+    /// The tail of a journal is not written again: flash may have it only until the power fails.
+    TrustedTail,
+    /// The engine is told that the loss of a journal is recorded, and it is not.
+    UnrecordedLoss,
     /// All guests of a disk share one session, so only the first guest gets an error.
     OneSession,
     /// The pool frees a segment when destaging of its dirty data begins, and not when it is
@@ -292,6 +299,8 @@ enum Event {
     Back(usize),
     /// Creates a new journal for a disk whose journal was lost.
     ReplaceRing(usize),
+    /// The daemon has recorded that the journal of a disk's cache was lost.
+    RecordLoss(usize),
     /// Makes the cache of this disk return segments.
     GiveBack(usize, Vacate),
 }
@@ -420,7 +429,8 @@ struct Simulation<'a> {
     /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
-    /// Failed flushes of backings that the backing has performed and whose replies have not arrived.
+    /// Failed flushes of backings that the backing has performed and whose replies have not
+    /// arrived.
     late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.
@@ -446,7 +456,10 @@ impl<'a> Simulation<'a> {
         scenario.limits.bulk_run_bytes_min =
             SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
         let silent_permille = if lives { options.silent_permille } else { 0 };
-        let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        let mut silent = Silent::draw(seed, silent_permille, scenario.disks.len());
+        if options.sabotage == Some(Sabotage::EvidenceTooEarly) {
+            silent.iter_mut().for_each(Silent::leave_unverified);
+        }
         if let Some(silent) = &silent {
             scenario.limits.verify_bytes_per_s = silent.verify_bytes_per_s;
         }
@@ -460,6 +473,7 @@ impl<'a> Simulation<'a> {
             }
         }
         losses::draw_flash_flushes(&mut scenario, seed, options);
+        losses::draw_returns(&mut scenario, seed);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = Simulation { losses, shrinks, ..world };
@@ -701,6 +715,10 @@ impl<'a> Simulation<'a> {
             }
             Event::ReplaceRing(disk) => {
                 self.replace_ring(disk);
+                Ok(())
+            }
+            Event::RecordLoss(disk) => {
+                self.record_loss(disk);
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),

@@ -46,9 +46,9 @@ fn random_histories_keep_every_promise() {
 /// Checks that every outcome and event occurred often enough.
 fn check_coverage(total: &Report) {
     const OF_OTHER_HISTORIES: [Outcome; 7] = [
-        // Only of disks that move between hosts.
+        // Only for disks that move between hosts.
         Outcome::BypassStandby,
-        // Only of persistent caches.
+        // Only for persistent caches.
         Outcome::WriteBack,
         Outcome::FlushCommitted,
         Outcome::BypassMode,

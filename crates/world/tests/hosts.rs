@@ -52,8 +52,8 @@ fn one_seed_is_one_history() {
     }
 }
 
-/// A crash at each step of each host, in separate runs: an act begins or ends, a record is written, a call
-/// or an answer is sent or received.
+/// A crash at each step of each host, in separate runs. Steps are the start and end of an action,
+/// the write of a record, and the sending and receipt of a call or reply.
 #[test]
 fn a_crash_at_any_step_breaks_no_promise() {
     let mut crashes = 0;
@@ -70,6 +70,25 @@ fn a_crash_at_any_step_breaks_no_promise() {
         }
     }
     assert!(crashes > 500, "only {crashes}");
+}
+
+/// A process is stopped after any of its steps, for less than the timeout of a call and for much longer.
+#[test]
+fn a_stop_at_any_step_breaks_no_promise() {
+    let mut stops = 0;
+    for seed in 100..106 {
+        for (host, ns) in [(0, 2_000_000_000), (0, 60_000_000_000), (1, 2_000_000_000), (1, 60_000_000_000)] {
+            for step in 1.. {
+                let stop = Some((Crash { host, step }, ns));
+                let report = live(seed, &Options { requests: 40, stop, ..Options::default() });
+                stops += report.process_stops;
+                if report.process_stops == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(stops > 500, "only {stops}");
 }
 
 /// Seeds that found errors, with a description.
@@ -90,6 +109,8 @@ fn seeds_that_found_errors_pass() {
         (43_110, "a destination that was being prepared could not be given up"),
         (268_993, "a record that may have been written was replaced by one of an earlier session"),
         (317_835, "an attempt was given the answer to a call of the one before"),
+        (486, "the model: a stopped process continued and had no room for the requests of its peer"),
+        (70_000_124, "the model: a stopped process was not waited for at the end"),
         (
             137_617,
             "a destination that served, crashed, gave the disk up and got it after all read of the former owner",
@@ -99,8 +120,8 @@ fn seeds_that_found_errors_pass() {
     }
 }
 
-/// It takes a crash between the first change at the destination and its record, and a guest that flushes
-/// before the disk is served again.
+/// The violation requires a crash between the first change at the destination and its record, and a
+/// guest that flushes before the disk is served again.
 #[test]
 fn a_missing_standby_flush_of_earlier_writes_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
@@ -136,7 +157,7 @@ const TWO: &[&str] = &["serve the disk at once", "all own the disk", "does not o
 
 #[test]
 fn a_destination_that_reports_an_invalidation_too_early_is_noticed() {
-    // About one history in a thousand notices.
+    // About one history in a thousand detects it.
     expect_in(Sabotage::EarlyForgotten, 5000..8000, OLD);
 }
 
@@ -177,7 +198,7 @@ fn a_restarted_destination_that_trusts_pulled_data_is_noticed() {
 
 #[test]
 fn a_former_owner_that_answers_standby_reads_is_noticed() {
-    // About one history in five thousand notices.
+    // About one history in five thousand detects it.
     expect_in(Sabotage::AwayServesStandby, 5000..8000, OLD);
 }
 

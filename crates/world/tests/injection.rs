@@ -10,7 +10,7 @@ use hob_world::sim::{
     shrink_in_outage,
 };
 
-/// Maximum number of writes and flushes of an operation, guests' included.
+/// Maximum number of writes and flushes of an operation, including those of guests.
 const CHANGES_MAX: u32 = 400;
 
 /// Runs one case, unless another one was requested.
@@ -30,7 +30,7 @@ fn run(case: &Case, nth: u32) -> Result<Injected, String> {
 #[derive(Debug, Default)]
 struct Total {
     runs: u32,
-    /// Operations that succeeded, and that failed.
+    /// Number of operations that succeeded, and that failed.
     well: u32,
     refused: u32,
     journals_lost: u32,
@@ -74,7 +74,7 @@ fn sweep(failure: Failure) -> Total {
 fn one_failed_change_of_flash_costs_nothing() {
     let total = sweep(Failure::Once);
     // A failed flush of the only journal means that the journal is lost: it must not be retried and
-    // trusted.
+    // then trusted.
     assert!(total.runs > 4000 && total.journals_lost > 10, "{total:?}");
 }
 
@@ -90,7 +90,8 @@ fn flash_that_refuses_all_changes_loses_nothing() {
     assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
 }
 
-/// Whatever I/O of the backing fails: the disk is removed, and acknowledged data is on flash.
+/// Any I/O of the backing fails: the disk can still be removed, and flash has the acknowledged
+/// data.
 #[test]
 fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
     for failure in [Failure::Backing, Failure::TakenOver] {
@@ -114,7 +115,8 @@ fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
     }
 }
 
-/// What is dirty is given up without the backing, and so is a cache with nothing dirty.
+/// Dirty data is discarded without the backing, and a cache without dirty data is disabled without
+/// it.
 #[test]
 fn dirty_data_is_discarded_and_a_clean_cache_disabled_while_the_backing_fails() {
     let mut struck = 0;

@@ -1,4 +1,4 @@
-//! A datastore that hangs delays no disk of another one, however many requests it gets.
+//! A datastore that hangs delays no disk of another datastore, however many requests it receives.
 
 use hob_world::isolation::{Sabotage, run};
 

@@ -99,7 +99,8 @@ fn a_failed_flush_takes_the_promise_back_until_the_data_is_seen_or_written_again
         let one = write(&mut model, 9);
         flush(&mut model);
         let two = write(&mut model, 9);
-        model.flush_failed();
+        let flush = model.begin_flush();
+        model.flush_failed(flush);
         (model, one, two)
     };
     let (mut model, one, _) = build();
@@ -157,7 +158,8 @@ fn answers_that_meet_a_fault_settle_nothing() {
 fn writes_in_flight_at_a_failed_flush_need_another_flush() {
     let mut model = model();
     let flying = model.begin_write(9, 1, Kind::Data);
-    model.flush_failed();
+    let early = model.begin_flush();
+    model.flush_failed(early);
     model.acknowledge(flying, false);
     flush(&mut model);
     assert!(sees(&mut model, 9, &[0; UNIT]));
@@ -225,4 +227,18 @@ fn a_write_in_flight_is_unanswered() {
     assert!(model.is_answered(0, 4) && !model.is_answered(0, 5) && model.is_answered(6, 10));
     model.acknowledge(write, false);
     assert!(model.is_answered(0, 16));
+}
+
+#[test]
+fn a_flush_that_began_before_a_write_ended_leaves_its_loss_unreported() {
+    let mut model = model();
+    let flying = model.begin_write(9, 1, Kind::Data);
+    let early = model.begin_flush();
+    model.acknowledge(flying, false);
+    model.loss();
+    model.flush_failed(early);
+    assert!(model.loss_unreported(), "the next flush may fail too");
+    let later = model.begin_flush();
+    model.flush_failed(later);
+    assert!(!model.loss_unreported());
 }

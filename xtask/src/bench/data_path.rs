@@ -175,7 +175,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         .filter(|p| !packages::present(p))
         .collect();
     if !missing.is_empty() {
-        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
+        bail!("{} is not installed; run `cargo xtask install`", missing.join(", "));
     }
     let bench = Bench {
         hob: super::hob(arguments.hob.as_deref())?,
@@ -231,7 +231,7 @@ impl Bench {
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
         if !fio::direct_works(scratch.path()) {
-            bail!("files in {} cannot be opened with O_DIRECT; name another --dir", dir.display());
+            bail!("files in {} cannot be opened with O_DIRECT; pass another --dir", dir.display());
         }
         println!("device-bound: {} MiB in {}", size / MIB, scratch.path().display());
         let (data, copy) = (scratch.path().join("data"), scratch.path().join("copy"));
@@ -310,7 +310,7 @@ impl Bench {
     /// Measures disks as FUSE files. All files are opened with O_DIRECT and used through libaio.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
         if !packages::present("qemu-storage-daemon") {
-            bail!("qemu-storage-daemon is not installed; `cargo xtask install` does that");
+            bail!("qemu-storage-daemon is not installed; run `cargo xtask install`");
         }
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
@@ -364,7 +364,7 @@ impl Bench {
                 return Ok(());
             }
         }
-        bail!("{} does not get warm in {WARM_PASSES_MAX} passes", server.name)
+        bail!("the cache of {} is not warm after {WARM_PASSES_MAX} passes", server.name)
     }
 
     fn one(&self, server: &Server, workload: &Workload, size: u64, round: u32) -> Result<Run> {

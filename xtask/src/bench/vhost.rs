@@ -56,7 +56,7 @@ pub(super) fn run(
         false => Walk::Straight(0),
     };
     if workload.depth > u32::from(SLOTS) || workload.flushes {
-        bail!("{}: this generator cannot do it", workload.name);
+        bail!("{}: the load generator does not support this workload", workload.name);
     }
     let start = Instant::now();
     let end = seconds.map(|seconds| start + Duration::from_secs(u64::from(seconds)));

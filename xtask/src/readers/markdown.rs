@@ -8,6 +8,21 @@ pub(super) struct Block {
     text: String,
     /// Byte offsets at which source lines begin, with their line numbers.
     lines: Vec<(usize, usize)>,
+    is_item: bool,
+    /// Headings above the block, and the column of a table cell.
+    place: String,
+    /// What a reader sees before the block: the sentence before a paragraph, the introduction of
+    /// a list, or the cells on the left.
+    before: String,
+}
+
+/// A sentence of a block.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) line: usize,
+    pub(super) text: String,
+    pub(super) place: String,
+    pub(super) before: String,
 }
 
 impl Block {
@@ -19,11 +34,24 @@ impl Block {
         self.text.push_str(text);
     }
 
-    /// Returns the sentences of the block, each with its line number.
-    pub(super) fn sentences(&self) -> Vec<(usize, String)> {
+    fn last_sentence(&self) -> String {
+        sentence::split(&self.text).last().map(|(_, text)| plain(text)).unwrap_or_default()
+    }
+
+    /// Returns the sentences of the block that are long enough to be explained.
+    pub(super) fn sentences(&self) -> Vec<Found> {
         let line = |at: usize| self.lines.iter().rev().find(|(start, _)| *start <= at).map_or(0, |(_, n)| *n);
-        let found = sentence::split(&self.text).into_iter().filter(|(_, text)| sentence::is_one(text));
-        found.map(|(at, text)| (line(at), plain(text))).collect()
+        let mut before = self.before.clone();
+        let mut found = Vec::new();
+        for (at, text) in sentence::split(&self.text) {
+            let is_one = sentence::is_one(text);
+            let text = plain(text);
+            let last = std::mem::replace(&mut before, text.clone());
+            if is_one {
+                found.push(Found { line: line(at), text, place: self.place.clone(), before: last });
+            }
+        }
+        found
     }
 }
 
@@ -31,7 +59,7 @@ impl Block {
 pub(super) fn blocks<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Block> {
     let lines: Vec<(usize, &str)> =
         lines.map(|(n, line)| (n, line.trim().trim_start_matches("> "))).collect();
-    let (mut blocks, mut block) = (Vec::new(), Block::default());
+    let mut parts = Parts::default();
     let (mut is_fenced, mut is_comment) = (false, false);
     for (at, &(number, line)) in lines.iter().enumerate() {
         let is_fence = line.starts_with("```");
@@ -43,23 +71,78 @@ pub(super) fn blocks<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<B
         }
         let item = list_item(line);
         if !is_text || line.is_empty() || line.starts_with(['#', '|']) || item.is_some() {
-            blocks.push(std::mem::take(&mut block));
+            parts.end();
         }
-        if !is_text || line.is_empty() || line.starts_with('#') {
+        if !is_text || line.is_empty() {
             continue;
         }
-        if line.starts_with('|') {
-            let is_head = lines.get(at + 1).is_some_and(|(_, next)| is_rule(next));
-            if !is_head && !is_rule(line) {
-                blocks.extend(cells(number, line));
+        if line.starts_with('#') {
+            parts.heading(line);
+        } else if line.starts_with('|') {
+            if lines.get(at + 1).is_some_and(|(_, next)| is_rule(next)) {
+                parts.columns = cell_texts(line);
+            } else if !is_rule(line) {
+                parts.row(number, line);
             }
         } else {
-            block.push(number, item.unwrap_or(line));
+            parts.block.is_item |= item.is_some();
+            parts.block.push(number, item.unwrap_or(line));
         }
     }
-    blocks.push(block);
-    blocks.retain(|block| !block.text.is_empty());
-    blocks
+    parts.end();
+    parts.blocks
+}
+
+/// The blocks found so far, with the headings and columns that apply to the next one.
+#[derive(Debug, Default)]
+struct Parts {
+    blocks: Vec<Block>,
+    block: Block,
+    headings: Vec<String>,
+    columns: Vec<String>,
+    /// The last sentence of the last paragraph.
+    before: String,
+}
+
+impl Parts {
+    /// Ends the paragraph or list item.
+    fn end(&mut self) {
+        let mut block = std::mem::take(&mut self.block);
+        if block.text.is_empty() {
+            return;
+        }
+        block.place = self.headings.join(" › ");
+        block.before.clone_from(&self.before);
+        if !block.is_item {
+            self.before = block.last_sentence();
+        }
+        self.blocks.push(block);
+    }
+
+    fn heading(&mut self, line: &str) {
+        let text = line.trim_start_matches('#');
+        self.headings.truncate(line.len() - text.len() - 1);
+        self.headings.push(plain(text));
+        self.before.clear();
+    }
+
+    fn row(&mut self, number: usize, line: &str) {
+        let cells = cell_texts(line);
+        for (n, cell) in cells.iter().enumerate().filter(|(_, cell)| !cell.is_empty()) {
+            let mut place = self.headings.clone();
+            place.extend(self.columns.get(n).map(|column| format!("column \"{column}\"")));
+            let left = plain(&cells[..n].join(" | ")).replace("<br>", " ");
+            for part in cell.split("<br>").map(str::trim).filter(|part| !part.is_empty()) {
+                self.blocks.push(Block {
+                    text: part.to_owned(),
+                    lines: vec![(0, number)],
+                    is_item: false,
+                    place: place.join(" › "),
+                    before: left.clone(),
+                });
+            }
+        }
+    }
 }
 
 /// Returns true for the line below a table head.
@@ -81,12 +164,11 @@ fn list_item(line: &str) -> Option<&str> {
     line.strip_prefix("- ").or_else(|| line.strip_prefix("* ")).or_else(behind_number)
 }
 
-fn cells(number: usize, row: &str) -> Vec<Block> {
-    // A vertical bar after a backslash is part of its cell.
+/// Returns the texts of a table row's cells. A vertical bar after a backslash is part of its cell.
+fn cell_texts(row: &str) -> Vec<String> {
     let row = row.replace("\\|", "\u{0}");
-    let cells = row.split('|').flat_map(|cell| cell.split("<br>"));
-    let texts = cells.map(|cell| cell.trim().replace('\u{0}', "|")).filter(|cell| !cell.is_empty());
-    texts.map(|text| Block { text, lines: vec![(0, number)] }).collect()
+    let row = row.trim_start_matches('|').trim_end_matches('|');
+    row.split('|').map(|cell| cell.trim().replace('\u{0}', "|")).collect()
 }
 
 /// Returns the text without emphasis, and with the names of links instead of the links.
@@ -125,7 +207,7 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn found(text: &str) -> Vec<(usize, String)> {
+    fn found(text: &str) -> Vec<Found> {
         blocks((1..).zip(text.lines())).iter().flat_map(Block::sentences).collect()
     }
 
@@ -142,7 +224,24 @@ mod tests {
             (16, "A cell with | five words"),
             (17, "A quote of some words."),
         ];
-        assert_eq!(found(text), expected.map(|(line, text)| (line, text.to_owned())));
+        let found: Vec<_> = found(text).into_iter().map(|s| (s.line, s.text)).collect();
+        assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
+    }
+
+    #[test]
+    fn a_sentence_has_what_stands_before_it() {
+        let text = "# One\n\nShort. The first one goes on here.\n\n- The item of a list. Its second sentence is here.\n- Another item of the list.\n\n\
+            ## Two\n| name | meaning |\n|---|---|\n| `a` | the first of the names |\n# Three\nA sentence below it stands.\n";
+        let expected = [
+            ("The first one goes on here.", "One", "Short."),
+            ("The item of a list.", "One", "The first one goes on here."),
+            ("Its second sentence is here.", "One", "The item of a list."),
+            ("Another item of the list.", "One", "The first one goes on here."),
+            ("the first of the names", "One › Two › column \"meaning\"", "`a`"),
+            ("A sentence below it stands.", "Three", ""),
+        ];
+        let found: Vec<_> = found(text).into_iter().map(|s| (s.text, s.place, s.before)).collect();
+        assert_eq!(found, expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned())));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask readers` draws random sentences of the project, to test whether readers understand
 //! them. See docs/CONTRIBUTING.md.
 
+mod items;
 mod markdown;
 mod rust;
 mod sentence;
@@ -58,6 +59,23 @@ struct Sentence {
     text: String,
     path: String,
     line: usize,
+    /// The item or the heading that the sentence belongs to.
+    place: String,
+    /// The sentence before it; empty if it is the first.
+    before: String,
+}
+
+impl Sentence {
+    /// Returns the sentence with what a reader sees around it: file, item or heading, and the
+    /// sentence before.
+    fn with_context(&self) -> String {
+        let place = if self.place.is_empty() { String::new() } else { format!(" › {}", self.place) };
+        let mut text = format!("[{}] {}{place}\n", self.kind, self.path);
+        if !self.before.is_empty() {
+            text += &format!("   before: {}\n", self.before);
+        }
+        text + &format!("   SENTENCE: {}\n", self.text)
+    }
 }
 
 /// Draws sentences, and writes the list and its key.
@@ -67,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if drawn.len() < arguments.count {
         bail!("the project has only {} sentences: pass a smaller --count", all.len());
     }
-    let list: String = (1..).zip(&drawn).map(|(n, s)| format!("{n}. [{}] {}\n", s.kind, s.text)).collect();
+    let list: String = (1..).zip(&drawn).map(|(n, s)| format!("{n}. {}\n", s.with_context())).collect();
     let key: String =
         (1..).zip(&drawn).map(|(n, s)| format!("{n}. [{}] {}:{}\n", s.kind, s.path, s.line)).collect();
     let key_path = match &arguments.out {
@@ -116,7 +134,15 @@ fn is_page(text: &Text) -> bool {
 fn pages(page: &Text) -> Vec<Sentence> {
     let blocks = markdown::blocks((1..).zip(page.text.lines()));
     let found = blocks.iter().flat_map(markdown::Block::sentences);
-    found.map(|(line, text)| Sentence { kind: Kind::Docs, text, path: page.path.clone(), line }).collect()
+    let of_page = |found: markdown::Found| Sentence {
+        kind: Kind::Docs,
+        text: found.text,
+        path: page.path.clone(),
+        line: found.line,
+        place: found.place,
+        before: found.before,
+    };
+    found.map(of_page).collect()
 }
 
 /// Draws `count` sentences with equal probability, or all if there are fewer.
@@ -169,6 +195,18 @@ mod tests {
         let different: BTreeSet<&str> = drawn.iter().map(|s| &*s.text).collect();
         assert_eq!(different.len(), 60);
         assert_eq!(draw(&all, 500, 1).len(), 200);
+    }
+
+    #[test]
+    fn a_sentence_is_printed_with_its_place() {
+        let page = "# Disks\n\nA disk has a name. Its name must not change.\n";
+        let all = all(&[text("README.md", page)]);
+        let printed = all.iter().map(Sentence::with_context).collect::<Vec<_>>();
+        let expected = [
+            "[docs] README.md › Disks\n   SENTENCE: A disk has a name.\n",
+            "[docs] README.md › Disks\n   before: A disk has a name.\n   SENTENCE: Its name must not change.\n",
+        ];
+        assert_eq!(printed, expected);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::items::Items;
 use super::markdown::{Block, blocks};
 use super::sentence::{is_one, split};
 use super::{Kind, Sentence};
@@ -29,20 +30,24 @@ const CALLS: [&str; 17] = [
     "#[error",
 ];
 
+/// Maximum number of lines from an error to its hint.
+const HINT_LINES_MAX: usize = 6;
+
 /// Derives of types whose doc comments are help texts.
 const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
 
 /// Returns the sentences of all lines that are not tests.
 pub(super) fn sentences(source: &Text, is_test: &[bool]) -> Vec<Sentence> {
     let code = code_only(&source.text);
-    let mut found = comments(source, &code);
-    found.extend(messages(source, &code));
+    let items = Items::new(&source.text);
+    let mut found = comments(source, &code, &items);
+    found.extend(messages(source, &code, &items));
     found.retain(|sentence| !is_test.get(sentence.line - 1).is_some_and(|is_test| *is_test));
     found
 }
 
 /// Returns the sentences of doc comments. Doc comments in types that clap reads are messages.
-fn comments(source: &Text, code: &str) -> Vec<Sentence> {
+fn comments(source: &Text, code: &str, items: &Items<'_>) -> Vec<Sentence> {
     let help: Vec<Range<usize>> =
         help(code).into_iter().map(|r| line_of(code, r.start)..line_of(code, r.end)).collect();
     // Lines of one comment are consecutive and begin with the same marker.
@@ -58,11 +63,25 @@ fn comments(source: &Text, code: &str) -> Vec<Sentence> {
     }
     let kind =
         |line: usize| if help.iter().any(|h| h.contains(&line)) { Kind::Message } else { Kind::Comment };
-    let sentences = groups.into_iter().flat_map(|(_, lines)| blocks(lines.into_iter()));
-    let sentences = sentences.flat_map(|block: Block| block.sentences());
-    sentences
-        .map(|(line, text)| Sentence { kind: kind(line), text, path: source.path.clone(), line })
-        .collect()
+    let mut found = Vec::new();
+    for (mark, lines) in groups {
+        let last = lines.last().map_or(0, |(line, _)| *line);
+        let item = if mark == "//!" { "this file".to_owned() } else { items.documented(last) };
+        let sentences = blocks(lines.into_iter());
+        let sentences = sentences.iter().flat_map(Block::sentences);
+        found.extend(sentences.map(|sentence| {
+            let heading = if sentence.place.is_empty() { "" } else { " › " };
+            Sentence {
+                kind: kind(sentence.line),
+                text: sentence.text,
+                path: source.path.clone(),
+                line: sentence.line,
+                place: format!("{item}{heading}{}", sentence.place),
+                before: sentence.before,
+            }
+        }));
+    }
+    found
 }
 
 /// Returns the doc comments of a source, line by line.
@@ -86,23 +105,38 @@ fn help(code: &str) -> Vec<Range<usize>> {
 }
 
 /// Returns the sentences of strings for users in calls and attributes.
-fn messages(source: &Text, code: &str) -> Vec<Sentence> {
-    let calls: Vec<Range<usize>> = CALLS.iter().flat_map(|name| arguments(code, name)).collect();
+fn messages(source: &Text, code: &str, items: &Items<'_>) -> Vec<Sentence> {
+    let calls: Vec<(&str, Range<usize>)> =
+        CALLS.iter().flat_map(|name| arguments(code, name).into_iter().map(move |r| (*name, r))).collect();
     let strings = spans(&source.text).into_iter().filter(|span| span.kind == source::Kind::String);
-    let in_calls = strings.filter(|span| calls.iter().any(|call| call.contains(&span.range.start)));
     let mut found = Vec::new();
-    for span in in_calls {
+    // The call, line and last sentence of the string before.
+    let mut last = (0, 0, String::new());
+    for span in strings {
+        // The innermost call is the one that begins last.
+        let in_calls = calls.iter().filter(|(_, call)| call.contains(&span.range.start));
+        let Some((name, call)) = in_calls.max_by_key(|(_, call)| call.start) else { continue };
         let line = line_of(&source.text, span.range.start);
         let text = unescaped(&source.text[span.range]);
+        let is_hint = name.ends_with("hint") && line - last.1 <= HINT_LINES_MAX;
+        let mut before = if is_hint || last.0 == call.start { last.2 } else { String::new() };
+        let place = format!("{} › `{name}`", items.around(line));
         for paragraph in text.lines() {
-            let parts = split(paragraph.trim()).into_iter().filter(|(_, part)| is_one(part));
-            found.extend(parts.map(|(_, part)| Sentence {
-                kind: Kind::Message,
-                text: part.to_owned(),
-                path: source.path.clone(),
-                line,
-            }));
+            for (_, part) in split(paragraph.trim()) {
+                let before = std::mem::replace(&mut before, part.to_owned());
+                if is_one(part) {
+                    found.push(Sentence {
+                        kind: Kind::Message,
+                        text: part.to_owned(),
+                        path: source.path.clone(),
+                        line,
+                        place: place.clone(),
+                        before,
+                    });
+                }
+            }
         }
+        last = (call.start, line, before);
     }
     found
 }
@@ -163,7 +197,8 @@ mod tests {
     #[test]
     fn doc_comments_are_found_and_help_is_a_message() {
         let text = "//! What this file is for.\n//! And a second sentence\n//! of it.\n\n/// The disk that waits here.\n\
-            // Not this comment of four words.\n#[derive(Debug, Args)]\nstruct A {\n    /// Do not ask for confirmation\n    yes: bool,\n}\n\
+            // Not this comment of four words.\n#[derive(Debug, Args)]\nstruct A {\n    /// Do not
+            // ask for confirmation\n    yes: bool,\n}\n\
             //// Not this one of five.\nlet a = \"/// nor this string here\";\n/// Tests are left out here. // test\n";
         let expected = [
             (Kind::Comment, 1, "What this file is for."),
@@ -172,6 +207,24 @@ mod tests {
             (Kind::Message, 9, "Do not ask for confirmation"),
         ];
         assert_eq!(found(text), expected.map(|(kind, line, text)| (kind, line, text.to_owned())));
+    }
+
+    #[test]
+    fn a_sentence_has_its_item_and_what_stands_before_it() {
+        let text = "//! What this file is for. And what it is not for.\n\nimpl A {\n    /// Short. Returns the sum of both.\n    #[must_use]\n\
+            \x20   fn a(&self) -> u8 {\n        bail!(\"the pool {a} is full\").hint(\"add a device to the pool\")\n    }\n}\n\n";
+        let source = Text { path: "a.rs".to_owned(), text: text.to_owned() };
+        let found: Vec<_> =
+            sentences(&source, &[]).into_iter().map(|s| (s.text, s.place, s.before)).collect();
+        let function = "`impl A` › `fn a(&self) -> u8`";
+        let expected = [
+            ("What this file is for.", "this file", ""),
+            ("And what it is not for.", "this file", "What this file is for."),
+            ("Returns the sum of both.", function, "Short."),
+            ("the pool {a} is full", &format!("{function} › `bail!`"), ""),
+            ("add a device to the pool", &format!("{function} › `.hint`"), "the pool {a} is full"),
+        ];
+        assert_eq!(found, expected.map(|(a, b, c)| (a.to_owned(), b.to_owned(), c.to_owned())));
     }
 
     #[test]

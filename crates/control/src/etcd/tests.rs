@@ -1,4 +1,5 @@
-//! What is asked and what is understood, against a server that answers what a test wants.
+//! Requests and parsed responses of the etcd client, with a server that returns configured
+//! responses.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -7,7 +8,8 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A server that gives each of these answers once, and then none; and what it was asked.
+/// Starts a server that returns each of these responses once and then none; returns the requests
+/// that it received.
 fn server(answers: &[(u16, &str)]) -> (EtcdEndpoint, std::thread::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -122,7 +124,7 @@ fn leases_and_transactions_are_asked_for_as_etcd_wants_them() {
     );
 }
 
-/// docs/decisions/0019: a leader that was deposed renews leases that the next one may have ended.
+/// docs/decisions/0019: a deposed leader renews leases that the next leader may have ended.
 #[test]
 fn a_renewal_counts_if_the_majority_confirms_its_term() {
     let kept = r#"{"result":{"header":{"raft_term":"2"},"ID":"7","TTL":"10"}}"#;
@@ -171,7 +173,7 @@ fn entries_are_read_and_what_is_none_is_left_out() {
 
 #[test]
 fn the_next_endpoint_is_asked_after_one_that_failed() {
-    // Nobody listens there: the listener is gone.
+    // The listener is closed, so no server listens on the port.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (endpoint, serving) =
         server(&[(200, r#"{"ID":"7","TTL":"3"}"#), (503, r#"{"error":"no leader","code":14}"#)]);

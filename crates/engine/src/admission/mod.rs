@@ -43,7 +43,8 @@ pub enum Popularity {
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
     /// the current access. Only accesses count that are recent: at most as many other blocks were
-    /// refused in between as the cache holds. EMC FAST Cache promotes a block at the third access.
+    /// refused in between as the cache holds. Only recent accesses count: an access is forgotten
+    /// after as many other blocks were refused as the cache has blocks.
     NthAccess(u8),
     /// Miniature simulations choose the admission; see [`chooser`](crate::chooser). This value has
     /// no other parts.
@@ -64,27 +65,30 @@ pub struct AdmissionInfo {
 
 /// The forms that [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
-    AdmissionInfo { form: "auto", summary: "simulations of several admissions beside the cache choose one" },
-    AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
+    AdmissionInfo {
+        form: "auto",
+        summary: "simulates several admission rules beside the cache, and uses the one with the best hit ratio",
+    },
+    AdmissionInfo { form: "always", summary: "admits each requested block" },
     AdmissionInfo {
         form: "while-free",
-        summary: "a block comes in while one is free; what is written back takes the place of what is clean",
+        summary: "a read is admitted only while a block is free; a write may also evict a clean block",
     },
     AdmissionInfo {
         form: "nth-access:N",
-        summary: "a block comes in when it is asked for the N-th time (2 to 8) within a cache's worth of other misses",
+        summary: "admits a block at its N-th access (2 to 8); an access is forgotten after as many other blocks were rejected as the cache has blocks",
     },
     AdmissionInfo {
         form: "ghost",
-        summary: "once the cache is full, only blocks that left it or were refused not long ago come in",
+        summary: "once the cache is full, admits only blocks that were recently evicted or rejected",
     },
     AdmissionInfo {
         form: "…+not-sequential:BYTES",
-        summary: "and nothing of a sequential run that has reached BYTES (a plain number, or with K or M)",
+        summary: "in addition, rejects sequential runs from BYTES on (a number, optionally with K or M)",
     },
     AdmissionInfo {
         form: "…+while-filling:PERCENT%",
-        summary: "everything comes in until PERCENT of the blocks (1 to 100) hold data",
+        summary: "in addition, admits everything until PERCENT of the blocks (1 to 100) have data",
     },
 ];
 
@@ -95,7 +99,7 @@ pub struct UnknownAdmission(String);
 impl fmt::Display for UnknownAdmission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let forms: Vec<&str> = ADMISSIONS.iter().map(|row| row.form).collect();
-        write!(f, "'{}' is no admission; it is one of {}", self.0, forms.join(", "))
+        write!(f, "'{}' is not an admission rule; use one of {}", self.0, forms.join(", "))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of admissions with hand-written accesses.
+//! Tests of admission policies with hand-written accesses.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Compares automatic caches with each candidate by itself, on workloads that suit different candidates.
+//! Compares automatic caches with each candidate by itself, on workloads that suit different
+//! candidates.
 
 use super::*;
 use crate::SimStats;
@@ -14,7 +15,7 @@ fn config(blocks: u32, policy: &str, admission: &str) -> SimConfig {
     }
 }
 
-/// Pseudo-random numbers below `n`, the same in each run.
+/// Returns a generator of pseudo-random numbers below `n`, the same in each run.
 fn rng(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |n| {
@@ -33,7 +34,8 @@ fn hits(stats: SimStats) -> f64 {
     100.0 * stats.read_hit_ratio()
 }
 
-/// Plays blocks with `auto` and with each candidate. Returns the hit ratio of `auto`, and those of the candidates, percent.
+/// Runs blocks through `auto` and through each candidate. Returns the hit ratio of `auto`, and
+/// those of the candidates, percent.
 fn compared(frames: u32, blocks: &[u64]) -> (f64, Vec<f64>) {
     let auto = played(&config(frames, "auto", "auto"), blocks);
     let alone =
@@ -41,13 +43,13 @@ fn compared(frames: u32, blocks: &[u64]) -> (f64, Vec<f64>) {
     (hits(auto.stats()), CANDIDATES.iter().map(alone).collect())
 }
 
-/// A working set that moves on all the time: recency is everything.
+/// Returns a working set that moves all the time, for which only recency matters.
 fn moving(accesses: u64, width: u64) -> Vec<u64> {
     let mut rng = rng(7);
     (0..accesses).map(|at| 1_000_000 + at / 4 + rng(width)).collect()
 }
 
-/// A loop, larger than the cache, over blocks that do not follow each other.
+/// Returns a loop that is larger than the cache, over blocks that are not adjacent.
 fn looping(accesses: u64, length: u64) -> Vec<u64> {
     (0..accesses).map(|at| at % length * 37).collect()
 }
@@ -87,7 +89,7 @@ fn the_best_candidate_is_adopted_on_either_kind_of_workload() {
 fn a_change_of_phase_is_followed() {
     let blocks = [looping(200_000, 3000), moving(100_000, 1500)].concat();
     let mut cache = played(&config(2000, "auto", "auto"), &blocks[..200_000]);
-    // Ten cache sizes of accesses to notice and to fill.
+    // Accesses of ten cache sizes, to detect the workload and to fill the cache.
     blocks[200_000..220_000].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
     let before = cache.stats();
     blocks[220_000..].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
@@ -100,7 +102,7 @@ fn a_change_of_phase_is_followed() {
 
 #[test]
 fn with_equal_hits_the_flash_is_spared() {
-    // Nothing is ever read twice.
+    // No block is read twice.
     let blocks: Vec<u64> = (0..100_000).map(|at| at * 37).collect();
     let auto = played(&config(2000, "auto", "auto"), &blocks).stats();
     let always = played(&config(2000, "s3-fifo", "always"), &blocks).stats();
@@ -135,6 +137,6 @@ fn the_miniatures_are_small() {
         Chooser::new(frames, 0, config.policy, config.admission).expect("automatic").bytes()
     };
     assert!(bytes(4 << 20) <= 400 << 10, "{}", bytes(4 << 20));
-    // Half a percent of 24 bytes for each block of a cache of 16 GiB.
+    // Half a percent of 24 bytes per block of a cache of 16 GiB.
     assert!(bytes(4 << 20) * 200 <= (4 << 20) * 24, "{}", bytes(4 << 20));
 }

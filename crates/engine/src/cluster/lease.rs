@@ -27,8 +27,8 @@ pub enum Ask {
     /// Writes the key of the host's name.
     Register(Txn),
     /// Renews the lease, and then reads the host's key with a read that the majority of the store
-    /// confirms. The caller checks that both answers come from one term of the store, and that the
-    /// key is bound to the lease.
+    /// confirms. The caller checks that the same etcd leader gave both answers (equal terms), and
+    /// that the key is bound to the lease.
     Renew(LeaseId),
     /// Revokes a lease that is not needed any more. The result does not matter.
     Revoke(LeaseId),

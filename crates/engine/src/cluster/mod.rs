@@ -2,11 +2,11 @@
 //! reach (docs/decisions/0019-cluster.md).
 //!
 //! The store is linearizable and has leases: it is etcd, or a model of etcd in a simulation.
-//! [`LeaseManager`] keeps this host's lease and knows until when the host may acknowledge requests.
-//! [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take disks of other
-//! hosts. The first two return requests to the store as values ([`Ask`], [`Txn`]) and handle the
-//! store's answers. The caller does the communication with the store. All times are of the host's
-//! own clock.
+//! [`LeaseManager`] renews this host's lease, and determines until when the host may acknowledge
+//! requests. [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take
+//! disks of other hosts. The first two return requests to the store as values ([`Ask`], [`Txn`])
+//! and handle the store's answers. The caller does the communication with the store. All times are
+//! of the host's own clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|

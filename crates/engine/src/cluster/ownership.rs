@@ -59,8 +59,8 @@ pub struct OwnershipRequest {
 /// The decision on an [`OwnershipRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// This host holds the disk already, under this lease and in this generation, and the record
-    /// has the requested content.
+    /// This host owns the disk already, under this lease and in this generation, and the record has
+    /// the requested content.
     Mine(Found<OwnershipRecord>),
     /// This host may take the disk with this transaction.
     Take(Box<Taking>),
@@ -94,7 +94,7 @@ pub struct Taking {
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The ownership record. Its content is unchanged so far, but its revision is new.
+    /// The ownership record. Its content is unchanged, but its revision is new.
     pub title: Found<OwnershipRecord>,
     /// The replica of the disk's dirty data.
     pub copy: SecondCopy,
@@ -103,7 +103,7 @@ pub struct Adopting {
 /// Reason why a disk cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This member holds the disk, in this generation.
+    /// This member owns the disk, in this generation.
     Held(Member, u64),
     /// Only this member's flash may have all data of the disk. The member last served the disk in
     /// this generation.
@@ -267,15 +267,17 @@ impl OwnershipState {
 
     /// Returns the transaction that records the replica of all dirty data, or that there is none,
     /// while this host has the disk. Record a replica only after it is complete. Before the replica
-    /// becomes incomplete, its absence must have been recorded successfully. As for
-    /// [`OwnershipState::mark`], the transaction may still take effect later.
+    /// becomes incomplete, its absence must have been recorded successfully. Like that of
+    /// [`OwnershipState::mark`], the transaction may still take effect after an error.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }
 
     /// Returns the transaction that makes the replica valid instead of the former owner's flash,
-    /// and the record after it. This host holds the disk for the failover. The transaction comes
-    /// before any change of the backing. Returns `None` if the record already has this content.
+    /// and the record after it. This host has the ownership lock of the disk during the failover.
+    /// The transaction must succeed before any change of
+    /// the backing. Returns `None` if the record already
+    /// has this content.
     pub fn begin_adopting(
         &self,
         me: &Member,

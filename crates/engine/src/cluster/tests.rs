@@ -1,4 +1,4 @@
-//! Tests of each state machine alone; `crates/world/src/cluster` tests them together.
+//! Tests of each state machine by itself; `crates/world/src/cluster` tests them together.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn at(seconds: u64) -> Instant {
     Instant(seconds * S)
 }
 
-/// Makes the next call and answers it at a later time.
+/// Sends the next call and delivers its answer at a later time.
 #[track_caller]
 fn answer(keeper: &mut LeaseManager, sent: Instant, answered: Instant, answer: Answer) -> Ask {
     let call = keeper.poll_call(sent).expect("there is a call");
@@ -71,7 +71,7 @@ fn renewals_without_answer_are_repeated_and_extend_nothing() {
         assert_eq!(keeper.poll_call(at(second)), None, "not at once");
     }
     assert_eq!(keeper.term().unwrap().until, until);
-    // The lease was alive all the time: locks under it stay valid.
+    // The lease was valid all the time: locks under it stay valid.
     answer(&mut keeper, at(20), at(20), Answer::Renewed(LEASE));
     assert!(keeper.term().unwrap().is_valid(at(21)));
 }
@@ -173,14 +173,14 @@ fn taken(verdict: Verdict) -> Taking {
     }
 }
 
-/// The module's table, with generations and validity of flash.
+/// The table of the module documentation, with generations and validity of flash.
 #[test]
 fn who_may_take_a_disk() {
-    // Record, lock, generation known to this host; then the generation it takes, and whether its flash is
-    // valid.
+    // The ownership record, the lock and the generation that this host knows; then the generation
+    // with which it takes the disk, and whether its flash is valid.
     let table = [
         (None, None, None, Some((1, true))),
-        // The store was emptied: changes since are unknown.
+        // The store was emptied: later changes are unknown.
         (None, None, Some(4), Some((5, false))),
         (title("b", 3, false, false), None, None, Some((4, false))),
         (title("b", 3, false, false), None, Some(3), Some((4, false))),
@@ -247,7 +247,7 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
     // The owner returned, and failed again.
     assert_eq!(decide(13, &held), Verdict::Refused(Refusal::Held(member("b"), 3)));
     assert_eq!(decide(14, &gone), Verdict::Wait(at(19)));
-    // Another host had it in between, unseen.
+    // Another host owned the disk in between, unnoticed by this host.
     let other = OwnershipSnapshot { title: title("c", 4, true, false), hold: None };
     assert_eq!(decide(18, &other), Verdict::Wait(at(23)));
     assert!(matches!(decide(23, &other), Verdict::Take(_)));
@@ -259,7 +259,7 @@ fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_o
     let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
     let decide = |seat: &mut OwnershipState, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
     let new = || OwnershipState::new("d".to_owned(), SETTLE);
-    // The title's revision is 43.
+    // The ownership record's revision is 43.
     for (revision, heard, first_look, expected) in
         [(43, 10, 14, Some(15)), (43, 10, 15, None), (42, 10, 15, Some(20)), (44, 10, 15, Some(20))]
     {
@@ -356,14 +356,14 @@ fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
     assert_eq!(adopting.txn.changes, [held, same], "the title says what it said");
     assert!(adopting.txn.conditions.contains(&(Key::OwnershipLock(key.clone()), Is::Absent)));
     assert!(adopting.txn.conditions.contains(&(Key::OwnershipRecord(key), Is::At(43))));
-    // A disk that was given back needs no waiting; without dirty data there is no failover.
+    // A disk without an owner needs no waiting; without dirty data there is no failover.
     let given = OwnershipSnapshot { title: with_copy(title("b", 3, false, true), "a"), hold: None };
     adopts(decide(&given, wish(None)));
     let clean = OwnershipSnapshot { title: with_copy(title("b", 3, false, false), "a"), hold: None };
     taken(decide(&clean, wish(None)));
     let held = OwnershipSnapshot { hold: hold("b", 1), ..gone.clone() };
     assert!(matches!(decide(&held, wish(None)), Verdict::Refused(Refusal::Held(..))));
-    // An operator's force takes precedence over the replica.
+    // An operator's `--force` takes precedence over the replica.
     let forced = taken(decide(&given, OwnershipRequest { force: true, ..wish(None) }));
     assert_eq!((forced.lost_by, forced.title.copy), (Some(member("b")), None));
 }
@@ -372,7 +372,7 @@ fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
 fn the_owner_may_have_the_disk_until_the_adopter_begins() {
     let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = with_copy(title("b", 3, true, true), "a").unwrap();
-    // The host reads its replica and releases the disk: nothing has changed for the owner.
+    // The host reads its replica and releases the disk: for the owner, nothing has changed.
     assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::OwnershipLock("d".to_owned()))]);
     let mut owner = OwnershipState::new("d".to_owned(), SETTLE);
     let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
@@ -448,7 +448,7 @@ fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
     assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(2)) }), None);
-    // Its lock was kept meanwhile.
+    // Its lock still existed meanwhile.
     let held = OwnershipSnapshot { hold: hold("a", MINE.0), ..look.clone() };
     let anew = taken(decide(&held, wish(Some(3))));
     assert_eq!((&anew.title, anew.continued), (&title("a", 3, true, true).unwrap().value, true));

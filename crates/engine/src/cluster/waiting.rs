@@ -48,7 +48,7 @@ pub enum ClusterEvent {
         /// See [`OwnershipRecord::taken`](super::OwnershipRecord::taken).
         taken: bool,
     },
-    /// The ownership lock was released, or its lease has ended.
+    /// The ownership lock was released, or the lease of its owner has ended.
     HoldGone,
 }
 

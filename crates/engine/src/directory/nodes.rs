@@ -1,13 +1,14 @@
 //! Maps frames to the names that the replacement policy uses for them.
 //!
-//! A policy keeps its order by frame. A block that moves to another frame keeps its place in that order: the two frames
-//! exchange their names. Only a cache that gives segments back moves blocks; all others have no entries here.
+//! A policy keeps its order by frame. A block that moves to another frame keeps its place in the
+//! policy's order, because the two frames exchange their names in that order. Only a cache that
+//! gives segments back moves blocks; all others have no entries here.
 
 use std::collections::BTreeMap;
 
 use crate::units::FrameNo;
 
-/// See the module's text. Frames without an entry have their own number as their name.
+/// See the module's text. A frame without an entry has its own number as its name.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     of_frame: BTreeMap<FrameNo, FrameNo>,

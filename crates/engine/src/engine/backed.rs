@@ -1,27 +1,29 @@
-//! Durability of a disk's backing, and which guests were told that acknowledged changes may be
-//! lost.
+//! Durability of a disk's backing, and reports to guests that acknowledged changes may be lost.
 //!
 //! # Storage contract
 //! After a failed flush, any subset of the writes since the last successful flush may be lost. The
 //! backing may report the error only once. A later successful flush is no evidence that those
 //! writes are durable. (`fsync` on Linux; Rebello et al., "Can Applications Recover from fsync
 //! Failures?", USENIX ATC 2020.) The same holds for a backing that reports a restart. A failed
-//! flush or a reported loss of the backing is called a *doubt* here.
+//! flush, or a loss that the backing reports, is called a *possible loss* here.
 //!
 //! # Invariant
 //! - A dirty sector becomes clean only after a successful backing flush that began after the
-//!   sector's write ended. No doubt may have occurred since that write was sent. Until then the
-//!   journal records the sector as dirty.
+//!   sector's write ended. No possible loss may have occurred since that write was sent. Until then
+//!   the journal records the sector as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
 //!   covered by such a backing flush, or was already reported as lost to this session.
 //!
-//! After a doubt, destaged sectors become dirty again. Guests' changes that bypassed flash cannot
-//! be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. Each session
-//! remembers the last failure that it was told of. If a guest disconnects before it is told of a
-//! failure, a later session is told instead. This applies only to sessions that changed data: a
-//! client that only read or flushed leaves no failure for others. A change in flight at a doubt is
-//! sent again before it is acknowledged. The cache invalidates its clean copies of the changes in
-//! doubt, so reads return the backing's data.
+//! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
+//! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. hob
+//! remembers for each session the last failure that was reported to the session. A flush that began
+//! before the end of the last possibly lost change fails too, but is no report, because its error
+//! says nothing about that change. If a guest
+//! disconnects before it is told of a failure, a later session is told instead. This applies only
+//! to sessions that changed data: if a client only read or flushed, no later session is told. If a
+//! possible loss occurs while a change is in flight, hob sends that change again before it
+//! acknowledges it. The cache invalidates its clean copies of possibly lost changes, so reads
+//! return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -39,11 +41,11 @@ const RANGES_MAX: usize = 1024;
 /// Maximum number of failures that are kept for guests whose sessions have ended.
 const INHERITED_MAX: u32 = 64;
 
-/// Maximum number of times that a change is sent to the backing again because of a doubt. After
+/// Maximum number of times that a change is sent to the backing again after a possible loss. After
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
-/// Durability of one disk's backing, and the failures that guests were told of.
+/// Durability of one disk's backing, and which failures were reported to guests.
 pub(super) struct Backed {
     /// Size of the disk, bytes.
     pub(super) disk_bytes: u64,
@@ -55,27 +57,30 @@ pub(super) struct Backed {
     pub(super) bypassed: u64,
     /// Number of failed flushes of the backing and losses that it reported.
     pub(super) doubts: u64,
-    /// Number of failed flushes and reported losses that affected guests' changes, and of discards
-    /// of dirty data.
+    /// Number of events that guests must be told about: failed flushes and losses that affected
+    /// their changes, and discards of dirty data.
     failures: u64,
     /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
     /// before the disk was added.
     discards: u64,
     /// The value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
+    /// The value of `bypassed` at the last failure that guests must be told of.
+    failed_bypassed: u64,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
     /// is usually the same guest after a reconnect.
     inherited: u32,
-    /// True if one inherited failure belongs to an unknown session that made the changes in doubt.
-    /// That session may still be open.
+    /// True if one inherited failure belongs to an unknown session, whose changes may be lost. That
+    /// session may still be open.
     inherits_unknown: bool,
     /// The value of `bypassed` at the end of each session that ended with unflushed changes that
     /// bypassed flash. At most [`INHERITED_MAX`] entries.
     absent: Vec<u64>,
     /// The session that last changed data.
     last_changer: Option<SessionId>,
-    /// Failures that each session was told of. A session without an entry was told of none.
+    /// For each session, the failures that were reported to it. A session without an entry has
+    /// received no report.
     sessions: BTreeMap<SessionId, Told>,
     /// Ranges that guests changed on the backing, bypassing flash: since the flush in progress
     /// began, and before it began.
@@ -84,12 +89,12 @@ pub(super) struct Backed {
     older_upto: Option<u64>,
 }
 
-/// Failures that a session was told of.
+/// Failures that were reported to a session.
 #[derive(Clone, Copy)]
 struct Told {
     /// Number of the last failure.
     failures: u64,
-    /// True if the session may be told of a failure of an earlier session.
+    /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
     /// True if the session has changed data.
     has_changed: bool,
@@ -164,6 +169,7 @@ impl Backed {
             failures: 0,
             discards: 0,
             failed_upto: 0,
+            failed_bypassed: 0,
             inherited: 0,
             inherits_unknown: false,
             absent: Vec::new(),
@@ -211,8 +217,7 @@ impl Backed {
     }
 
     /// Marks the writes since the last successful flush as possibly lost. Returns true if guests
-    /// must be told, because their changes are among these writes and no earlier doubt covered
-    /// them.
+    /// must be told, because their writes may be lost and no earlier report covered them.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
@@ -225,6 +230,7 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
+            self.failed_bypassed = self.bypassed;
             let absent = std::mem::take(&mut self.absent).len() as u32;
             self.inherited = (self.inherited + absent).min(INHERITED_MAX);
             let mut guests = self.sessions.iter().filter(|(session, _)| !session.is_daemon());
@@ -252,22 +258,28 @@ impl Backed {
         sectors.for_each(|sector| self.newer.insert(sector, sector + 1, self.disk_bytes));
     }
 
-    /// Records the discard of acknowledged changes that only flash had. Current sessions are told,
-    /// and later sessions never relied on these changes. Earlier data of the same ranges on the
+    /// Records the discard of acknowledged changes that only flash had. Current sessions get a
+    /// report; later sessions never relied on these changes. Earlier data of the same ranges on the
     /// backing may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
         self.discards += 1;
         self.failed_upto = self.writes;
         self.bypassed = self.writes;
+        self.failed_bypassed = self.bypassed;
     }
 
-    /// Returns true if the session has an unreported failure, and marks the failure as reported.
-    pub(super) fn tell(&mut self, session: SessionId) -> bool {
+    /// Returns true if a flush of the session must fail, because of a failure that the session was
+    /// not told of. `bypassed` is the value of that field when the flush began: a flush that began
+    /// before the last change in doubt ended does not mark the failure as reported.
+    pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
         }
         let own = self.owes_own(session);
+        if own && bypassed < self.failed_bypassed {
+            return true;
+        }
         let inherits = self.may_inherit(session);
         let has_changed = self.has_changed(session);
         let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
@@ -284,8 +296,8 @@ impl Backed {
         self.owes_own(session) || self.may_inherit(session)
     }
 
-    /// Returns true if the session began while failures were owed to guests without a session. Any of the
-    /// sessions may belong to such a guest, so each is told once.
+    /// Returns true if the session began while a failed flush was still to be reported to guests
+    /// without a session. Any of the sessions may belong to such a guest, so each gets one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
@@ -323,7 +335,7 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.has_changed)
     }
 
-    /// Returns the number of guests that changed data and were not told of a failure.
+    /// Returns the number of guests that changed data and have not received a report of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
         let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
         self.inherited + guests.filter(|(session, _)| self.owes_own(**session)).count() as u32
@@ -332,17 +344,17 @@ impl Backed {
 
 impl Engine {
     /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
-    /// losses of acknowledged changes. They also report one earlier loss that an ended session was
-    /// not told of.
+    /// losses of acknowledged changes. They also report one earlier loss that was not reported to
+    /// an ended session.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
         }
     }
 
-    /// Ends a session. A failure that the session was not told of is kept for a later session. A
-    /// session that ends because its disk is removed is kept, because the last flush of the backing
-    /// may fail too, see [`Event::FailuresOwed`].
+    /// Ends a session. A failure that was not reported to the session is kept for a later session.
+    /// A session that ends because its disk is removed is kept, because the last flush of the
+    /// backing may fail too, see [`Event::FailuresOwed`].
     pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
         let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
         if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {
@@ -350,7 +362,7 @@ impl Engine {
         }
     }
 
-    /// Restores failures that guests of a disk were not told of before the disk was added
+    /// Restores failures that were not reported to guests of a disk before the disk was added
     /// ([`Event::FailuresOwed`]).
     pub fn owe_failures(&mut self, disk: DiskId, count: u32) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize)
@@ -399,7 +411,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Reports how many guests were not told of a failure. The daemon stores the number.
+    /// Reports to the daemon how many guests have not received a report of a failure. The daemon
+    /// stores the number.
     pub(super) fn report_owed(&mut self, id: DiskId) {
         let backed = &self.disk(id).backed;
         if backed.failures > 0 {
@@ -432,8 +445,8 @@ impl Engine {
         active.doubts == self.disk(active.request.disk).backed.doubts
     }
 
-    /// Sends a change to the backing again after a doubt. The backing may have lost part of the
-    /// change, or part of the dirty data that the change covers partly.
+    /// Sends a change to the backing again, because the first write may be lost. The backing may
+    /// have lost part of the change, or part of the dirty data that the change covers partly.
     pub(super) fn change_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         if self.requests[slot].resends == RESENDS_MAX {

@@ -3,9 +3,9 @@
 //! A change is recorded when it is answered, even if it failed, because it may have been done in
 //! part. So each acknowledged change is in every bitmap that was recording at that time. A change
 //! in flight while bitmaps are [rotated](BitmapChange::Rotate) is recorded in the new bitmap. The
-//! reader of the old bitmap may see all, part or nothing of that change. Everything is marked if
-//! the disk's content changes for another reason: acknowledged writes were discarded
-//! (`structure.rs`), another host had the disk (`ownership.rs`), or the owner knows of a change
+//! reader of the old bitmap may see all, part or nothing of that change. The whole disk counts as
+//! changed if its content changes in another way: acknowledged writes were discarded
+//! (`structure.rs`), another host had the disk (`ownership.rs`), or the owner reports a change
 //! ([`BitmapChange::InsertAll`]).
 //!
 //! When a disk is removed, [`Event::Bitmaps`] has the content of its bitmaps, and the owner stores

@@ -11,7 +11,7 @@
 //! has to wait for the backing, so only a long run is worth it |
 //! | it has at least a 64th of that length, covers whole sectors, and has no FUA | small writes are
 //! faster on flash |
-//! | the destager is running because too much is dirty | otherwise flash absorbs the write |
+//! | the destager is running because too much is dirty | otherwise the write goes to flash, which is faster for the guest |
 //! | none of its sectors is dirty | a newer version on the backing would have to be flushed first |
 //! | write order is not kept | the write would reach the backing before older data |
 //! | the backing responds | an outage must not reach the guest while flash has room |

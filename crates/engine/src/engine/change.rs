@@ -98,6 +98,12 @@ impl Engine {
                 self.done(id, disk_id, Ok(Vec::new()));
                 return self.run(now);
             }
+            (Command::Cache(CacheChange::LossRecorded(upto)), Some(disk)) => {
+                disk.record_loss(upto);
+                self.wake(disk_id);
+                self.done(id, disk_id, Ok(Vec::new()));
+                return self.run(now);
+            }
             (Command::Cache(CacheChange::Vacate(which)), Some(_)) => {
                 if let Some(result) = self.vacate(disk_id, id, which) {
                     self.done(id, disk_id, result.map(|()| Vec::new()));
@@ -382,6 +388,7 @@ impl Disk {
                 CacheChange::Drain
                 | CacheChange::StopDrain
                 | CacheChange::Vacate(_)
+                | CacheChange::LossRecorded(_)
                 | CacheChange::DiscardDirty(_)
                 | CacheChange::Expect(_)
                 | CacheChange::Close,

@@ -240,7 +240,11 @@ impl Engine {
                 continue;
             };
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
-            if journal.dead || id != asked && !flushes && !journal.written.contains(&device) {
+            let depends = id == asked || flushes || journal.written.contains(&device);
+            let is_dead = journal.dead;
+            // The device may have had a part of a write that has not ended, and may have lost that
+            // too.
+            if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;
             }
             if self.spare_device(id, device) {
@@ -260,9 +264,14 @@ impl Engine {
         }
     }
 
-    /// Excludes a device that cannot make data durable. Returns true if no data depends on that
-    /// device alone: the ring and all dirty data have a copy elsewhere. Sectors being written
-    /// become dirty only after all their copies are written.
+    /// Returns true if a write of a disk to a device is in flight.
+    fn is_writing_to(&self, disk: DiskId, device: DeviceId) -> bool {
+        self.ios.iter().any(|io| io.disk == disk && io.is_write && io.target == Target::Flash(device))
+    }
+
+    /// Excludes a device that cannot make data durable. Returns true if every byte on that device
+    /// has another copy: the ring and all dirty data are on other devices too. Sectors being
+    /// written become dirty only after all their copies are written.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
         let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };

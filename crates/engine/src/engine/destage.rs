@@ -2,8 +2,9 @@
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
 //! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* is an age
-//! class of dirty data. Its length is half the dirty-age limit or, if write order is kept, the time
-//! between two flushes of the guest.
+//! group of dirty data: all blocks that became dirty in one period. Older epochs are destaged
+//! first. The period is half the dirty-age limit or, if write order is kept, the time between two
+//! flushes of the guest.
 
 use super::Engine;
 use super::destager::{Epochs, half_age_ns};
@@ -437,8 +438,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a range has dirty data for a job of this kind, but the journal does not
-    /// durably record any of it as dirty.
+    /// Returns true if a range has dirty data for a job of this kind, but none that may go to the
+    /// backing before a commit.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
@@ -450,7 +451,7 @@ impl super::Disk {
                     && cache.index.is_dirty(sector + i)
                     && !self.destager.is_moved(start + i)
                 {
-                    if journal.dead || journal.is_committed(&cache.index, sector + i) {
+                    if journal.may_destage(&cache.index, sector + i) {
                         return false;
                     }
                     found = true;

@@ -29,12 +29,12 @@ const HOT_PART: usize = 4;
 /// Minimum number of outdated queue entries before they are removed.
 const STALE_MIN: usize = 64;
 
-/// The meaning of an epoch.
+/// The period that one epoch of dirty data covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epochs {
-    /// An epoch is the time between two flushes of the guest.
+    /// An epoch is the period between two flushes of the guest.
     Flushes,
-    /// An epoch is this number of nanoseconds.
+    /// An epoch is a period of this number of nanoseconds.
     Time(u64),
     /// All dirty data is in one epoch.
     One,
@@ -54,8 +54,8 @@ struct Todo {
 pub(super) struct Destager {
     todo: BTreeMap<BlockNo, Todo>,
     order: DestageOrder,
-    /// For the order *coldest*: the blocks to destage that are not picked, in the order of their
-    /// turns. The queue may contain outdated entries.
+    /// For the order *coldest*: the blocks that wait to be destaged and are not picked, in the
+    /// order in which they will be picked. The queue may contain outdated entries.
     queue: VecDeque<(BlockNo, u32)>,
     turns: u32,
     picked: BTreeSet<BlockNo>,
@@ -108,7 +108,8 @@ impl Destager {
         ((todo + moved) * 3 / 2 + self.queue.capacity() * size_of::<(BlockNo, u32)>()) as u64
     }
 
-    /// Returns the epoch of a block that is to be destaged and is not being transferred.
+    /// Returns the epoch (age group) of a block that is to be destaged and is not being
+    /// transferred.
     pub(super) fn epoch(&self, block: BlockNo) -> Option<u32> {
         self.todo.get(&block).map(|todo| todo.epoch)
     }
@@ -262,13 +263,14 @@ impl Destager {
         dirty.into_iter().for_each(|block| _ = self.add(block, oldest));
     }
 
-    /// Starts a new count of epochs. Returns the epoch of the oldest dirty data.
+    /// Starts a new numbering of epochs. Returns the epoch of the oldest dirty data.
     fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
         self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
         self.front.saturating_sub(1)
     }
 
-    /// Changes the meaning of epochs. If both meanings are durations, dirty data keeps its age.
+    /// Changes the period that one epoch covers. If both periods are durations, dirty data keeps
+    /// its age.
     pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
         let oldest = self.begin_epochs(now);
         self.epochs.clear();
@@ -386,7 +388,7 @@ impl Destager {
 }
 
 impl Epochs {
-    /// Returns the meaning of epochs for a cache with these settings.
+    /// Returns the period that one epoch covers in a cache with these settings.
     pub(super) fn of(destage: &Destage) -> Epochs {
         match (destage.ordered, half_age_ns(destage)) {
             (true, _) => Epochs::Flushes,

@@ -77,8 +77,8 @@ pub(super) struct Disk {
     pub(super) draining: Option<CommandId>,
     /// The command that vacates segments of the cache.
     pub(super) vacating: Option<Vacating>,
-    /// True if requests wait until the change of a persistent cache is complete; `held` has these
-    /// requests.
+    /// True if requests wait until the change of a persistent cache is complete; the waiting
+    /// requests are in `held`.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
     /// Requests that wait because the journal is lost.

@@ -16,7 +16,7 @@ use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
     /// Starts the flash writes of a request after its buffer has the disk's current data. The error
-    /// says why flash does not get all of the data.
+    /// is the reason why not all of the data goes to flash.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
         let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {

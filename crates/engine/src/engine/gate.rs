@@ -83,8 +83,9 @@ impl Engine {
     }
 
     /// Returns this host's report about a datastore to its peer hosts, for the time since the last
-    /// report. `level` is the rate per share of the last agreement, if there was one. Returns
-    /// `None` if the datastore is not throttled by latency, or if too little time has passed.
+    /// report. `level` is the rate per share (units per second) that the hosts agreed on last, if
+    /// there was an agreement. Returns `None` if the datastore is not throttled by latency, or if
+    /// too little time has passed.
     pub fn report_on(&mut self, now: Instant, resource: Resource, level: Option<f64>) -> Option<Report> {
         let Gate { scheduler, window } = self.gates.get(resource);
         window.take_report(now, |seconds| scheduler.take_wanted_shares(now, level, seconds))
@@ -171,7 +172,7 @@ impl Engine {
         }
     }
 
-    /// Sends the waiting I/Os whose time has come, at all gates.
+    /// Sends the waiting I/Os that may be sent now, at all gates.
     pub(super) fn pump_gates(&mut self, now: Instant) {
         for index in 0..self.gates.datastores.len() {
             self.pump_gate(now, Resource::Datastore(crate::units::DatastoreId(index as u16)));
@@ -217,7 +218,11 @@ impl Engine {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
             Owner::Job(job) => match self.jobs[job].kind {
-                JobKind::Destage | JobKind::Flush(_) | JobKind::Maintenance(_) | JobKind::Verify => true,
+                JobKind::Destage
+                | JobKind::Flush(_)
+                | JobKind::Maintenance(_)
+                | JobKind::Verify
+                | JobKind::Rewrite => true,
                 JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },
             Owner::Journal(_) => true,

@@ -57,6 +57,8 @@ pub(super) enum JobKind {
     Verify,
     /// Sends several writes of guests to the backing as one (`merge.rs`).
     Merged,
+    /// The tail of a recovered journal is written again (`rewrite.rs`).
+    Rewrite,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
 }
@@ -64,7 +66,7 @@ pub(super) enum JobKind {
 impl JobKind {
     /// Returns true if a job of this kind needs no range lock.
     fn is_at_once(self) -> bool {
-        matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..))
+        matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..) | JobKind::Rewrite)
     }
 
     /// Returns true if the job transfers a dirty sector even if flash failed to deliver it before.
@@ -97,6 +99,7 @@ pub(super) enum Step {
     AheadBacking,
     AheadOverlay,
     MergedWrite,
+    Rewrite,
     EdgeDirty,
     EdgeClean,
     EdgeBacking,
@@ -217,6 +220,7 @@ impl Engine {
             JobKind::ReadAhead => return self.start_ahead(now, job),
             JobKind::Verify => return self.start_verify(now, job),
             JobKind::ReadEdge(..) => return self.start_edge(now, job),
+            JobKind::Rewrite => return self.start_rewrite(now, job),
             _ => {}
         }
         let Engine { disks, runs, .. } = self;
@@ -224,11 +228,8 @@ impl Engine {
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
         if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
-            // After a crash, recovery might return an older, clean version of a sector that the
-            // journal does not durably record as dirty.
-            let may_go = |sector: u64| {
-                cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
-            };
+            let may_go =
+                |sector: u64| cache.index.is_dirty(sector) && journal.may_destage(&cache.index, sector);
             'range: for span in cache.spans(range.first, range.end) {
                 let start = (u64::from(span.block.0) << cache.block_shift()) + span.first;
                 let found = cache.find(span);
@@ -278,6 +279,7 @@ impl Engine {
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
+            (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result),
             (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
             _ => {}
         }
@@ -324,7 +326,7 @@ impl Engine {
             JobKind::Maintenance(_) => self.maintenance_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
-            JobKind::Merged | JobKind::ReadEdge(..) => {}
+            JobKind::Merged | JobKind::ReadEdge(..) | JobKind::Rewrite => {}
         }
         match kind {
             JobKind::Destage => {
@@ -338,6 +340,7 @@ impl Engine {
             | JobKind::Maintenance(_)
             | JobKind::ReadAhead
             | JobKind::Verify
+            | JobKind::Rewrite
             | JobKind::Merged => {}
         }
         self.unsettled.push(disk);

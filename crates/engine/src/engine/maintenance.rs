@@ -4,8 +4,8 @@
 //! Frames are read one after the other under a lock of their block. A few are read per second, or
 //! all without pauses while second copies are known to be missing. A wrong clean sector is dropped,
 //! so that the next read repairs it from the backing. A wrong dirty sector is destaged from its
-//! second copy. A wrong second copy is dropped and made again. Correct sectors of unknown state are
-//! marked as proven.
+//! second copy. A wrong second copy is dropped and made again. Sectors whose checksum was unknown,
+//! and whose data turns out to be correct, get a known checksum.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};

@@ -52,6 +52,7 @@ mod recent_edges;
 mod records;
 mod recovering;
 mod request;
+mod rewrite;
 mod shared;
 mod structure;
 mod sync_order;
@@ -196,7 +197,8 @@ pub struct Engine {
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have work.
     awake: Vec<DiskId>,
-    /// Disks to check for pending changes at the end of the current call.
+    /// Disks whose pending changes are checked at the end of the current call, because an I/O that
+    /// they waited for may have ended.
     unsettled: Vec<DiskId>,
     /// Flash locations of a read's or a fill's data. The memory is reused from call to call to save
     /// allocations.
@@ -222,12 +224,12 @@ struct Active {
     run: Run,
     /// Findings of the memory tier about the run that the request belongs to.
     seen: Seen,
-    /// Outcome of the request so far.
+    /// Present outcome of the request; it can change until the reply.
     outcome: Outcome,
     /// Buffer bytes of this request that `Engine::fill_bytes` includes.
     fill_bytes: u64,
-    /// True for a write, discard or zeroing that goes to the backing and is to replace dirty data
-    /// on flash.
+    /// True for a write, discard or zeroing that goes to the backing and will replace dirty data on
+    /// flash.
     over_dirty: bool,
     /// State of the partly covered sectors of a write.
     edges: Edges,
@@ -246,9 +248,12 @@ struct Active {
     not_admitted: bool,
     /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
-    /// Number of writes to the backing that had ended when the request's flush of the backing
-    /// began.
+    /// Number of writes to the backing that were complete when the request's flush of the backing
+    /// began; the flush covers these.
     flush_mark: u64,
+    /// Number of the disk's writes to the backing at the end of the last guest's change that had
+    /// bypassed flash when the request began, see `backed.rs`.
+    bypassed: u64,
     /// Number of the disk's failed flushes when the request's flush, read or write began, see
     /// `backed.rs`.
     doubts: u64,
@@ -609,8 +614,7 @@ impl Engine {
         }
     }
 
-    /// Marks a disk so that its journal and its destager look for work at the end of the current
-    /// call.
+    /// Queues a disk whose journal and destager check for work at the end of the current call.
     fn wake(&mut self, disk: DiskId) {
         let it = self.disk_mut(disk);
         let may_work = it.journal.is_some() || it.opening.is_some();

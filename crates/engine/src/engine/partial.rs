@@ -5,7 +5,7 @@
 //! copied next to the bytes that it wrote. The request's buffer then has whole sectors, and the
 //! write continues as if the guest had sent them (docs/decisions/0041). The request's range lock
 //! covers whole sectors from before the read until the end of the write, so no other request
-//! changes an edge in between. A request that releases its range lock forgets the merged bytes.
+//! changes an edge in between. When a request releases its range lock, hob drops the merged bytes.
 //!
 //! | the edge | write-back | write-through |
 //! |---|---|---|

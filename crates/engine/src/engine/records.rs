@@ -26,23 +26,25 @@ pub(super) struct Journal {
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Devices whose last flush failed although no data depended on them alone. Dirty data
+    /// Devices whose last flush failed, and of whose data other devices have copies. Dirty data
     /// overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
     /// tell which copy is correct. So no dirty data is overwritten while this set is not empty.
     pub(super) spared: BTreeSet<DeviceId>,
     /// True if a record or data was written that a guest's flush must make durable.
     pub(super) urgent: bool,
-    /// True if some marks of zones are not in a page yet; `marks_in` is the page with the newest
-    /// mark.
+    /// True if the bypass marks of some zones are not in a page yet; `marks_in` is the page with
+    /// the newest mark.
     pub(super) unsealed_marks: bool,
     pub(super) marks_in: u64,
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Unproven sectors that were overwritten since their last proof, and are not being overwritten
-    /// now.
+    /// Sectors without a recorded checksum that were overwritten since their checksum was last
+    /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
-    /// True if a request waits for a commit without being in `waiting`.
+    /// Dirty cache sectors to write again before the ring is complete.
+    pub(super) rewrite: Vec<u64>,
+    /// A request waits that is not among the waiters.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: Vec<u64>,
@@ -52,8 +54,9 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// True if a device whose flush failed now flushes successfully. The device is trusted again
-    /// when no data is dirty.
+    /// The owner has recorded that after a crash no clean data of this ring is to be used.
+    pub(super) loss_recorded: bool,
+    /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
     /// not be durable, so it is destaged before a new ring records it as dirty.
@@ -78,8 +81,8 @@ pub(super) struct Commit {
 /// writes, its pages are already written. Then the guest waits only for the device's flush.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Number of writes before the last flush; 0 if other requests waited with that flush, because
-    /// then commits follow one another anyway.
+    /// Number of writes before the last flush; 0 if other requests waited for that flush, because
+    /// then the next commit follows immediately.
     before: u32,
     /// Number of writes since the last flush.
     since: u32,
@@ -122,12 +125,14 @@ impl Journal {
             durable: 0,
             waiting: Vec::new(),
             rewritten: BTreeSet::new(),
+            rewrite: Vec::new(),
             asked: false,
             releases: Vec::new(),
             round: None,
             schedule: CommitSchedule::default(),
             oldest: None,
             dead: false,
+            loss_recorded: false,
             mends: false,
             distrusted: false,
             lost_at: None,
@@ -143,6 +148,10 @@ impl Journal {
     /// dirty then.
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
+            if matches!(change, Change::Set { dirty: true, .. }) {
+                // Never durable: `may_destage` asks.
+                self.writer.push(change);
+            }
             return;
         }
         self.writer.push(change);
@@ -156,7 +165,7 @@ impl Journal {
         self.unsealed_marks = true;
     }
 
-    /// Returns true if there are marks that are not durable.
+    /// Returns true if the bypass marks of some zones are not durable.
     pub(super) fn marks_pending(&self) -> bool {
         self.unsealed_marks || self.marks_in > self.durable
     }
@@ -210,18 +219,18 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
-    /// Records that the overwriting of an unproven sector begins.
+    /// Records that a write over a sector without a recorded checksum begins.
     pub(super) fn overwrites(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
     }
 
-    /// Records that an unproven sector has been overwritten.
+    /// Records that a write over a sector without a recorded checksum has ended.
     pub(super) fn overwrote(&mut self, sector: u64) {
         self.rewritten.insert(sector);
     }
 
-    /// Records the checksums of rewritten sectors. The caller does so before a commit that requests
-    /// wait for, because with two copies only a checksum tells which copy is correct.
+    /// Records the checksums of rewritten sectors. Called before a commit that requests wait for,
+    /// because with two copies only a checksum shows which copy is correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =
@@ -274,7 +283,13 @@ impl Journal {
         self.writer.is_committed(frame, inside)
     }
 
-    /// Records the checksum of a dirty sector that has none in the journal.
+    /// Returns true if a dirty sector may go to the backing. A sector that the journal does not durably
+    /// call dirty might be recovered as older, clean data after a crash.
+    pub(super) fn may_destage(&self, index: &Index, sector: u64) -> bool {
+        self.dead && self.loss_recorded || self.is_committed(index, sector)
+    }
+
+    /// Records the checksum of a dirty sector of which the journal has none.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         self.record_dirty(now, index, sector);
         index.set_unproven(sector, false);

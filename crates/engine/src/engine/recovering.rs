@@ -79,7 +79,8 @@ impl Engine {
         }
     }
 
-    /// Retries the held requests. Those that wait for a structural change keep waiting.
+    /// Retries the requests that wait for the recovery. Those that wait for a structural change
+    /// keep waiting.
     fn try_held_again(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         if !disk.holds {

@@ -39,6 +39,7 @@ impl Engine {
             if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
         let is_guests = !request.passes_by() && !request.op.is_own();
         let bulk = if is_guests { self.observe_bulk(&request) } else { Bulk::No };
+        let bypassed = self.disk(request.disk).backed.bypassed;
         let slot = self.requests.insert(Active {
             request,
             arrived,
@@ -59,6 +60,7 @@ impl Engine {
             not_admitted: false,
             zoned: false,
             flush_mark: 0,
+            bypassed,
             doubts: 0,
             resends: 0,
         });

@@ -1,10 +1,10 @@
 //! Shared parents: the cache of a parent's disk serves reads of its clones' backings
 //! (docs/decisions/0020-shared-parents.md).
 //!
-//! The code that performs I/O knows which parts of a backing belong to its parent. It sends reads
-//! of these parts to the parent's disk, as separate requests. The clone promotes none of that data,
-//! so flash has data that clones share only once. If the parent's disk served only a part of a
-//! read, the clone promotes the rest.
+//! The storage layer determines which parts of a backing belong to its parent. It sends reads of
+//! these parts to the parent's disk, as separate requests. The clone promotes none of that data, so
+//! flash has data that clones share only once. If the parent's disk served only a part of a read,
+//! the clone promotes the rest.
 
 use super::{Active, Engine, Owner};
 use crate::io::Promote;

@@ -2,17 +2,18 @@
 //! a discard of dirty data, and a final end.
 //!
 //! Every structural change begins when the cache is quiesced, and requests wait until the change is
-//! complete. Except before a discard, the backing is flushed first, so that no zone needs its mark
-//! any more. The changes are:
-//! - A *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
+//! complete. Except before a discard, the backing is flushed first, so that no zone needs its
+//! bypass mark any more. The changes are:
+//! - A *new ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete dump, a
+//!   flush, and a page that names the ring. Until that
 //!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
 //! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
-//!   failed, so zones keep their marks.
-//! - A *final end* marks all zones: recovery will use no clean data although the ring still exists.
-//!   It succeeds even if the backing cannot be flushed.
+//!   failed, so zones keep their bypass marks.
+//! - A *final end* sets the bypass marks of all zones: recovery will use no clean data although the
+//!   ring still exists. It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -72,9 +73,9 @@ enum Kind {
 
 impl Kind {
     /// Returns true if the backing must be flushed first, after `tries` attempts. A new ring and a
-    /// clean close record which data is clean, so they need the flush. A cache that ends has no
-    /// dirty data, so a failed flush does not keep it. The backing of another host's disk is not
-    /// flushed. A discard does not need the backing.
+    /// clean close record which data is clean, so they need the flush. A cache that is removed has
+    /// no dirty data, so it is removed even if the flush fails. The backing of another host's disk
+    /// is not flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,
@@ -89,7 +90,9 @@ enum Stage {
     /// The backing is being flushed up to this number of writes; the second field counts the
     /// attempts.
     FlushBacking(u64, u8),
-    /// The dump of a new ring is being written.
+    /// The tail of a recovered journal is written again.
+    Rewrite,
+    /// The dump of a new ring is written.
     Dump,
     /// The dump is being made durable.
     DumpCommit,
@@ -220,7 +223,8 @@ impl Engine {
             | CacheChange::Replace(..)
             | CacheChange::Drain
             | CacheChange::StopDrain
-            | CacheChange::Vacate(_) => panic!("these commands take effect at once"),
+            | CacheChange::Vacate(_)
+            | CacheChange::LossRecorded(_) => panic!("these do not wait"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -248,13 +252,16 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("the cache is persistent");
         let mut cache = persistent(config, segments, size)?;
+        let mut rewrite = Vec::new();
         if let Some(mut recovered) = recovered {
+            rewrite = recovered.take_tail();
             if let Some(recovering) = &disk.recovering {
                 recovering.forget_changed(&mut recovered);
             }
             cache.take_over(recovered, size)?;
         }
-        let journal = new_journal(&cache, size, ring)?;
+        let mut journal = new_journal(&cache, size, ring)?;
+        journal.rewrite = rewrite;
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
         Ok(())
     }
@@ -297,7 +304,7 @@ impl Engine {
             let (kind, stage) = (*kind, *stage);
             disk.destager.rest_until.take_if(|until| *until <= now);
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-                if disk.journal_in_flight > 0 {
+                if disk.journal_in_flight > 0 || stage == Stage::Rewrite && disk.flash_in_flight > 0 {
                     return;
                 }
                 return match kind {
@@ -354,6 +361,10 @@ impl Engine {
                         }
                     }
                 }
+                Stage::Rewrite => match self.rewrite_tail(now, id) {
+                    true => Stage::Dump,
+                    false => return,
+                },
                 Stage::Dump => match self.dump(now, id) {
                     true => Stage::DumpCommit,
                     false => return,
@@ -395,7 +406,7 @@ impl Engine {
         }
         let (journal, index) = disk.journal_and_index().expect("a persistent cache has a journal");
         if kind == Kind::Ring {
-            return Stage::Dump;
+            return Stage::Rewrite;
         }
         match kind {
             Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
@@ -409,9 +420,10 @@ impl Engine {
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
-    /// Closes a cache whose backing could not be flushed. The disk is removed anyway, because
-    /// otherwise its removal would never end. The current state is recorded without a closing page.
-    /// So zones keep their marks, and the next recovery checks them.
+    /// Closes a cache whose backing could not be flushed. The disk is removed although the flush
+    /// failed, because otherwise its removal would never end. The current state is recorded without
+    /// a closing page. So zones keep their bypass marks, and the next recovery drops the clean data
+    /// in these zones.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
         let (journal, index) =
             self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");
@@ -587,6 +599,16 @@ impl Engine {
 }
 
 impl Disk {
+    /// Notes that the owner uses no clean data of rings up to this number. Includes the ring that
+    /// is restored if the current change fails.
+    pub(super) fn record_loss(&mut self, upto: u32) {
+        let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
+        let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());
+        for journal in self.journal.as_deref_mut().into_iter().chain(old_journal) {
+            journal.loss_recorded |= journal.ring.number <= upto;
+        }
+    }
+
     /// Discards the cache's dirty data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();
@@ -610,7 +632,7 @@ impl Disk {
 
     /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
     /// journal I/O may be in flight. No change of the backing may be in flight either, because a
-    /// new ring has no marks for it.
+    /// new ring has no bypass marks for it.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal
@@ -706,6 +728,7 @@ impl Cache {
             CacheChange::Tune(..)
             | CacheChange::Replace(..)
             | CacheChange::Expect(_)
+            | CacheChange::LossRecorded(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)
             | CacheChange::DiscardDirty(_)

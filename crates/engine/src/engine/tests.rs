@@ -1,6 +1,7 @@
-//! The engine driven by hand: requests and commands in, I/O completed one by one, in the order and
-//! with the result that the test chooses. Each sentence of SYSTEMS §1 that the
-//! engine answers for has a test that cites it.
+//! Tests of the engine: a test passes requests and commands to the engine, and completes each I/O
+//! in the order and with the result that the test chooses. Each sentence of SYSTEMS §1 (the
+//! project's description of other systems, outside this repository) about the engine has a test
+//! that cites it.
 
 mod awaiting_journal;
 mod backed;
@@ -49,23 +50,23 @@ use crate::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const DISK: DiskId = DiskId(0);
-/// The checksum of all data but corrupted data.
+/// The checksum of all data except corrupted data.
 const SUM: u32 = 7;
 const WRITE: Op = Op::Write(Durability::Volatile);
 
-/// An engine with one disk, and everything it has put out.
+/// An engine with one disk, and all of the engine's output.
 struct Bench {
     engine: Engine,
     now: Instant,
     made: u64,
-    /// Who makes requests.
+    /// Session of the requests.
     session: u32,
-    /// Of the requests to come.
+    /// Promotion of later requests.
     promote: Promote,
     memory: PayloadMemory,
-    /// Copies that were asked for.
+    /// Copies that the engine requested.
     copies: Vec<BufferCopy>,
-    /// I/O that is to be completed.
+    /// I/O that is not completed yet.
     ios: VecDeque<Io>,
     replies: Vec<Reply>,
     declined: Vec<RequestId>,
@@ -74,7 +75,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A disk of 64 MiB without a cache.
+    /// Creates a disk of 64 MiB without a cache.
     fn bare(limits: Limits) -> Self {
         Self::with_disk(limits, 64 * MIB, Access::ReadWrite)
     }
@@ -100,7 +101,7 @@ impl Bench {
         bench
     }
 
-    /// A disk of 64 MiB with a cache of that many blocks of that size.
+    /// Creates a disk of 64 MiB with a cache of `blocks` blocks of `block_bytes` bytes.
     fn cached(blocks: u64, block_bytes: u64) -> Self {
         let mut bench = Self::bare(Limits::default());
         bench.enable(blocks * block_bytes, block_bytes);
@@ -113,7 +114,7 @@ impl Bench {
             .expect("no cache yet");
     }
 
-    /// Carries a command out that can be carried out at once.
+    /// Runs a command that ends at once.
     fn command(&mut self, command: Command) -> Result<Vec<Segment>, CommandError> {
         let id = self.start_command(command);
         self.result(id).expect("done at once")
@@ -135,7 +136,7 @@ impl Bench {
         self.start_command(Command::Cache(change))
     }
 
-    /// How a command ended, if it has.
+    /// Returns the result of a command, if it has ended.
     fn result(&self, id: CommandId) -> Option<Result<Vec<Segment>, CommandError>> {
         self.events.iter().find_map(|event| match event {
             Event::Done { command, result, .. } if *command == id => Some(result.clone()),
@@ -176,7 +177,7 @@ impl Bench {
         self.events.extend(std::iter::from_fn(|| self.engine.poll_event()));
     }
 
-    /// The only I/O outstanding.
+    /// Returns the only outstanding I/O.
     fn only_io(&mut self) -> Io {
         assert_eq!(self.ios.len(), 1, "{:?}", self.ios);
         self.ios.pop_front().expect("one")
@@ -188,17 +189,17 @@ impl Bench {
         self.drain();
     }
 
-    /// Completes an I/O well.
+    /// Completes an I/O successfully.
     fn end(&mut self, io: Io) {
         self.end_with(io, Ok(()), &right_sums(&io));
     }
 
-    /// Completes an I/O with an error, and with checksums that nobody may look at.
+    /// Completes an I/O with an error, and with invalid checksums that the engine must not use.
     fn fail(&mut self, io: Io) {
         self.end_with(io, Err(IoError::Failed), &right_sums(&io));
     }
 
-    /// Completes I/O until there is none.
+    /// Completes I/O until none is outstanding.
     fn settle(&mut self) {
         while let Some(io) = self.ios.pop_front() {
             self.end(io);
@@ -213,7 +214,7 @@ impl Bench {
         self.reply(id).expect("answered").outcome
     }
 
-    /// What becomes of a read when nothing else goes on.
+    /// Returns the outcome of a read without other activity.
     fn read_alone(&mut self, offset: u64, len: u64) -> Outcome {
         let id = self.read(offset, len);
         self.settle();
@@ -230,7 +231,7 @@ impl Bench {
         self.engine.stats(self.now, DISK).expect("the disk exists")
     }
 
-    /// Lets time pass, calling the engine when it asked to be.
+    /// Lets time pass, and calls the engine at the times that it requested.
     fn wait_ms(&mut self, ms: u64) {
         let end = self.now + ms * 1_000_000;
         while let Some(due) = self.engine.poll_timeout().filter(|due| *due <= end) {

@@ -1,8 +1,9 @@
-//! The memory tier above a disk's cache during requests: which data it serves, keeps and forgets.
+//! The memory tier above a disk's cache: which data it serves, stores and drops during requests.
 //!
-//! The memory tier acts only under the request's range lock. Memory forgets the sectors of a change
-//! when the change starts, and existing pages take the written data after its success. No request
-//! reads these sectors in between. docs/decisions/0007-memory-tier.md has the reasons.
+//! The memory tier is read and changed only under the request's range lock. Memory forgets the
+//! sectors of a change when the change starts, and existing pages take the written data after its
+//! success. No request reads these sectors in between. docs/decisions/0007-memory-tier.md has the
+//! reasons.
 
 use super::disk::Disk;
 use super::{Active, Engine};

@@ -1,10 +1,11 @@
 //! Comparison of a recovered cache with its backing, if there is no evidence that the backing is
 //! unchanged (docs/decisions/0033-unverified-blocks.md).
 //!
-//! Guests' reads of unverified sectors go to the backing, and the result is compared with the
-//! cached checksums. In the background, a job reads the other unverified sectors, one range at a
-//! time for each disk. It starts near guests' requests, and continues in the order of the frames.
-//! The job locks its range like a read that fills, so that changes and the destager wait for it.
+//! Guests' reads of unverified sectors go to the backing, and the result is compared. In the
+//! background a job reads the rest, one range at a time for each disk: first near guests' requests,
+//! then in the order of the frames. It locks its range like a read that fills, so that changes and
+//! the destager are ordered with it. If most of what was compared differs, the rest is dropped
+//! without a comparison: it is cheaper to fill it again when it is read.
 
 use std::collections::VecDeque;
 
@@ -35,6 +36,16 @@ const UNSETTLED_NS: u64 = 100_000_000;
 /// Time until the next attempt after an error of the backing, nanoseconds.
 const ERROR_NS: u64 = 1_000_000_000;
 
+/// Number of sectors that are compared, at least, before the rest is given up because most differ:
+/// this, or this part of all. Near guests' reads more may differ than elsewhere.
+const COMPARED_MIN: u64 = 16;
+const COMPARED_PART: u64 = 8;
+
+/// Sectors that are dropped at once without a comparison, and the time between: the journal
+/// records each.
+const DROPPED_MAX: usize = 1024;
+const DROP_NS: u64 = 10_000_000;
+
 /// Factor by which verification slows down while guests wait for the backing.
 const YIELD_TIMES: u64 = 4;
 
@@ -50,7 +61,10 @@ pub(super) struct Verify {
     is_busy: bool,
     /// Number of unverified sectors when the verification began.
     total: u64,
-    /// True if stale sectors were dropped and the durable journal may still have them.
+    /// Sectors compared since, and how many of them differed.
+    compared: u64,
+    differing: u64,
+    /// Stale sectors were dropped, and the durable journal may not say so yet.
     has_dropped: bool,
 }
 
@@ -71,7 +85,13 @@ impl Verify {
         self.has_dropped && !journal.is_all_durable()
     }
 
-    /// Returns the next range to verify: from one unverified sector to another, with small gaps.
+    /// Returns true if most sectors differ, so that comparing the rest is not worth it.
+    fn is_in_vain(&self) -> bool {
+        let is_enough = self.compared >= COMPARED_MIN && self.compared >= self.total / COMPARED_PART;
+        is_enough && 2 * self.differing > self.compared
+    }
+
+    /// The next piece to read: from one unverified sector to another, with small gaps.
     fn next_piece(&mut self, cache: &Cache) -> Option<(u64, u64)> {
         while let Some(first) = self.wanted.pop_front() {
             if let Some(piece) = piece(cache, first, first + PIECE_SECTORS) {
@@ -152,6 +172,10 @@ impl Engine {
         if *verify.due.get_or_insert(now) > now {
             return;
         }
+        if verify.is_in_vain() {
+            verify.due = Some(now + DROP_NS);
+            return self.drop_unverified(now, id);
+        }
         let Some((first, end)) = verify.next_piece(cache).filter(|_| has_buffer) else {
             verify.due = Some(now + BUSY_NS);
             return;
@@ -167,7 +191,39 @@ impl Engine {
         }
     }
 
-    /// Starts a verification job that has its range lock and a buffer: reads the backing.
+    /// Drops some unverified sectors that nobody uses now.
+    fn drop_unverified(&mut self, now: Instant, id: DiskId) {
+        let Engine { disks, range_locks, .. } = self;
+        let disk = disks[id.0 as usize].as_mut().expect("looked at");
+        let (Some(cache), Some(journal), verify) = (&mut disk.cache, &mut disk.journal, &mut disk.verify)
+        else {
+            return;
+        };
+        for _ in 0..DROPPED_MAX {
+            let next = cache.index.next_unverified(verify.cursor);
+            let Some(sector) = next else {
+                verify.cursor = 0;
+                break;
+            };
+            verify.cursor = sector + 1;
+            let (_, block, inside) = cache.index.locate(sector);
+            let first = (u64::from(block.0) << cache.block_shift()) + u64::from(inside);
+            if !range_locks.is_busy(&Range { disk: id, first, end: first + 1 }) {
+                journal.drop_sector(now, &mut cache.index, sector);
+                verify.has_dropped = true;
+            }
+        }
+        self.wake(id);
+    }
+
+    /// As if enough had been compared, and most of it had differed.
+    #[cfg(test)]
+    pub(super) fn presume_stale(&mut self, id: DiskId) {
+        let verify = &mut self.disk_mut(id).verify;
+        (verify.compared, verify.differing) = (COMPARED_MIN, COMPARED_MIN);
+    }
+
+    /// Starts a job that has its range lock and a buffer: reads the backing.
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -230,15 +286,33 @@ impl Engine {
                 if !cache.index.is_unverified(sector) {
                     continue;
                 }
+                disk.verify.compared += 1;
                 if cache.index.is_known_as(sector, *sum) {
                     cache.index.set_verified(sector, 1);
                     disk.stats.sectors_verified += 1;
                 } else {
                     journal.drop_sector(now, &mut cache.index, sector);
                     disk.verify.has_dropped = true;
+                    disk.verify.differing += 1;
                     disk.stats.sectors_stale += 1;
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_is_given_up_when_most_of_enough_differ() {
+        let in_vain = |total, compared, differing| {
+            Verify { total, compared, differing, ..Verify::default() }.is_in_vain()
+        };
+        assert!(!in_vain(100, 15, 15), "too few");
+        assert!(!in_vain(1000, 124, 124), "less than an eighth");
+        assert!(!in_vain(100, 16, 8), "half");
+        assert!(in_vain(100, 16, 9) && in_vain(1000, 125, 63));
     }
 }

@@ -92,8 +92,8 @@ impl Engine {
 
     /// Answers a flush. The flush fails if its session has not yet been told about lost data.
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
-        let request = self.requests[slot].request;
-        let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session());
+        let Active { request, bypassed, .. } = self.requests[slot];
+        let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session(), bypassed);
         if is_owed {
             self.report_owed(request.disk);
         }
@@ -163,8 +163,9 @@ impl Engine {
     }
 
     /// Returns true if the journal must record a change of the backing before the change may be
-    /// acknowledged. Without that record, a crash would bring back dirty data that the change
-    /// replaced durably. After the loss of a journal, a crash would bring back any replaced data.
+    /// acknowledged. Without that record, recovery after a crash would restore dirty data that the
+    /// change has durably replaced. After the loss of a journal, recovery after a crash would
+    /// restore any replaced data.
     fn must_commit_answer(&self, slot: u32, durability: Durability) -> bool {
         let disk = self.disk(self.requests[slot].request.disk);
         let durable = durability == Durability::Durable;

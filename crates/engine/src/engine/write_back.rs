@@ -12,7 +12,7 @@
 //! | part of a long sequential run while too much data is dirty | written to the backing
 //! (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
-//! | all others | the zones' marks are committed, then as in a volatile cache |
+//! | all others | the bypass marks of the zones are committed, then as in a volatile cache |
 
 use super::bulk::Bulk;
 use super::disk::Disk;
@@ -29,7 +29,7 @@ use crate::outcome::Outcome;
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Time without writes after which a zone's mark is removed, nanoseconds.
+/// Time without writes after which a zone's bypass mark is removed, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
 
 impl Disk {
@@ -479,8 +479,8 @@ impl Engine {
         }
     }
 
-    /// Records that the zones of a request are being written. Returns true if one of them had no
-    /// mark, because the mark must be durable first.
+    /// Records that the zones of a request are being written. Returns true if one of the zones had
+    /// no bypass mark; the mark must then be durable before the write is sent.
     fn mark_zones(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let zones = self.zones_of(slot);
@@ -541,7 +541,7 @@ impl Engine {
         disk.zones_due.get_or_insert(now + ZONE_QUIET_NS);
     }
 
-    /// Removes the marks of zones that had no recent writes and whose data is durable on the
+    /// Removes the bypass marks of zones that had no recent writes and whose data is durable on the
     /// backing.
     pub(super) fn pump_zones(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);

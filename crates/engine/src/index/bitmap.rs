@@ -54,7 +54,7 @@ impl Bitmap {
         next_one(&self.0, from)
     }
 
-    /// The first bit of `from..end` that is set. Looks no further than there.
+    /// The first bit of `from..end` that is set. The search ends at `end`.
     pub(super) fn next_one_before(&self, from: u64, end: u64) -> Option<u64> {
         let words = end.div_ceil(64).min(self.0.len() as u64) as usize;
         (from < end).then(|| next_one(&self.0[..words], from)).flatten().filter(|bit| *bit < end)

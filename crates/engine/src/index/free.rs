@@ -1,10 +1,10 @@
-//! Free frames of a cache, in one list for each *place*, linked through the unused block numbers of
-//! free frames.
+//! Free frames of a cache, in one list for each *device group* (called place in the code), linked
+//! through the unused block numbers of free frames.
 //!
-//! All frames of one place are on one device. Only a cache with second copies, on other devices,
-//! has more than one place. Some places may be for second copies only; these have the highest
-//! numbers. The last list has the free frames of segments that are being vacated, which are never
-//! allocated.
+//! All frames of one device group are on one device. Only a cache with second copies, which are on
+//! other devices, has more than one device group. Some device groups may be for second copies only;
+//! these have the highest numbers. The last list has the free frames of segments that are being
+//! vacated, which are never allocated.
 
 use std::ops::Range;
 
@@ -12,39 +12,40 @@ use super::Leaving;
 
 const NONE: u32 = u32::MAX;
 
-/// Allocation moves to another place if that place has at least this many more free frames. A large
-/// number keeps adjacent blocks together.
+/// Allocation moves to another device group if that group has at least this many more free
+/// frames. A large number keeps adjacent blocks close together on flash.
 const STAY: u32 = 256;
 
 /// The free frames of an index. The index stores the links.
 #[derive(Clone, Debug)]
 pub(super) struct FreeFrames {
     lists: Vec<List>,
-    /// The place of each segment. Without second copies, there is one entry for all segments.
+    /// The device group of each segment. Without second copies, there is one entry for all
+    /// segments.
     places: Vec<u8>,
     frame_shift: u32,
-    /// Number of places for first copies.
+    /// Number of device groups for first copies.
     firsts: usize,
-    /// The places for second copies.
+    /// The device groups for second copies.
     seconds: Range<usize>,
     turn: usize,
     /// Segments that are being vacated; their free frames are in the last list.
     leaving: Option<Leaving>,
 }
 
-/// The places of a cache's segments.
+/// The device groups of a cache's segments.
 #[derive(Clone, Debug)]
 pub(crate) struct SegmentPlaces {
-    /// The place of each segment.
+    /// The device group of each segment.
     pub(crate) of_segments: Vec<u8>,
     /// Base-2 logarithm of the number of frames in a segment.
     pub(crate) frame_shift: u32,
     /// Number of places.
     pub(crate) count: usize,
-    /// Number of places for first copies, which have the lowest numbers. The other places are for
-    /// second copies only.
+    /// Number of device groups for first copies, which have the lowest numbers. The other device
+    /// groups are for second copies only.
     pub(crate) firsts: usize,
-    /// True if second copies are only in places of their own.
+    /// True if second copies are only in separate device groups.
     pub(crate) apart: bool,
 }
 
@@ -58,7 +59,7 @@ struct List {
 const EMPTY: List = List { head: NONE, tail: NONE, len: 0 };
 
 impl FreeFrames {
-    /// Creates an empty list with one place.
+    /// Creates an empty list with one device group.
     pub(super) fn none() -> FreeFrames {
         let places = Vec::new();
         FreeFrames {
@@ -72,7 +73,7 @@ impl FreeFrames {
         }
     }
 
-    /// Creates empty lists for these places.
+    /// Creates empty lists for these device groups.
     pub(super) fn with_places(places: SegmentPlaces) -> FreeFrames {
         let SegmentPlaces { of_segments, frame_shift, count, firsts, apart } = places;
         assert!(firsts <= count && of_segments.iter().all(|place| usize::from(*place) < count));
@@ -88,7 +89,7 @@ impl FreeFrames {
         }
     }
 
-    /// Returns true if second copies are only in places of their own.
+    /// Returns true if second copies are only in separate device groups.
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
     }
@@ -131,7 +132,7 @@ impl FreeFrames {
         self.pop_from(self.turn, links)
     }
 
-    /// Allocates a frame for a second copy, at another place than frame `other`.
+    /// Allocates a frame for a second copy, in another device group than frame `other`.
     pub(super) fn pop_apart(&mut self, links: &[u32], other: u32) -> Option<u32> {
         let not = self.place(other);
         let places = self.seconds.clone().filter(|place| *place != not);
@@ -179,7 +180,7 @@ impl FreeFrames {
         list.len += 1;
     }
 
-    /// Removes all frames, in the order of allocation, one place after the other.
+    /// Removes all frames, in the order of allocation, one device group after the other.
     pub(super) fn drain(&mut self, links: &[u32]) -> Vec<u32> {
         let mut frames = Vec::new();
         for place in 0..self.lists.len() {

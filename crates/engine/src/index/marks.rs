@@ -1,5 +1,5 @@
-//! Marks of sectors in a persistent cache: whether they are dirty, what the durable journal
-//! records, and whether the checksum is unknown.
+//! Flags of the sectors of a persistent cache: whether a sector is dirty, what the durable journal
+//! records of it, and whether its checksum is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,13 @@ use super::bitmap::Bitmap;
 use super::{Index, NO_FRAME};
 use crate::units::{BlockNo, FrameNo};
 
-/// Marks of the sectors of a cache with a journal.
+/// Flags of the sectors of a cache with a journal.
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
     /// Valid sectors whose data the backing does not have.
     pub(super) dirty: Bitmap,
     /// Sectors that the durable journal may record as dirty. Data of another block must not replace
-    /// them, and only unproven ones may be overwritten.
+    /// these sectors, and only sectors without a recorded checksum may be overwritten.
     pub(super) held: Bitmap,
     /// Sectors that the durable journal records as dirty without a checksum.
     pub(super) unproven: Bitmap,
@@ -22,8 +22,8 @@ pub(super) struct Marks {
     pub(super) dirty_sectors: u64,
     /// Number of dirty sectors in segments that are being vacated, included in `dirty_sectors`.
     pub(super) dirty_leaving: u64,
-    /// Sectors whose checksum is unknown until they are read, because they were unproven when the
-    /// cache was recovered.
+    /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
+    /// recovered; hob computes it at the next read.
     pub(super) unknown: BTreeSet<u64>,
     /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
@@ -40,12 +40,12 @@ impl Marks {
 }
 
 impl Index {
-    /// Returns true if the index has marks.
+    /// Returns true if the index has flags of sectors.
     pub(crate) fn keeps_marks(&self) -> bool {
         self.marks.is_some()
     }
 
-    /// Adds marks to the index.
+    /// Adds flags of sectors to the index.
     pub(crate) fn keep_marks(&mut self) {
         let sectors = self.sums.len() as u64;
         self.marks.get_or_insert_with(|| {
@@ -221,7 +221,7 @@ impl Index {
         })
     }
 
-    /// Adjusts the marks to a new journal, which records exactly the dirty sectors as dirty.
+    /// Adjusts the flags to a new journal, which records exactly the dirty sectors as dirty.
     pub(crate) fn hold_dirty(&mut self) {
         let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
         marks.held = marks.dirty.clone();
@@ -239,7 +239,7 @@ impl Index {
         })
     }
 
-    /// Copies the marks of a frame's sectors from another index.
+    /// Copies the flags of a frame's sectors from another index.
     pub(super) fn adopt_marks(&mut self, other: &Index, from: u64, to: u64) {
         let (Some(mine), Some(theirs)) = (&mut self.marks, &other.marks) else { return };
         if theirs.dirty.get(from) {
@@ -267,7 +267,8 @@ impl Index {
         pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
     }
 
-    /// Counts dirty sectors again after pairs of copies have become known.
+    /// Counts dirty sectors again, after recovery found out which frames are copies of the same
+    /// block.
     pub(crate) fn recount_dirty(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         let shift = self.block_shift;

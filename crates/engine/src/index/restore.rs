@@ -36,7 +36,7 @@ impl Restoring {
         Restoring { index, second: Bitmap::new(u64::from(frames)) }
     }
 
-    /// Returns the current state. Only the state of its sectors is meaningful.
+    /// Returns the current state. Only the flags and checksums of its sectors are meaningful.
     pub(crate) fn index(&self) -> &Index {
         &self.index
     }

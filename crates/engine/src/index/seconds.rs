@@ -4,14 +4,14 @@ use super::Index;
 use crate::units::FrameNo;
 
 impl Index {
-    /// Returns true if second copies have places of their own. Then evictions of first copies make
-    /// no room for them.
+    /// Returns true if second copies have separate device groups. In that case, evicting first
+    /// copies frees no frames for second copies.
     pub(crate) fn are_seconds_apart(&self) -> bool {
         self.free.are_seconds_apart()
     }
 
-    /// Allocates a second frame, at another place, for the block in this frame. Returns `None` if
-    /// no such frame is free.
+    /// Allocates a second frame, in another device group, for the block in this frame. Returns
+    /// `None` if no such frame is free.
     pub(crate) fn insert_second(&mut self, first: FrameNo) -> Option<FrameNo> {
         let second = FrameNo(self.free.pop_apart(&self.block_of, first.0)?);
         self.block_of[second.0 as usize] = self.block_of[first.0 as usize];

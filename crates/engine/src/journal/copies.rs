@@ -1,5 +1,6 @@
 //! Reconciles the two copies of each block, sector by sector, when a cache is recovered. If only
-//! one copy is correct, recovery uses that copy. `proof.rs` decides if the journal does not.
+//! one copy is correct, recovery uses that copy. If the journal does not show which copy is
+//! correct, `proof.rs` decides by reading both.
 
 use super::Replay;
 use super::proof::Proof;

@@ -1,6 +1,6 @@
-//! CRC-32C of a journal page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The
-//! method with tables is also in S. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
-//! CRC32 Instruction" (Intel, 2011).
+//! CRC-32C of a journal page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The same
+//! source describes the method with tables. Gopal et al., "Fast CRC Computation for iSCSI
+//! Polynomial Using CRC32 Instruction" (Intel, 2011).
 //!
 //! Storage computes checksums of data with the CPU's instruction. The engine computes checksums of
 //! journal pages only, without `unsafe` or a dependency. Tables are fast enough for that.

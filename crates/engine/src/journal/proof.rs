@@ -1,8 +1,8 @@
 //! Decides, from the content of flash, about sectors whose state the journal does not determine.
 //!
-//! A dirty sector that is overwritten in place has no checksum until the next commit. If it has two
-//! copies, they may differ after a crash, and the journal does not say which one is right. Recovery
-//! then reads both copies:
+//! A dirty sector that is overwritten in place has no checksum until the next commit. If such a
+//! sector has two copies, they may differ after a crash, and the journal does not show which one is
+//! correct. Recovery then reads both copies:
 //!
 //! | the copies | chosen content |
 //! |---|---|
@@ -80,8 +80,8 @@ impl<'a> Proof<'a> {
     }
 }
 
-/// Returns some sectors with known checksums in each segment that has one of the `doubtful`
-/// sectors.
+/// Returns, for each segment with one of the `doubtful` sectors, some sectors whose checksums are
+/// known.
 pub(super) fn probes(index: &Index, doubtful: &[u64], sectors_in_segment: u64) -> Vec<u64> {
     let mut segments: Vec<u64> = doubtful.iter().map(|sector| sector / sectors_in_segment).collect();
     segments.sort_unstable();
@@ -107,8 +107,8 @@ mod tests {
         restoring.finish(8)
     }
 
-    /// Returns the decision if flash has `known` in sectors 0, 1, 2 and 4, and `one` and `two` in the
-    /// copies 3 and 7.
+    /// Returns the decision if flash has `known` in sectors 0, 1, 2 and 4, and `one` and `two` in
+    /// the copies 3 and 7.
     fn chosen(known: [u32; 4], one: Option<u32>, two: Option<u32>) -> Option<u32> {
         let [a, b, c, d] = known.map(Some);
         let sums = [a, b, c, one, d, two];

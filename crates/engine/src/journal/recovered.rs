@@ -9,6 +9,8 @@ use crate::units::{FrameNo, SECTOR_BYTES};
 #[derive(Clone, Debug)]
 pub struct Recovered {
     pub(crate) index: Index,
+    /// Dirty cache sectors that the journal does not know to be durable.
+    pub(super) tail: Vec<u64>,
     /// Summary of the recovery.
     pub summary: Summary,
     pub(super) block_shift: u32,
@@ -18,7 +20,9 @@ pub struct Recovered {
 /// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// True if the cache was closed cleanly.
+    /// Number of the ring.
+    pub ring: u32,
+    /// The cache was closed cleanly.
     pub clean: bool,
     /// Number of valid sectors.
     pub sectors_valid: u64,
@@ -27,8 +31,8 @@ pub struct Summary {
     /// Number of sectors whose last write before the crash did not completely reach flash, and was
     /// not flushed.
     pub sectors_undone: u64,
-    /// Number of sectors whose two copies differed and were not decided by a commit. Recovery chose
-    /// one of the copies.
+    /// Number of sectors whose two copies differed and were not decided by a commit. For these
+    /// sectors, recovery chose one of the copies.
     pub sectors_parted: u64,
     /// Number of clean sectors that were dropped, because writes to the backing near them may have
     /// been in progress.
@@ -67,7 +71,8 @@ pub struct FlashSector {
 }
 
 impl Recovered {
-    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
+    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the
+    /// cache.
     pub fn samples(&self, count: usize) -> Vec<(u64, u32)> {
         let is_clean = |sector: &u64| self.index.is_valid(*sector) && !self.index.is_dirty(*sector);
         let clean = || {
@@ -106,6 +111,16 @@ impl Recovered {
                 Some(DirtySector { sector, place: places.next()?, second: places.next() })
             })
         })
+    }
+
+    /// Considers the tail durable, as it is if the power failed since it was written.
+    pub fn trust_tail(&mut self) {
+        self.tail.clear();
+    }
+
+    /// Takes the dirty cache sectors that flash has, but perhaps only until the power fails.
+    pub(crate) fn take_tail(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.tail)
     }
 
     /// Drops all clean sectors.

@@ -1,8 +1,8 @@
 //! Second reading of a ring: builds an index from the records and the dump of its pages.
 //!
-//! Records up to the last known commit are all valid. Later records are the *tail*: their pages may
-//! have reached flash before the data that they describe. That data may also have been overwritten
-//! since.
+//! Records up to the last known commit are all valid. Later records are the *journal tail*: their
+//! pages may have reached flash before the data that they describe. That data may also have been
+//! overwritten since.
 //!
 //! | record in the tail | condition | effect |
 //! |---|---|---|
@@ -83,21 +83,21 @@ pub struct Replay {
     /// Number of frames that the dump describes, and the required minimum.
     dumped: u64,
     dumped_min: u64,
-    /// Records of the tail, with frame numbers as in memory.
+    /// Records of the journal tail, with frame numbers as in memory.
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
     /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
-    /// Number of sectors without a checksum whose two copies differ.
+    /// Number of dirty sectors without a recorded checksum whose two copies differ.
     pub(super) parted: u64,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
 impl Replay {
-    /// Creates the replay of a plan. `ordinals` are those of all present data segments, in the
-    /// order of memory.
+    /// Creates the replay of a plan (the result of the first reading). `ordinals` are those of all
+    /// present data segments, in the order of memory.
     pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
         let segment_frames = plan.segment_frames;
         let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);
@@ -207,8 +207,9 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Returns the cache sectors to read, in ascending order. These are the dirty *set* records in
-    /// the tail, sectors whose two copies may differ, and samples of their segments.
+    /// Returns the cache sectors to read, in ascending order. These are the sectors that *set*
+    /// records of the journal tail call dirty, sectors whose two copies may differ, and samples of
+    /// their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
@@ -231,8 +232,9 @@ impl Replay {
         self.restoring.twin(sector).is_some_and(|(_, twin)| self.restoring.index().is_valid(twin))
     }
 
-    /// Returns the sectors to read from flash, whose checksums decide about the tail. Each entry is
-    /// the segment, as an index into the ordinals, and the sector in that segment.
+    /// Returns the sectors to read from flash; their checksums decide which records of the journal
+    /// tail are valid. Each entry is the segment, as an index into the ordinals, and the sector in
+    /// that segment.
     pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
         let per_segment = self.sectors_in_segment();
         self.doubtful = self.find_doubtful();
@@ -261,6 +263,7 @@ impl Replay {
         self.prefer_what_is_there(&proof);
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
+            ring: self.plan.ring,
             clean: self.plan.clean,
             sectors_valid: index.sectors_valid(),
             sectors_dirty: index.dirty_sectors(),
@@ -272,15 +275,17 @@ impl Replay {
             identity: self.plan.identity,
             block_bytes: self.plan.block_bytes,
         };
+        let tail = proof.all().map(|(sector, _)| sector).filter(|sector| index.is_dirty(*sector)).collect();
         Recovered {
             index,
+            tail,
             summary,
             block_shift: self.plan.block_shift,
             segment_frames: self.plan.segment_frames,
         }
     }
 
-    /// Applies the tail's records. Returns the number of undone sectors.
+    /// Applies the records of the journal tail. Returns the number of undone sectors.
     fn apply_tail(&mut self, on_flash: impl Fn(u64) -> Option<u32>) -> u64 {
         // Frame of the undone *set* record, keyed by disk sector and copy.
         let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();
@@ -333,7 +338,7 @@ impl Replay {
         }
     }
 
-    /// Drops clean sectors in marked zones. Returns the number of dropped sectors.
+    /// Drops clean sectors in zones that have a bypass mark. Returns the number of dropped sectors.
     fn distrust(&mut self) -> u64 {
         if self.zones == [0; ZONES / 8] {
             return 0;

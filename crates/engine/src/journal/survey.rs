@@ -68,6 +68,8 @@ pub enum Ring {
 /// Pages of a ring to read again, and the facts known from the first reading.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Number of the ring.
+    pub ring: u32,
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
     /// Size of the disk in bytes.
@@ -250,6 +252,7 @@ impl Plan {
         let count = (last.sequence - last.dump_begin + 1) as usize;
         let chosen = found[found.len() - count..].iter().map(|(copy, seen)| (*copy, seen.crc)).collect();
         Plan {
+            ring: header.ring,
             block_bytes: (SECTOR_BYTES << header.block_shift) as u32,
             disk_bytes: header.disk_bytes,
             identity: header.identity,

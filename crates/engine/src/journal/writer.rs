@@ -6,25 +6,26 @@
 //!   not necessarily flushed.
 //! - [`Writer::committed`] is called for a page when the page, all earlier pages, and all data
 //!   written before it was sealed are durable.
-//! - A dirty sector is *held* from the push of its *set* on, because a dump may include the sector
-//!   before its record is in a page. The hold ends when a record that makes the sector clean or
-//!   drops it is committed.
+//! - A dirty sector is *pinned* from the push of its *set* record on, because a dump may include
+//!   the sector before its record is in a page. The sector stays pinned until a record that makes
+//!   it clean, or drops it, is committed.
 //! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
 //! - Dirty data stays in its frame, because dumps include pushed changes that no page has yet. If a
 //!   block moved between frames, the pages that survive a crash could show it in neither.
-//! - Dirty data is destaged, and *unproven* is pushed, only when the *set* is committed
-//!   ([`Writer::is_committed`]). Otherwise a crash could leave pages with a checksum that does not
-//!   match flash any more. Or the backing could be newer than data that the journal records as
-//!   clean.
-//! - Dropped clean data, including evictions, is recorded before the mark of its zone is removed.
+//! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
+//!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
+//!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
+//!   than data that the journal records as clean.
+//! - Dropped clean data, including evictions, is recorded before the bypass mark of its zone is
+//!   removed.
 //!
 //! # Why the ring is long enough
 //!
 //! Let a dump take at most P pages, and let at most U pages be sealed and not committed. A
-//! committed page *C* names the newest dump that had ended by the commit that *C* knew. That commit
-//! is at most U pages before *C*. The next dump had not ended then, so the named dump began less
-//! than 2P pages before that commit. The page to be sealed next is at most U pages after *C*. So
-//! recovery never needs pages more than 2P + 2U back.
+//! committed page *C* names the newest dump that was complete at the last commit before *C*. That
+//! commit is at most U pages before *C*. The next dump had not ended then, so the named dump began
+//! less than 2P pages before that commit. The page to be sealed next is at most U pages after *C*.
+//! So recovery never needs pages more than 2P + 2U back.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -105,7 +106,7 @@ pub(crate) struct Writer {
     /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
     zones: Zones,
-    /// Zones whose marks are removed after this number of changes is recorded.
+    /// Zones whose bypass marks are removed after this number of changes is recorded.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     scratch: Box<FrameState>,
@@ -375,20 +376,21 @@ impl Writer {
         (offset >> zone_shift(disk_bytes)) as usize
     }
 
-    /// Marks a zone from the next page on. After a crash, recovery drops clean data in marked
-    /// zones.
+    /// Sets the bypass mark of a zone, from the next page on. After a crash, recovery drops the
+    /// clean data in zones with a bypass mark.
     pub(crate) fn mark(&mut self, zone: usize) {
         self.unmarks.retain(|(_, unmarked)| *unmarked != zone);
         self.zones[zone / 8] |= 1 << (zone % 8);
     }
 
-    /// Returns true if the zone is marked and its mark is not being removed.
+    /// Returns true if the zone has a bypass mark that is not being removed.
     pub(crate) fn is_marked(&self, zone: usize) -> bool {
         self.zones[zone / 8] >> (zone % 8) & 1 == 1
             && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
     }
 
-    /// Removes a zone's mark in the first page after all changes pushed until now are recorded.
+    /// Removes a zone's bypass mark in the first page after all changes pushed until now are
+    /// recorded.
     pub(crate) fn unmark(&mut self, zone: usize) {
         if self.is_marked(zone) {
             self.unmarks.push_back((self.pushed, zone));

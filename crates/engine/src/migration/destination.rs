@@ -4,13 +4,14 @@
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
 //! restart it still awaits the disk, trusts no cached data, and answers the source's calls as
 //! before. Cached data of an awaited disk was read from the owner since this state machine was
-//! created. Ranges that the owner changed after that are invalidated before `changed` is answered.
+//! created. Before `changed` is answered, ranges that the owner changed after they were read are
+//! invalidated.
 //!
-//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in the
-//! same attempt. A source that has sent `yours` never serves the disk again.
+//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
+//! the same attempt. A source that has sent `yours` never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
-//! act is in progress, besides any number of `Forget` acts, which end in any order.
+//! action is in progress, besides any number of `Forget` actions, which end in any order.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
@@ -21,8 +22,8 @@ const HOLD_NS: u64 = 1_000_000_000;
 /// Maximum number of calls that wait for answers. Beyond this number, the oldest call is refused.
 const CALLS_MAX: usize = 16;
 
-/// An act that the destination requests from its owner. Each act ends with
-/// [`Destination::handle_done`].
+/// An action that the destination requests from its owner. When an action has ended, the owner
+/// calls [`Destination::handle_done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DestinationAct {
     /// Store this record durably.
@@ -40,7 +41,7 @@ pub enum DestinationAct {
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Set the cache's mode, and pull the data that is pulled after a hand-over. This act cannot
+    /// Set the cache's mode, and pull the data that is pulled after a hand-over. This action cannot
     /// fail.
     Settle,
     /// Remove the disk, because it is not handed over.
@@ -49,7 +50,7 @@ pub enum DestinationAct {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The record says that the disk is unknown or belongs to another host.
+    /// According to the record, the disk is unknown or belongs to another host.
     Not,
     /// The disk is awaited and is being prepared.
     Preparing(Session),
@@ -67,19 +68,20 @@ pub struct Destination {
     record: Option<Record>,
     /// The session that this process was the first to await.
     begun: Option<Session>,
-    /// True if the record may say that the disk did not arrive, although the disk is awaited.
+    /// True if the record may say that the disk did not arrive, although this host still waits for
+    /// the disk.
     doubtful: bool,
-    /// True if the destination gives the disk up once the act in progress has ended.
+    /// True if the destination gives the disk up once the action in progress has ended.
     gives_up: bool,
     /// The latest session whose `Awaiting` record was written, or may have been written.
     tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
-    /// Acts that the owner has not polled yet.
+    /// Actions that the owner has not polled yet.
     acts_out: Vec<(Ticket, DestinationAct)>,
     answers_out: Vec<(Ticket, Answer)>,
-    /// The `Forget` acts in progress, each with the call that it serves.
+    /// The `Forget` actions in progress, each with the call that it serves.
     forgetting: Vec<(Ticket, Ticket)>,
-    /// Calls that wait for the act in progress.
+    /// Calls that wait for the action in progress.
     calls: Vec<(Ticket, Message)>,
     /// A call whose answer is delayed, and the time until which it is delayed.
     held: Option<(Ticket, Instant)>,
@@ -122,7 +124,7 @@ impl Destination {
         destination
     }
 
-    /// Returns the next act. Its result goes to `handle_done`.
+    /// Returns the next action for the owner to execute. Its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, DestinationAct)> {
         if self.acts_out.is_empty() { None } else { Some(self.acts_out.remove(0)) }
     }
@@ -152,7 +154,7 @@ impl Destination {
         }
     }
 
-    /// Returns true if this host has no part in the disk, as far as known, and no act is in
+    /// Returns true if this host has no part in the disk, as far as known, and no action is in
     /// progress. A later call may change that.
     pub fn is_idle(&self) -> bool {
         self.state == State::Not && self.act.is_none()
@@ -211,7 +213,7 @@ impl Destination {
         }
     }
 
-    /// Returns the answer to a call if it is already known, or else starts the necessary act.
+    /// Returns the answer to a call if it is already known, or else starts the necessary action.
     fn immediately(&mut self, now: Instant, ticket: Ticket, message: &Message) -> Option<Answer> {
         let session = message.session;
         if let State::Owner(generation) = self.state {
@@ -319,7 +321,7 @@ impl Destination {
         self.act(DestinationAct::Record(Record::Awaiting(session)));
     }
 
-    /// Handles the end of an act.
+    /// Handles the end of an action.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if let Some(at) = self.forgetting.iter().position(|(act, _)| *act == ticket) {
             let (_, call) = self.forgetting.swap_remove(at);
@@ -334,8 +336,8 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
-                // The source had the disk when it first called, unless this destination waited for the
-                // disk in an earlier process.
+                // The source had the disk when it first called, unless this destination waited for
+                // the disk in an earlier process.
                 if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
                 {
                     self.begun = Some(session);
@@ -393,7 +395,7 @@ impl Destination {
         self.resume(now);
     }
 
-    /// Retries the calls that wait for an act.
+    /// Retries the calls that wait for an action.
     fn resume(&mut self, now: Instant) {
         for (ticket, message) in std::mem::take(&mut self.calls) {
             let is_forgetting = self.forgetting.iter().any(|(_, call)| *call == ticket);

@@ -40,7 +40,7 @@ impl LeftBehind {
         set(&mut self.listed, regions);
     }
 
-    /// Excludes sectors that this host will change next.
+    /// Excludes sectors from the list, because this host will change them next.
     pub fn changed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.changed, regions);

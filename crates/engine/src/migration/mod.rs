@@ -3,13 +3,13 @@
 //!
 //! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
 //! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
-//! reordered. Both request acts of their owner ([`Source::poll_act`], [`Destination::poll_act`])
-//! and get the results. Each side relies only on statements of the other host, and a host makes a
-//! statement only after it is durable.
+//! reordered. Both state machines request actions of their owner ([`Source::poll_act`],
+//! [`Destination::poll_act`]) and get the results. Each side relies only on statements of the other
+//! host, and a host makes a statement only after it is durable.
 //!
-//! [`Puller`] selects the data that the destination reads from the source next, and [`heat`] is the
-//! list that it starts with. [`LeftBehind`] is the cached data that the destination may still read
-//! there after the hand-over.
+//! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
+//! list of blocks, hottest first, that it starts with. [`LeftBehind`] is the list of the source's
+//! cached data that the destination may still read from the source after the hand-over.
 
 mod destination;
 pub mod heat;
@@ -103,7 +103,7 @@ pub struct Message {
 pub struct View {
     /// True if a change waits for the disk at the destination, because the guest runs there now.
     pub wants: bool,
-    /// True if the destination has pulled all data that it wants for now.
+    /// True if the destination has pulled all data that it currently needs.
     pub done: bool,
     /// Number of bytes pulled.
     pub pulled_bytes: u64,
@@ -116,10 +116,10 @@ pub struct View {
 pub enum Refusal {
     /// The destination awaits the disk in another session, or not at all.
     NotAwaited,
-    /// The destination owns the disk, with this generation. Or the destination knows of an owner
-    /// with a later generation than the caller's.
+    /// The destination owns the disk, with this generation. Or the destination has a record of an
+    /// owner with a later generation than the caller's.
     Owner(u64),
-    /// An act of the destination failed; the same call may succeed later.
+    /// An action of the destination failed; the same call may succeed later.
     Failed,
     /// The destination has another disk of that name, or cannot take this one. The source need not
     /// repeat the call.
@@ -129,6 +129,6 @@ pub enum Refusal {
 /// The destination's answer.
 pub type Answer = Result<View, Refusal>;
 
-/// Identifies a call or an act of one state machine.
+/// Identifies a call or an action of one state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);

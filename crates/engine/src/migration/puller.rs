@@ -26,7 +26,7 @@ impl Pull {
 /// Result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// The data is in flash, or will never be.
+    /// The data is in flash, or the pull gave up on it permanently.
     Done,
     /// Flash is busy, or the owner did not answer, so the range must be pulled again later.
     Again,

@@ -13,8 +13,8 @@
 //! this host never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_call` until they return nothing. Then wait for
-//! an answer, the end of an act, or `poll_timeout`. At most one act and one call are in progress,
-//! and results of abandoned ones are ignored.
+//! an answer, the end of an action, or `poll_timeout`. At most one action and one call are in
+//! progress, and results of abandoned ones are ignored.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
@@ -43,7 +43,7 @@ pub struct SourceOptions {
     /// Maximum time that the guest waits for a destination that does not answer, nanoseconds.
     pub freeze_ns_max: u64,
     /// True if this host's cache stays readable for the destination after the hand-over, until the
-    /// destination has pulled all data that it wants.
+    /// destination has pulled all data that it needs.
     pub serves_after: bool,
 }
 
@@ -56,7 +56,8 @@ pub enum Order {
     Cancel,
 }
 
-/// An act that the source requests from its owner. Each act ends with [`Source::handle_done`].
+/// An action that the source requests from its owner. When an action has ended, the owner calls
+/// [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
     /// Store this record durably.
@@ -129,7 +130,7 @@ pub struct Source {
     options: SourceOptions,
     phase: Phase,
     step: Step,
-    /// The act or call in progress.
+    /// The action or call in progress.
     under_way: Option<Ticket>,
     act_out: Option<(Ticket, SourceAct)>,
     call_out: Option<(Ticket, Message)>,
@@ -140,7 +141,7 @@ pub struct Source {
     /// Time at which the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
-    /// True if the destination wants the disk.
+    /// True if the destination accepts the disk.
     wanted: bool,
     /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,
@@ -279,7 +280,7 @@ impl Source {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the end of an act. `Err` means that the act had no effect.
+    /// Handles the end of an action. `Err` means that the action had no effect.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;

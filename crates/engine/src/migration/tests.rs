@@ -1,4 +1,4 @@
-//! Tests of each state machine alone; `world` tests them with engines and a network.
+//! Tests of each state machine by itself; `world` tests them with engines and a network.
 
 use super::{heat, *};
 use crate::regions::Regions;
@@ -30,7 +30,7 @@ fn call(source: &mut Source, expected: Call) -> Ticket {
     ticket
 }
 
-/// A source whose destination has agreed.
+/// Returns a source whose destination has agreed.
 fn copying() -> Source {
     let mut source = Source::start(SESSION, options());
     acts(&mut source, NOW, &[SourceAct::Record(Record::Leaving(SESSION)), SourceAct::Prepare]);
@@ -39,7 +39,7 @@ fn copying() -> Source {
     source
 }
 
-/// A source whose guest waits, and whose destination was told of all changes.
+/// Returns a source with a waiting guest, whose destination has received all changes.
 fn frozen() -> (Source, Ticket) {
     let mut source = copying();
     acts(&mut source, NOW, &[SourceAct::TakeChanges]);
@@ -78,7 +78,7 @@ fn a_destination_that_does_not_answer_costs_a_pause() {
     assert_eq!(source.poll_timeout(), Some(Instant(1_000_000_000)));
     source.handle_timeout(Instant(1_000_000_000));
     let thaw = act(&mut source, SourceAct::Thaw);
-    // The answer comes too late: the guest is writing again.
+    // The answer comes too late: the guest writes again.
     source.handle_answer(NOW, last, Some(Ok(View::default())));
     assert!(source.poll_act().is_none() && source.poll_call().is_none());
     source.handle_done(NOW, thaw, Ok(()));
@@ -143,7 +143,8 @@ fn a_frozen_source_that_has_nothing_to_tell_asks_what_is_answered_at_once() {
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
 }
 
-/// The destination wants the disk and answers immediately, so the source would loop without a pause.
+/// The destination wants the disk and answers immediately, so the source would loop without a
+/// pause.
 #[test]
 fn a_source_that_waits_for_an_order_pauses() {
     let mut source = Source::start(SESSION, SourceOptions { on_demand: false, ..options() });
@@ -213,8 +214,8 @@ fn an_empty_question_is_held_back_until_the_disk_is_wanted() {
     let mut destination = ready();
     ask(&mut destination, 2, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), None);
-    // The same over another connection: one is held, otherwise every call would be answered immediately
-    // while the other is held.
+    // The same over another connection: the answer to one call is delayed; otherwise every call
+    // would be answered immediately during the delay.
     ask(&mut destination, 3, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
     assert_eq!(destination.poll_answer(), None);
@@ -245,7 +246,7 @@ fn later_attempts_replace_earlier_ones_and_not_the_other_way_round() {
     assert_eq!(destination.poll_answer(), Some((Ticket(5), Err(Refusal::NotAwaited))));
 }
 
-/// The ranges changed since the hand-over are unknown after the restart, so nothing may be pulled.
+/// The ranges changed since the hand-over are unknown after the restart, so no data may be pulled.
 #[test]
 fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     let mut destination = Destination::new(Some(Record::Owner { generation: 5, attempts: 0 }));
@@ -253,7 +254,7 @@ fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     assert_eq!(destination.poll_answer(), Some((Ticket(1), Ok(View { done: true, ..View::default() }))));
 }
 
-/// Otherwise no host would own it.
+/// Otherwise no host would own the disk.
 #[test]
 fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
     let mut destination = ready();
@@ -280,7 +281,7 @@ fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// An unknown process may have served the disk: the former owner's flash is not trusted then.
+/// An unknown process may have served the disk, so the former owner's flash is not trusted.
 #[test]
 fn only_the_life_that_was_asked_first_knows_what_was_changed_since() {
     let first = ready();
@@ -357,7 +358,7 @@ fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_fi
     done(&mut destination, DestinationAct::Prepare);
 }
 
-/// A source that got no answer, or restarted, would ask for ever.
+/// A source that received no answer, or restarted, would repeat its call for ever.
 #[test]
 fn a_source_whose_disk_was_taken_and_handed_on_is_told() {
     let past = Session { generation: 5, attempt: 2 };

@@ -5,7 +5,9 @@
 //! allocation on the upper hulls is optimal for concave values. The last hull edge may not fit, and
 //! inside an edge the true value is lower (a loop of reads hits only when all of it fits). So the
 //! remainder goes to the steps with the highest true gain per segment (lookahead: Qureshi and Patt,
-//! "Utility-based cache partitioning", MICRO 2006).
+//! "Utility-based cache partitioning", MICRO 2006). A small cache with a high gain per segment may
+//! leave too little for a large one. So the result is compared with the allocation that begins with
+//! the cache of the highest value, as in the greedy approximation of the knapsack problem.
 
 use std::sync::LazyLock;
 
@@ -52,10 +54,11 @@ impl Bidder {
         std::iter::once(from).chain(GRID[first..end].iter().copied()).chain(last)
     }
 
-    /// Returns the upper concave hull of the values from `least` to `most`.
-    fn hull(&self) -> Vec<(u64, f64)> {
+    /// Returns the upper concave hull of the values from `least` to `most`, at most `spare` more than
+    /// `least`.
+    fn hull(&self, spare: u64) -> Vec<(u64, f64)> {
         let mut hull: Vec<(u64, f64)> = Vec::new();
-        for size in Self::sizes(self.least, self.most) {
+        for size in Self::sizes(self.least, self.most.min(self.least.saturating_add(spare))) {
             let next = (size, self.value_at(size));
             while let [.., a, b] = hull[..]
                 && slope(a, b) <= slope(b, next)
@@ -65,6 +68,14 @@ impl Bidder {
             hull.push(next);
         }
         hull
+    }
+
+    /// Returns the smallest size with the highest value that `spare` segments more than `least`
+    /// give.
+    fn best_size(&self, spare: u64) -> u64 {
+        let most = self.most.min(self.least.saturating_add(spare));
+        let best = self.value_at(most);
+        Self::sizes(self.least, most).find(|size| self.value_at(*size) >= best).unwrap_or(most)
     }
 }
 
@@ -90,11 +101,30 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
         let part = |bidder: &Bidder| u128::from(bidder.least) * u128::from(capacity) / u128::from(least);
         return bidders.iter().map(|bidder| part(bidder) as u64).collect();
     }
-    let mut sizes: Vec<u64> = bidders.iter().map(|bidder| bidder.least).collect();
-    let mut spare = capacity - least;
+    let least_sizes: Vec<u64> = bidders.iter().map(|bidder| bidder.least).collect();
+    let greedy = climb(bidders, least_sizes.clone(), capacity - least);
+    let gain_alone = |i: &usize| {
+        let bidder = &bidders[*i];
+        bidder.value_at(bidder.best_size(capacity - least)) - bidder.value_at(bidder.least)
+    };
+    let Some(best) = (0..bidders.len()).max_by(|a, b| gain_alone(a).total_cmp(&gain_alone(b))) else {
+        return greedy;
+    };
+    let mut sizes = least_sizes;
+    sizes[best] = bidders[best].best_size(capacity - least);
+    let spare = capacity - sizes.iter().sum::<u64>();
+    let other = fill(bidders, sizes, spare);
+    let total = |sizes: &[u64]| -> f64 {
+        bidders.iter().zip(sizes).map(|(bidder, size)| bidder.value_at(*size)).sum()
+    };
+    if total(&other) > total(&greedy) { other } else { greedy }
+}
+
+/// Allocates spare capacity along the hulls, as far as their edges fit, and fills the rest.
+fn climb(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     let mut edges: Vec<(f64, usize, u64)> = Vec::new();
     for (i, bidder) in bidders.iter().enumerate() {
-        let hull = bidder.hull();
+        let hull = bidder.hull(spare);
         edges.extend(hull.windows(2).map(|pair| (slope(pair[0], pair[1]), i, pair[1].0)));
     }
     // The slopes of one bidder fall, so its edges stay in their order.
@@ -107,6 +137,11 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
         sizes[i] = to;
         spare -= width;
     }
+    fill(bidders, sizes, spare)
+}
+
+/// Gives the remainder to the steps with the highest gain per segment.
+fn fill(bidders: &[Bidder], mut sizes: Vec<u64>, mut spare: u64) -> Vec<u64> {
     for _ in 0..REMAINDER_STEPS_MAX {
         let steps =
             bidders.iter().enumerate().filter_map(|(i, bidder)| best_step(bidder, i, sizes[i], spare));

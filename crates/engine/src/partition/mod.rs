@@ -80,7 +80,8 @@ pub struct Member<'a> {
     pub dirty_segments: u64,
     /// Limits of the cache.
     pub limits: Limits,
-    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if unknown.
+    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if
+    /// unknown.
     pub miss_cost_ns: u64,
     /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
     /// a request.
@@ -205,7 +206,7 @@ impl Partitioner {
 }
 
 /// Returns the mean cost of a miss, over the members whose cost is known. Members without backing
-/// I/O so far get this cost.
+/// I/O get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {

@@ -1,4 +1,4 @@
-//! Allocations against dynamic programming, and a pool in virtual time.
+//! Compares allocations with dynamic programming, and runs a pool in virtual time.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn total(bidders: &[Bidder], sizes: &[u64]) -> f64 {
     bidders.iter().zip(sizes).map(|(bidder, size)| bidder.value_at(*size)).sum()
 }
 
-/// The highest total value of any sizes within the limits, by dynamic programming.
+/// Returns the highest total value of any sizes within the limits, by dynamic programming.
 fn optimum(capacity: u64, bidders: &[Bidder]) -> f64 {
     let mut best = vec![0.0; capacity as usize + 1];
     for bidder in bidders {
@@ -28,7 +28,7 @@ fn optimum(capacity: u64, bidders: &[Bidder]) -> f64 {
     best[capacity as usize]
 }
 
-/// Values that rise in steps: by `up` at `across` more segments.
+/// Returns values that rise in steps: by `up` after `across` more segments.
 fn stepped(steps: &[(u64, u32)]) -> impl Fn(u64) -> f64 + use<> {
     let steps = steps.to_vec();
     move |size| {
@@ -91,6 +91,8 @@ fn a_loop_gets_all_of_its_room_or_none() {
     let loop_of = |size: u64, value: u32| Bidder::new(0, 60, stepped(&[(size, value)]));
     assert_eq!(allocate(50, &[loop_of(30, 100), loop_of(30, 90)]), [30, 0]);
     assert_eq!(allocate(60, &[loop_of(30, 100), loop_of(30, 90)]), [30, 30]);
+    // A small loop with more hits per segment must not displace a large one with more hits.
+    assert_eq!(allocate(13, &[loop_of(1, 3), loop_of(13, 7)]), [0, 13]);
     // The best edge does not fit; two smaller ones do.
     assert_eq!(allocate(20, &[loop_of(30, 300), loop_of(10, 50), loop_of(10, 40)]), [0, 10, 10]);
 }
@@ -129,7 +131,7 @@ impl Disk {
         self
     }
 
-    /// The miss-ratio curve of all accesses since counting began.
+    /// Returns the miss-ratio curve of all accesses since the start.
     fn curve(&self) -> Curve {
         let mut sizes: Vec<u64> = self.phases.iter().map(|(size, _)| *size).collect();
         sizes.sort_unstable();
@@ -213,7 +215,7 @@ fn free_segments_are_handed_out_at_once() {
     let mut pool = Pool::new(100, [Disk::new(1000, 40)]);
     pool.round();
     assert!(pool.sizes()[0] >= 40, "{:?}", pool.sizes());
-    // Another disk arrives: nothing shows in its curve, and it gets what is free.
+    // Another disk is added: its curve has no data yet, and it gets the free segments.
     let mut pool = Pool::new(100, [Disk::new(1000, 40).with(Limits { max: 50, ..Limits::default() })]);
     pool.rounds(5);
     let mut scan = Disk::new(1000, u64::MAX);
@@ -274,13 +276,13 @@ fn limits_go_before_values() {
     );
     pool.seconds(120);
     assert_eq!(pool.sizes(), [30, 20, 50]);
-    // A pinned cache keeps its size whatever the load.
+    // A pinned cache keeps its size under any load.
     pool.disks[2].limits.pinned = true;
     pool.disks[2].load.rate = 0;
     pool.disks[0].limits.max = 100;
     pool.seconds(300);
     assert_eq!(pool.sizes(), [30, 20, 50]);
-    // New limits are enforced without any gain.
+    // New limits are enforced even without a gain.
     pool.disks[2].limits = limits(1, 10);
     pool.disks[1].limits = limits(40, 100);
     pool.seconds(60);

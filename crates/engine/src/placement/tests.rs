@@ -23,7 +23,7 @@ fn host(units: u64) -> Host {
     Host { flash_bytes: units * UNIT, load: 0.0, takes: true, empties: false }
 }
 
-/// A disk whose miss ratio falls to these percentages at one unit, two, …
+/// Returns a disk whose miss ratio falls to these percentages at one unit, two units, …
 fn disk(host: usize, reads: f64, percents: &[u64]) -> Disk {
     let rest = percents.iter().zip(1..).map(|(percent, blocks)| (blocks, *percent));
     let points = std::iter::once((0, 100)).chain(rest);
@@ -32,7 +32,7 @@ fn disk(host: usize, reads: f64, percents: &[u64]) -> Disk {
     Disk { host, reads, load: reads, curve, block_bytes: UNIT, moves: true }
 }
 
-/// A random curve of up to six units: slow falls, steps and cliffs.
+/// Returns a random curve of up to six units: slow falls, steps and cliffs.
 fn random_disk(rng: &mut SimRng, hosts: u64) -> Disk {
     let mut percent: u64 = 100;
     let is_cliff = rng.below(3) == 0;

@@ -18,7 +18,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "arc",
-    summary: "balances recent against frequent blocks by which of them come back",
+    summary: "divides the cache between recently and frequently used blocks; evicted blocks that are requested again shift the division",
     source: "Megiddo and Modha, FAST 2003",
     serves: false,
     build: |frames| Box::new(Arc::new(frames)),
@@ -76,8 +76,8 @@ impl Arc {
     }
 
     /// Prepares an eviction for a block in neither B1 nor B2: keeps |T1| + |B1| within the cache's
-    /// size, and all four lists within twice that size. Returns false if the block that leaves T1
-    /// must not be remembered.
+    /// size, and all four lists within twice that size. Returns false if the block that is evicted
+    /// from T1 must not be remembered.
     fn make_room_for_a_stranger(&mut self) -> bool {
         let side = |side: usize| u64::from(self.held[side].len()) + u64::from(self.left[side].len());
         let (once, often, frames) = (side(ONCE), side(OFTEN), u64::from(self.frames));

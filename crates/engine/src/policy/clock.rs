@@ -2,9 +2,9 @@
 //! experiment with the Multics system", 1969. Each frame has one bit, which is clear when a block
 //! is inserted.
 //!
-//! The frames form a ring, and the hand is at the oldest frame. When the hand advances past a
-//! spared block, that block becomes the youngest. A new block is inserted just behind the hand.
-//! Memory use is 4⅛ bytes per frame.
+//! The frames form a ring, and the clock hand is at the oldest frame. When the clock hand advances
+//! past a spared block, that block becomes the youngest. A new block is inserted just behind the
+//! clock hand. Memory use is 4⅛ bytes per frame.
 
 use super::bits::Bits;
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -12,7 +12,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock",
-    summary: "first in, first out, but a block used since its last turn is spared once",
+    summary: "first in, first out, except that a block used since the clock hand last passed is spared once",
     source: "Corbató 1969",
     serves: true,
     build: |frames| Box::new(Clock::new(frames)),

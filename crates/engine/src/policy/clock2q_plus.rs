@@ -11,9 +11,9 @@
 //!
 //! Where the paper gives no details, this policy follows S3-FIFO. Victims come from the small queue
 //! while it has its full tenth, otherwise from the main clock. A block enters the main clock behind
-//! the hand, with its bit clear. The small queue may exceed its tenth while the cache fills. A busy
-//! frame moves to the young end of its queue without entering the window again. Memory use is 7½
-//! bytes per frame.
+//! the clock hand, with its bit clear. The small queue may exceed its tenth while the cache fills.
+//! A busy frame moves to the young end of its queue without entering the window again. Memory use
+//! is 7½ bytes per frame.
 
 use super::ghost::Ghost;
 use super::queue::{self, Links, Queue};
@@ -22,18 +22,18 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "clock2qplus",
-    summary: "like s3-fifo, but uses soon after a block came in count for nothing",
+    summary: "like s3-fifo, but uses soon after a block's insertion do not count",
     source: "Zhai et al., arXiv 2511.21958 (VLDB 2026)",
     serves: true,
     build: |frames| Box::new(Clock2QPlus::new(frames, Ghost::new(frames / 2))),
 };
 
-/// Flag of a block that was used since it entered its queue, or since the main clock's hand last
-/// passed.
+/// Flag of a block that was used since it entered its queue, or since the clock hand of the main
+/// clock last passed it.
 const USED: u8 = 1;
 /// Flag of a block among the newest of the small queue, whose uses do not count.
 const IN_WINDOW: u8 = 2;
-/// Flag in a heat value: the block is in the main clock.
+/// Flag in the usage value that `order` returns: the block is in the main clock.
 const HEAT_MAIN: u8 = 4;
 
 pub(super) struct Clock2QPlus {
@@ -111,7 +111,7 @@ impl Clock2QPlus {
         false
     }
 
-    /// Handles the frame at the main clock's hand: evicts or spares it.
+    /// Handles the frame at the clock hand of the main clock: evicts or spares it.
     fn evict_main(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         let flags = &mut self.flags[frame.0 as usize];
         match candidate {

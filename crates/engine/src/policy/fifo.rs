@@ -6,7 +6,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "fifo",
-    summary: "the block that came first leaves first, however often it was used",
+    summary: "evicts the block that was inserted first, however often it was used",
     source: "the baseline",
     serves: true,
     build: |frames| Box::new(Fifo { queue: Queue::new(), links: queue::links(frames) }),

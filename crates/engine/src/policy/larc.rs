@@ -17,7 +17,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "larc",
-    summary: "recency, among blocks that were missed twice in short time; spares the flash",
+    summary: "LRU that admits a block only at its second miss in a short time, which saves flash writes",
     source: "Huang et al., MSST 2013",
     serves: false,
     build: |frames| Box::new(Larc::new(frames)),

@@ -1,6 +1,6 @@
-//! Least frequently used, with ageing: LFU-DA, "dynamic ageing". Arlitt, Cherkasova, Dilley, Friedrich,
-//! Jin: "Evaluating content management techniques for web proxy caches", ACM SIGMETRICS Performance
-//! Evaluation Review 27(4), 2000.
+//! Least frequently used, with ageing: LFU-DA, "dynamic ageing". Arlitt, Cherkasova, Dilley,
+//! Friedrich, Jin: "Evaluating content management techniques for web proxy caches", ACM SIGMETRICS
+//! Performance Evaluation Review 27(4), 2000.
 //!
 //! A block's value is the number of its uses, including the first one, plus the cache's age at its
 //! last use. The block with the least value is evicted, and the cache's age becomes that value. So
@@ -20,7 +20,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lfu",
-    summary: "the block used least often leaves; old uses count for less as the cache ages (LFU-DA)",
+    summary: "evicts the block used least often; uses long ago count for less (LFU-DA)",
     source: "Arlitt et al., SIGMETRICS PER 2000",
     serves: true,
     build: |frames| Box::new(Lfu::new(frames)),
@@ -99,7 +99,7 @@ impl Policy for Lfu {
         None
     }
 
-    /// A heat is a value above the age.
+    /// The usage value of a block is its `value` minus the cache's age.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let queues = (0..=u8::MAX).map(|above| &self.queues[self.age.wrapping_add(above) as usize]);
         let mut order: Vec<_> = queues

@@ -18,7 +18,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lirs",
-    summary: "keeps the blocks with the fewest others between their last two uses",
+    summary: "keeps the blocks with the fewest different blocks between their last two uses",
     source: "Jiang and Zhang, SIGMETRICS 2002",
     serves: false,
     build: |frames| Box::new(Lirs::new(frames)),
@@ -167,7 +167,8 @@ impl Lirs {
         }
     }
 
-    /// Returns the least recent LIR block that is not busy, for use when all of Q is busy.
+    /// Returns the least recent LIR block that is not busy, for use when all resident HIR blocks
+    /// (queue Q) are busy.
     fn evict_lir(&mut self, patience: u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let near_the_end = self.stack.iter(&self.stack_links).take(STACK_STEPS_MAX);
         let frame = near_the_end

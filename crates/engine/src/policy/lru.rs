@@ -6,7 +6,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "lru",
-    summary: "the block not used for the longest time leaves",
+    summary: "evicts the block that was not used for the longest time",
     source: "the baseline",
     serves: true,
     build: |frames| Box::new(Lru { links: list::links(frames as usize), list: List::new() }),

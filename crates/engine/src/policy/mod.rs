@@ -49,7 +49,7 @@ pub const POLICIES: &[PolicyInfo] = &[
 /// [`chooser`](crate::chooser).
 const AUTO: PolicyInfo = PolicyInfo {
     name: "auto",
-    summary: "simulations of several policies beside the cache choose one",
+    summary: "simulates several policies beside the cache, and uses the one with the best hit ratio",
     source: "Waldspurger et al., USENIX ATC 2017",
     serves: true,
     build: s3_fifo::INFO.build,
@@ -143,7 +143,7 @@ pub trait Policy: Send {
         false
     }
 
-    /// Returns every frame with its heat (the policy's own measure), coldest first.
+    /// Returns every frame with its usage value (the policy's own measure), least used first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 
     /// Adds a frame from another instance of the same policy. The caller adds the coldest frame

@@ -15,8 +15,9 @@ struct Entry {
     next: u32,
 }
 
-/// Returns how many of the wanted blocks can be remembered beside `frames` frames, because both
-/// share one numbering. The result is less than `wanted` only for caches near the maximum size.
+/// Returns how many of the wanted blocks the policy can remember in addition to `frames` frames,
+/// because both share one numbering. The result is less than `wanted` only for caches near the
+/// maximum size.
 pub(super) fn room(frames: u32, wanted: u32) -> u32 {
     wanted.min(NONE - 1 - frames)
 }

@@ -16,7 +16,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "s3-fifo",
-    summary: "blocks used once leave early, popular ones stay long; adapts by remembering what left",
+    summary: "evicts blocks that were used once early, and keeps popular blocks; remembers recently evicted blocks",
     source: "Yang et al., SOSP 2023",
     serves: true,
     build: |frames| Box::new(S3Fifo::new(frames)),
@@ -26,7 +26,7 @@ const USES_MAX: u8 = 3;
 /// Number of uses, beyond the first one, that a block in the small queue needs to stay in the
 /// cache.
 const USES_TO_STAY: u8 = 2;
-/// Flag in a heat value: the block was in the main queue.
+/// Flag in the usage value that `order` returns: the block was in the main queue.
 const HEAT_MAIN: u8 = 4;
 
 struct S3Fifo {
@@ -38,7 +38,7 @@ struct S3Fifo {
     small_max: u32,
 }
 
-/// Creates the policy with a ghost of half the size.
+/// Creates the policy with half the memory for evicted blocks.
 pub(super) fn lean(frames: u32) -> Box<dyn Policy> {
     let ghosts = (frames - small_max(frames)).div_ceil(2);
     Box::new(S3Fifo::with_ghost(frames, Ghost::new(ghosts)))

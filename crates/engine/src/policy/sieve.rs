@@ -1,13 +1,13 @@
-//! SIEVE: a FIFO queue with a hand that moves from the old end to the young end. The hand spares
-//! used blocks and leaves them at their position. Zhang, Yang, Yue, Vigfusson, Rashmi: "SIEVE is
-//! simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI 2024.
+//! SIEVE: a FIFO queue with a clock hand that moves from the old end to the young end. The clock
+//! hand spares used blocks and leaves them at their position. Zhang, Yang, Yue, Vigfusson, Rashmi:
+//! "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI 2024.
 //!
-//! New blocks join the young end, ahead of the hand. So spared blocks of a round are not mixed with
-//! new ones, unlike in clock. When the hand has passed the youngest block, the next eviction starts
-//! at the oldest.
+//! New blocks join the young end, ahead of the clock hand. So spared blocks of a round are not
+//! mixed with new ones, unlike in clock. When the clock hand has passed the youngest block, the
+//! next eviction starts at the oldest.
 //!
-//! The queue is linked in one direction only, because frames are removed only at the hand, and the
-//! hand knows the frame that it passed last. Memory use is 4⅛ bytes per frame.
+//! The queue is linked in one direction only, because frames are removed only at the clock hand,
+//! which remembers the frame that it passed last. Memory use is 4⅛ bytes per frame.
 
 use super::bits::Bits;
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -15,16 +15,17 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "sieve",
-    summary: "a hand sieves the queue for blocks not used since it last passed; the others keep their place",
+    summary: "a clock hand evicts blocks that were not used since it last passed; the others keep their position",
     source: "Zhang et al., NSDI 2024",
     serves: true,
     build: |frames| Box::new(Sieve::new(frames)),
 };
 
 const NONE: u32 = u32::MAX;
-/// Flag in a heat value: the block was used since the hand last passed.
+/// Flag in the usage value that `order` returns: the block was used since the clock hand last
+/// passed it.
 const HEAT_USED: u8 = 1;
-/// Flag in a heat value: the hand passed the block in this round.
+/// Flag in the usage value that `order` returns: the clock hand passed the block in this round.
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {
@@ -32,9 +33,9 @@ struct Sieve {
     younger: Vec<u32>,
     oldest: u32,
     youngest: u32,
-    /// Frame at the hand. With `NONE`, the next eviction starts at the oldest frame.
+    /// Frame at the clock hand. With `NONE`, the next eviction starts at the oldest frame.
     hand: u32,
-    /// The frame just older than the hand's, if the hand has a frame.
+    /// The frame just older than the frame at the clock hand, if there is one.
     passed: u32,
     used: Bits,
     len: u32,
@@ -67,7 +68,7 @@ impl Sieve {
         self.len += 1;
     }
 
-    /// Removes the frame at the hand. The hand is then at the next younger frame.
+    /// Removes the frame at the clock hand. The clock hand is then at the next younger frame.
     fn unlink_at_hand(&mut self) {
         let younger = self.younger[self.hand as usize];
         match self.passed {
@@ -119,8 +120,8 @@ impl Policy for Sieve {
         None
     }
 
-    /// Frames are returned in the order of the hand: first those ahead of it, then those that it
-    /// has passed.
+    /// Frames are returned in the order of the clock hand: first those ahead of it, then those that
+    /// it has passed.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let used = |frame| if self.used.get(frame) { HEAT_USED } else { 0 };
         let heat = |frame, passed| (frame, used(frame) | passed);

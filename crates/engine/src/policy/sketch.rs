@@ -1,18 +1,18 @@
-//! Estimates how often each block was accessed: a count-min sketch of 4-bit counters, four for each block,
-//! with conservative update (only a block's least counters rise). Cormode, Muthukrishnan: "An improved data
-//! stream summary: the count-min sketch and its applications", J. Algorithms 55, 2005; Estan, Varghese:
-//! "New directions in traffic measurement and accounting", SIGCOMM 2002.
+//! Estimates how often each block was accessed: a count-min sketch of 4-bit counters, four for each
+//! block, with conservative update (only a block's least counters rise). Cormode, Muthukrishnan:
+//! "An improved data stream summary: the count-min sketch and its applications", J. Algorithms 55,
+//! 2005; Estan, Varghese: "New directions in traffic measurement and accounting", SIGCOMM 2002.
 //!
 //! A block's four counters are in one cache line, one in each of the line's four rows of 32
 //! counters. To halve all counters, the sketch only increments a number. A line halves its counters
-//! when it is next accessed. A line that is accessed after exactly 256 halvings appears to have
-//! missed none. Hashes of different blocks may collide, so an estimate can be too high, but never
-//! too low.
+//! when it is next accessed. A line that is accessed after its counts should have been halved
+//! exactly 256 times appears to have missed no halving. Hashes of different blocks may collide, so
+//! an estimate can be too high, but never too low.
 
 use crate::index::hash;
 use crate::units::BlockNo;
 
-/// Bits of a counter. After as many halvings, any count is zero.
+/// Bits of a counter. After its counts were halved this many times, any count is zero.
 pub(crate) const COUNT_BITS: u32 = 4;
 /// The largest value of a counter.
 pub(crate) const COUNT_MAX: u8 = (1 << COUNT_BITS) - 1;
@@ -29,7 +29,7 @@ struct Line([u64; WORDS]);
 #[derive(Debug)]
 pub(crate) struct Sketch {
     lines: Vec<Line>,
-    /// For each line, the number of halvings that were applied, modulo 256.
+    /// For each line, how many times its counts were halved, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
@@ -71,7 +71,8 @@ impl Sketch {
         (self.lines.capacity() * size_of::<Line>() + self.halvings_done.capacity()) as u64
     }
 
-    /// Returns a block's line with all halvings applied, and the positions of its counters.
+    /// Returns a block's line, after halving its counts as often as is overdue, and the positions
+    /// of its counters.
     fn locate(&mut self, block: BlockNo) -> (&mut Line, [Place; ROWS]) {
         let hash = hash(block);
         let number = (((hash >> 32) * self.lines.len() as u64) >> 32) as usize;

@@ -1,4 +1,4 @@
-//! Tests of policies on sequences worked out by hand, and of rules that apply to all of them.
+//! Tests of policies with hand-written sequences, and of rules that apply to all of them.
 
 mod any_candidates;
 mod arc;
@@ -99,17 +99,17 @@ fn lru_keeps_what_was_used_last() {
 
 #[test]
 fn s3_fifo_by_hand() {
-    // 10 frames: the small queue may hold 1, so every eviction starts there.
+    // 10 frames: the small queue may have 1 block, so every eviction begins there.
     let mut replay = Replay::new("s3-fifo", 10);
     replay.run(1..=10);
     replay.run([1, 1, 2]);
-    // 1 was used twice more and moves to main; 2 only once: it is evicted and remembered.
+    // 1 was used twice more and moves to main. 2 was used once: it is evicted and remembered.
     replay.access(11);
     assert_eq!(replay.holds(), [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
-    // 2 returns while it is remembered: it goes straight to main, and 3 is evicted for it.
+    // 2 returns while it is remembered: it is inserted into main, and 3 is evicted for it.
     replay.access(2);
     assert_eq!(replay.holds(), [1, 2, 4, 5, 6, 7, 8, 9, 10, 11]);
-    // A scan of new blocks now passes through the small queue and leaves main unchanged.
+    // A scan of new blocks passes through the small queue and leaves main unchanged.
     replay.run(100..200);
     let holds = replay.holds();
     assert!(holds.contains(&1) && holds.contains(&2), "{holds:?}");

@@ -1,4 +1,4 @@
-//! Two-level LRU: the replacement part of the system in SYSTEMS §4. New blocks are Inactive, and
+//! Two-level LRU: the replacement policy of SmartX ZBS. New blocks are Inactive, and
 //! become Active when they are used again. When there are more Active than Inactive blocks, the
 //! least used Active blocks become Inactive until the numbers are equal. The earliest Inactive
 //! block is evicted.
@@ -6,14 +6,15 @@
 //! The source has two more states, which concern the write-back cache. Clean is an Inactive block
 //! whose data is on the backing, and Free is a frame without a block. While every write is written
 //! through, all blocks are clean, and the earliest Inactive block is the first one to evict. When
-//! data can be dirty, only clean blocks may be evicted, which the caller's `look` decides.
+//! data can be dirty, only clean blocks may be evicted; the caller's `look` function says which
+//! frames are evictable.
 //!
 //! A block counts its uses since its insertion, at most 15. All counts are halved after ten
 //! requests for each frame of the cache. The block with the lowest count is the least used, and the
 //! one used longest ago among equals. An Active block whose count falls to zero becomes Inactive
 //! too. Otherwise a loop that fits into the cache but not into half of it would not displace
 //! formerly popular blocks. A list for each count gives the ranking, so each use takes a few steps.
-//! Only the halving passes over a byte for each frame. Memory use is 9 bytes per frame.
+//! Only the halving of all counts reads one byte for each frame. Memory use is 9 bytes per frame.
 
 use super::list::{self, Links, List};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -21,7 +22,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "two-level-lru",
-    summary: "blocks used again become Active; only Inactive ones leave; Active keeps to half",
+    summary: "blocks used again become Active; only Inactive blocks are evicted; at most half of the blocks are Active",
     source: "SmartX ZBS",
     serves: true,
     build: |frames| Box::new(TwoLevelLru::new(frames)),
@@ -30,7 +31,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 /// Number of lists. List 0 is Inactive, and counts of Active blocks begin at 1.
 const LISTS: usize = 16;
 const COUNT_MAX: u8 = LISTS as u8 - 1;
-/// Flag in a heat value, beside the count: the block is Active.
+/// Flag in the usage value, beside the count: the block is Active.
 const ACTIVE: u8 = 1 << 7;
 /// Number of requests, for each frame of the cache, after which counts are halved.
 const REQUESTS_PER_FRAME: u64 = 10;
@@ -48,7 +49,7 @@ struct TwoLevelLru {
     requests: u64,
 }
 
-/// Returns the list of a frame with this heat.
+/// Returns the list of a frame with this usage value.
 fn list_of(heat: u8) -> usize {
     if heat & ACTIVE == 0 { 0 } else { usize::from(heat & !ACTIVE) }
 }
@@ -75,7 +76,7 @@ impl TwoLevelLru {
         }
     }
 
-    /// Returns the frame's heat.
+    /// Returns the frame's usage value.
     fn remove(&mut self, frame: u32) -> u8 {
         let heat = self.heats[frame as usize];
         let list = list_of(heat);

@@ -19,7 +19,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "2q",
-    summary: "newcomers pass through a queue; those asked for again after it stay by recency",
+    summary: "new blocks pass through a FIFO queue; blocks requested again after they left it join an LRU list",
     source: "Johnson and Shasha, VLDB 1994",
     serves: true,
     build: |frames| Box::new(TwoQ::new(frames)),

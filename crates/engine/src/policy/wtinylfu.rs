@@ -7,12 +7,12 @@
 //! probation. When the window is full, its oldest block competes with the oldest block in
 //! probation. The block that was requested more often stays, and the one in probation in a tie.
 //! Requests are counted up to 15, both hits and misses. After ten requests per frame, all counts
-//! are halved, and so is the number of requests. So later halvings follow after five requests per
-//! frame. The paper's doorkeeper, which saves counters, is left out.
+//! are halved, and so is the number of requests. So later, counts are halved again after only five
+//! requests per frame. The paper's doorkeeper, which saves counters, is left out.
 //!
-//! The implementation differs from the paper in where counts are kept. A block in the cache has its
-//! own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are not
-//! in the cache. A count is copied from the sketch when a block is inserted, and returns to the
+//! The implementation differs from the paper in where it stores counts. A block in the cache has
+//! its own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are
+//! not in the cache. A count is copied from the sketch when a block is inserted, and returns to the
 //! sketch when the block is evicted. If no two blocks share counters in the sketch, the counts are
 //! those of the paper.
 //!
@@ -25,7 +25,7 @@ use crate::units::{BlockNo, FrameNo};
 
 pub(super) const INFO: PolicyInfo = PolicyInfo {
     name: "wtinylfu",
-    summary: "a small LRU window; what leaves it stays if it was asked for more often than what it displaces",
+    summary: "a small LRU window; a block that leaves it stays in the cache if it was requested more often than the block it replaces",
     source: "Einziger, Friedman, Manes, ToS 2017",
     serves: true,
     build: |frames| Box::new(WTinyLfu::new(frames, Sketch::new(frames.div_ceil(FRAMES_PER_SKETCH_LINE)))),
@@ -38,16 +38,17 @@ const SAMPLE: u64 = 10;
 /// Number of frames whose counts are halved together, when the first of them is next used.
 const GROUP: usize = 64;
 
-/// The lists, as numbered in [`Marks`], coldest first.
+/// The lists, as stored in the byte of a frame, least used first.
 const PROBATION: u8 = 0;
 const WINDOW: u8 = 1;
 const PROTECTED: u8 = 2;
 const LISTS: [u8; 3] = [PROBATION, WINDOW, PROTECTED];
 
-/// For each frame, a count in the low four bits, and its list above. A mark is also a heat value.
+/// For each frame, a count in the low four bits, and its list above. The byte that stores a frame's
+/// list and count is also its usage value.
 struct Marks {
     marks: Vec<u8>,
-    /// For each group of frames, the number of halvings applied, modulo 256.
+    /// For each group of frames, how many times its counts were halved, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
@@ -58,7 +59,7 @@ impl Marks {
         Marks { marks: vec![0; frames as usize], halvings_done: vec![0; groups], halvings: 0 }
     }
 
-    /// Returns a frame's mark, after applying all halvings.
+    /// Returns a frame's list and count, after halving the count as often as is overdue.
     fn at(&mut self, frame: FrameNo) -> &mut u8 {
         let group = frame.0 as usize / GROUP;
         let missed = self.halvings.wrapping_sub(self.halvings_done[group]);
@@ -73,7 +74,7 @@ impl Marks {
         &mut self.marks[frame.0 as usize]
     }
 
-    /// Returns a frame's mark without applying halvings.
+    /// Returns a frame's list and count as stored, without halving an overdue count.
     fn peek(&self, frame: FrameNo) -> u8 {
         let mark = self.marks[frame.0 as usize];
         let missed = self.halvings.wrapping_sub(self.halvings_done[frame.0 as usize / GROUP]);

@@ -1,5 +1,5 @@
-//! Compares the table of presets with sentences about the systems. The settings themselves are tested
-//! elsewhere.
+//! Compares the table of presets with sentences of SYSTEMS (the project's description of other
+//! systems). Other tests cover the effects of the settings.
 
 use super::*;
 
@@ -69,8 +69,8 @@ fn vfrc_is_volatile() {
     assert!(!row("vfrc").persistent);
 }
 
-/// SYSTEMS §1: "If any part is missing: miss; the *whole* request is read from the backing disk, returned,
-/// and written into the cache at the same time": every accessed block is admitted.
+/// SYSTEMS §1: "If any part is missing: miss; the *whole* request is read from the backing disk,
+/// returned, and written into the cache at the same time": every accessed block is admitted.
 #[test]
 fn vfrc_lets_every_block_in() {
     assert_eq!(row("vfrc").admission, GHOST);

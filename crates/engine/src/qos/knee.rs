@@ -25,8 +25,8 @@ const CLASSES: usize = 80;
 /// Measurements of one datastore's throughput and latency.
 #[derive(Clone, Debug)]
 pub(super) struct Knee {
-    /// For each latency class, the highest and second-highest rate of an epoch, units per second.
-    /// The second-highest rate is used, since one epoch may be an outlier.
+    /// For each latency class, the highest and second-highest rate of a measuring interval, units
+    /// per second. The second-highest rate is used, since one interval may be an outlier.
     best: [[u32; 2]; CLASSES],
     since: Option<Instant>,
 }
@@ -38,7 +38,7 @@ impl Default for Knee {
 }
 
 impl Knee {
-    /// Records an epoch's rate (units per second) and mean latency.
+    /// Records the rate (units per second) and mean latency of a measuring interval.
     pub(super) fn note(&mut self, now: Instant, rate: u32, latency_ns: u64) {
         if now - *self.since.get_or_insert(now) >= VALID_NS {
             *self = Knee { since: Some(now), ..Knee::default() };
@@ -81,8 +81,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Shows it a datastore with a capacity of `capacity` units a second and a minimum latency of 5 ms,
-    /// with `depth` I/Os in flight.
+    /// Shows it a datastore with a capacity of `capacity` units a second and a minimum latency of 5
+    /// ms, with `depth` I/Os in flight.
     fn show(knee: &mut Knee, now: &mut Instant, capacity: u64, depth: u64) {
         let rate = (depth * 200).min(capacity);
         let latency = depth * 1_000_000_000 / rate;

@@ -7,18 +7,19 @@
 //! In hob, one resource has many senders, so the hosts report their *demand* to each other, and
 //! each host takes its part.
 //!
-//! The *level* is the rate per share: the units per second that one share gets under contention,
-//! equal for every disk of the datastore. A throttled disk demands its shares at that level, or its
-//! reservation, whichever is more. A disk that is not throttled demands the rate that it uses. The
-//! demand of all disks of a host, divided by the level, is the host's *wanted shares*. Each host
-//! makes a [`Report`] at intervals. From the latest reports of all hosts, [`agree`] computes the
-//! next level, and the number of I/Os per share that may be in flight in the datastore. All hosts
-//! compute the same result without a coordinator, and do not wait for missing reports.
+//! The *level* is the rate per share: the units per second that one share receives when the
+//! datastore is overloaded. It is equal for every disk of the datastore. A throttled disk demands
+//! its shares times the rate per share, or its reservation, whichever is more. A disk that is not
+//! throttled demands the rate that it uses. The demand of all disks of a host, divided by the rate
+//! per share, is the host's *wanted shares*. Each host makes a [`Report`] at intervals. From the
+//! latest reports of all hosts, [`agree`] computes the next rate per share, and the number of I/Os
+//! per share that may be in flight in the datastore. All hosts compute the same result without a
+//! coordinator, and do not wait for missing reports.
 
 /// One host's report about a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Demand of the host's disks, in shares at the level of the last agreement.
+    /// Demand of the host's disks, in shares, at the rate per share that the hosts agreed on last.
     pub wanted_shares: f64,
     /// Rate at which the host's I/O was served, units per second.
     pub rate: f64,

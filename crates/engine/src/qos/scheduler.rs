@@ -164,9 +164,9 @@ impl<T> Scheduler<T> {
         Some((flow, units, item))
     }
 
-    /// Returns the demand of all flows since the last call, in shares at `level` units per second
-    /// each. If the level is not known yet, returns the shares of the flows that had I/O. See
-    /// [`Report`](super::Report).
+    /// Returns the demand of all flows since the last call, in shares of `level` units per second
+    /// each. If the rate per share is not known yet, returns the shares of the flows that had I/O.
+    /// See [`Report`](super::Report).
     pub fn take_wanted_shares(&mut self, now: Instant, level: Option<f64>, seconds: f64) -> f64 {
         let wanted = self.flows.iter_mut().map(|flow| {
             let served = std::mem::take(&mut flow.served) as f64;

@@ -1,5 +1,6 @@
-//! Schedulers and windows in a world of their own: a resource that serves so many units a second, and flows that want more or
-//! less of it. What each flow is due follows from the rules; what it received is counted.
+//! Runs schedulers and windows with a resource that serves a number of units per second, and flows
+//! that want more or less of it. The rules give each flow's share, and the test counts what each
+//! flow received.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use crate::units::Instant;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Numbers that look random, and are the same each time.
+/// Pseudo-random numbers, the same each time.
 struct SimRng(u64);
 
 impl SimRng {
@@ -22,14 +23,14 @@ impl SimRng {
     }
 }
 
-/// What a flow asks for.
+/// The load of a flow.
 #[derive(Clone, Copy, Debug)]
 enum Demand {
-    /// So many I/Os are always outstanding.
+    /// This number of I/Os is always outstanding.
     Depth(u64),
-    /// So many I/Os a second come, irregularly.
+    /// This number of I/Os arrives per second, irregularly.
     Rate(u64),
-    /// As `Depth`, but only in every other half second.
+    /// Like `Depth`, but only in every other half second.
     Bursts(u64),
 }
 
@@ -59,24 +60,24 @@ impl Guest {
     }
 }
 
-/// What happened.
+/// Results of a run.
 #[derive(Default)]
 struct Outcome {
-    /// When each unit of each flow was let through.
+    /// For each flow, the time of each admission and the number of units.
     served: Vec<Vec<(u64, u32)>>,
-    /// The longest that any I/O of a flow waited.
+    /// Maximum waiting time of each flow's I/Os.
     waited_max: Vec<u64>,
 }
 
 impl Outcome {
-    /// Units a second of a flow after the first second.
+    /// Returns the units per second of a flow after the first second.
     fn rate(&self, flow: usize, seconds: u64) -> f64 {
         let units =
             self.served[flow].iter().filter(|(at, _)| *at >= SECOND).map(|(_, units)| u64::from(*units));
         units.sum::<u64>() as f64 / (seconds - 1) as f64
     }
 
-    /// The most units within any second.
+    /// Returns the maximum number of units in any second.
     fn most_in_a_second(&self, flow: usize) -> u64 {
         let (mut first, mut sum, mut most) = (0, 0, 0);
         let served = &self.served[flow];
@@ -92,7 +93,8 @@ impl Outcome {
     }
 }
 
-/// A resource that has `depth` I/Os at once and serves `capacity` units a second between them.
+/// Simulates a resource that has up to `depth` I/Os in flight and serves `capacity` units per
+/// second.
 fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) -> Outcome {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Event {
@@ -223,7 +225,8 @@ fn reservations_are_met_whenever_they_can_be() {
     }
 }
 
-/// What is served for a reservation counts as part of the shares: who has few gets no more than it reserved.
+/// I/O for a reservation counts as part of the flow's share: a flow with few shares gets no more
+/// than its reservation.
 #[test]
 fn a_reservation_is_not_on_top_of_shares() {
     let guests = [
@@ -236,7 +239,8 @@ fn a_reservation_is_not_on_top_of_shares() {
     assert!(is_near(rates[0], 200.0, 0.03) && is_near(rates[1], rates[2], 0.05), "{rates:?}");
 }
 
-/// When a reservation ends, its flow gets what its shares are worth from then on: what the reservation brought is not paid back.
+/// When a reservation ends, its flow gets the part of its shares from then on, and gives nothing
+/// back.
 #[test]
 fn a_reservation_that_ends_leaves_no_debt() {
     let mut scheduler = Scheduler::default();
@@ -247,7 +251,7 @@ fn a_reservation_that_ends_leaves_no_debt() {
     for flow in [one, other] {
         (0..16).for_each(|item| scheduler.push(Instant(0), flow, 1, 4096, item));
     }
-    // 400 I/Os a second: 200 of them are reserved, 80 would be its part.
+    // 400 I/Os per second: 200 are reserved, and 80 would be its part by shares.
     let served = |from: u64, seconds: u64, scheduler: &mut Scheduler<i32>| {
         let mut counts = [0; 2];
         for i in 0..400 * seconds {
@@ -310,7 +314,7 @@ fn a_limit_is_reached_where_there_is_room() {
 
 #[test]
 fn what_some_do_not_use_the_others_get() {
-    // Shares 1 : 2 : 4, and the third wants next to nothing.
+    // Shares 1 : 2 : 4, and the third flow wants almost nothing.
     let guests = [
         Guest::new(Demand::Depth(32), 500),
         Guest::new(Demand::Depth(32), 1000),
@@ -322,7 +326,8 @@ fn what_some_do_not_use_the_others_get() {
     assert!(is_near(rates[0], 210.0, 0.05) && is_near(rates[1], 420.0, 0.05), "{rates:?}");
 }
 
-/// A flow that was away gets no more than its part when it is back, and the others no less than theirs.
+/// A flow that was idle gets no more than its part when it returns, and the others no less than
+/// theirs.
 #[test]
 fn nobody_saves_up_shares() {
     let guests = [Guest::new(Demand::Bursts(32), 1000), Guest::new(Demand::Depth(32), 1000)];
@@ -346,7 +351,7 @@ fn nobody_starves() {
             .collect();
         guests.push(Guest::new(Demand::Depth(1), 100));
         let outcome = play(&guests, 1000, 4, 21, seed);
-        // All shares are at most 24 100: one unit in 241, of what reservations leave.
+        // All shares are at most 24 100: one unit in 241 of the units without reservations.
         let longest = outcome.waited_max[6];
         assert!(longest < 4 * SECOND && !outcome.served[6].is_empty(), "seed {seed}: waited {longest} ns");
     }
@@ -377,7 +382,7 @@ fn rules_change_while_flows_wait() {
     assert_eq!((scheduler.len(), scheduler.waiting(flow)), (1, 1));
 }
 
-/// A resource whose latency is `base_ns` for each I/O in it.
+/// Simulates a resource with a latency of `base_ns` per I/O in flight.
 fn drive(window: &mut Window, wanted: u32, base_ns: u64, from: u64, seconds: u64) -> f64 {
     let (mut now, mut in_it, mut sum, mut steps) = (from, window.state().in_flight, 0_u64, 0_u64);
     while now < from + seconds * SECOND {
@@ -398,22 +403,22 @@ fn drive(window: &mut Window, wanted: u32, base_ns: u64, from: u64, seconds: u64
 fn a_resource_is_throttled_when_it_is_late_and_only_then() {
     let mut window = Window::default();
     window.set(Instant(0), Control::Latency { late: Late::Above(30_000_000), weight_milli: 1000 });
-    // 10 in it: 10 ms.
+    // 10 in flight: 10 ms.
     drive(&mut window, 10, 1_000_000, 0, 10);
     assert_eq!(window.state().size, None);
-    // 100 in it would be 100 ms.
+    // 100 in flight would be 100 ms.
     drive(&mut window, 100, 1_000_000, 10 * SECOND, 10);
     let state = window.state();
     assert!(state.size.is_some_and(|size| (28..=34).contains(&size)), "{state:?}");
     assert!(is_near(state.latency_ns as f64, 31e6, 0.1), "{state:?}");
     assert!(is_near(f64::from(state.peak), 1000.0, 0.05), "{state:?}");
-    // They want less again, and after a while nothing holds them.
+    // The flows want less again, and after a while nothing limits them.
     drive(&mut window, 10, 1_000_000, 20 * SECOND, 10);
     assert_eq!(window.state().size, None);
 }
 
-/// A resource of 1000 units a second at 10 ms at least: past its knee a threshold of 30 ms would let three times the latency be, for
-/// nothing.
+/// A resource of 1000 units per second and at least 10 ms: above its knee, a threshold of 30 ms
+/// would allow three times the latency without more throughput.
 #[test]
 fn the_knee_of_throughput_may_say_when_a_resource_is_late() {
     let mut window = Window::default();
@@ -480,7 +485,8 @@ fn a_fixed_depth_is_kept() {
     assert!(window.has_room());
 }
 
-/// A flow with one share comes 2³⁴ units far in 64 bits: two days at 100 000 a second. These I/Os are as large as they can be counted.
+/// A flow with one share can count 2³⁴ units in 64 bits: two days at 100 000 per second. These I/Os
+/// have the largest possible size.
 #[test]
 fn shares_hold_however_long_it_goes_on() {
     let mut scheduler = Scheduler::default();

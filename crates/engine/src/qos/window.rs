@@ -4,13 +4,14 @@
 //! latency exceeds a threshold, the resource is throttled, as in Storage I/O Control: a window
 //! bounds the I/Os in flight. Other I/O waits in the [`Scheduler`](super::Scheduler), where shares
 //! and reservations apply. The window follows PARDA's control law, which has two parts. One part
-//! holds the latency at the threshold. The other part lets hosts that share the resource without
-//! communication converge to windows in proportion to their weights. Throttling ends when no I/O
-//! had to wait for some seconds and the latency is below the threshold.
+//! holds the latency at the threshold. The other part makes the windows of hosts that share the
+//! resource without communication converge to the ratio of their weights. Throttling ends when no
+//! I/O had to wait for some seconds and the latency is below the threshold.
 //!
-//! Hosts that communicate agree on the window size ([`super::agree`]). The control law is then
-//! suspended until no agreement has arrived for some time. A size need not be an integer: the last
-//! I/O is permitted part of the time, so that the mean matches.
+//! Hosts that communicate agree on the window size ([`super::agree`]). The window size then follows
+//! the agreement instead of the measured latency, until no agreement has arrived for some time. A
+//! size need not be an integer: the last I/O is permitted part of the time, so that the mean
+//! matches.
 
 use super::Report;
 use super::knee::Knee;
@@ -121,7 +122,7 @@ pub struct Window {
     latency_ns: u64,
     /// Use since the last adjustment.
     epoch: Use,
-    /// Highest rate of an epoch, units per second.
+    /// Highest rate of a measuring interval, units per second.
     peak: u32,
     knee: Knee,
     /// Time at which the current agreement expires.

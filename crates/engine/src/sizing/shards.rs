@@ -1,5 +1,5 @@
-//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad,
-//! "Efficient MRC construction with SHARDS", FAST 2015).
+//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and
+//! Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
 //!
 //! Each block has a position from 0 to 2⁶⁴ that depends only on its number. A block is sampled if
 //! its position is not above a threshold. The LRU stack distance among the samples, divided by the
@@ -44,9 +44,9 @@ const REGION_BITS: u32 = 12;
 /// Step from the position of one block to the next in its region: 2⁶⁴ / φ.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Step from the position of one region to the next: 2⁶⁴ (√3 − 1). Among the usual badly
-/// approximable numbers, it combines best with the step between blocks. Over strides of 1 to 2²⁴,
-/// the variation of the samples of a progression is a third of that of random ones on average, and
-/// 1.7 times at worst.
+/// approximable numbers, it combines best with the step between blocks. Among the numbers that are
+/// usual for such sequences (badly approximable ones), this number combines best with the step
+/// between blocks.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
 /// Estimates the miss-ratio curve of accesses to whole blocks.
@@ -58,8 +58,7 @@ pub type Shards = Sampler<0>;
 /// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
 /// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
 /// it is completely read or written. It is then valid in caches that are at least as large as the
-/// largest distance of its block since then.
-/// of its block since.
+/// largest reuse distance of its block since then.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
     /// A block is sampled if its position is not above this threshold.
@@ -82,7 +81,7 @@ pub struct Sampler<const SECTORS: usize> {
     weight: u64,
     /// Total weight of all accesses, as estimated from the samples.
     estimated: f64,
-    /// Part of `estimated` that comes from the first access of each block.
+    /// Part of `estimated` that was estimated from the first access of each block.
     first: f64,
 }
 

@@ -104,11 +104,11 @@ fn curves_are_read_between_their_points() {
 fn the_knee_is_where_more_buys_little() {
     let knee = |points: &[(u64, f64)]| curve_of(points).knee().map(|point| point.blocks);
     assert_eq!(knee(&[(0, 1.0), (100, 0.2), (1000, 0.1)]), Some(100));
-    // A loop: nothing until all of it fits.
+    // A loop: no hits until the whole loop fits.
     assert_eq!(knee(&[(0, 1.0), (499, 1.0), (500, 0.01)]), Some(500));
-    // A loop and a long tail.
+    // A loop, and many blocks with few uses.
     assert_eq!(knee(&[(0, 1.0), (99, 1.0), (100, 0.3), (5000, 0.25)]), Some(100));
-    // Two working sets, the second worth its blocks.
+    // Two working sets; the second is worth its blocks.
     assert_eq!(knee(&[(0, 1.0), (10, 0.9), (299, 0.9), (300, 0.1), (10_000, 0.05)]), Some(300));
     assert_eq!(knee(&[(0, 1.0)]), None);
 }
@@ -184,7 +184,7 @@ fn few_blocks_are_sampled_more_closely() {
     assert_eq!(shards.rate(), Shards::fixed_rate(0.01, 1).rate());
 }
 
-/// Hot blocks that are not sampled, and samples of blocks used once, must not be confused.
+/// Hot blocks that are not sampled must be distinguished from sampled blocks with one use.
 #[test]
 fn what_the_samples_lack_is_attributed() {
     // One block, not sampled, has a third of the accesses; the others are used once.
@@ -220,8 +220,8 @@ proptest! {
         }
     }
 
-    /// Compares whole requests with sectors, with every block sampled: the curve matches a cache of each
-    /// size.
+    /// Compares whole requests with sectors, with every block sampled: the curve matches a cache of
+    /// each size.
     #[test]
     fn sectors_are_followed_as_a_cache_does(
         accesses in prop::collection::vec((0u64..12, 0usize..4, 1usize..5, 0u8..4), 1..400),
@@ -253,7 +253,7 @@ struct PlainCache {
 }
 
 impl PlainCache {
-    /// Returns true if it was a read that hit.
+    /// Returns true if the access was a read that hit.
     fn access(&mut self, (block, first, count, what): &(u64, usize, usize, u8)) -> bool {
         let sectors = *first..(first + count).min(4);
         let at = self.blocks.iter().position(|(other, _)| other == block);

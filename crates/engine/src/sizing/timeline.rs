@@ -1,10 +1,10 @@
 //! Blocks in the order of their last use. Counts the blocks used after any given one in O(log n).
 //!
-//! Each use of a member takes the next slot, and a member holds the slot of its last use. A bitmap
-//! records the held slots, and a Fenwick tree (Fenwick, "A new data structure for cumulative
-//! frequency tables", 1994) counts the held slots in the bitmap's 64-bit words. The word that is
-//! being filled is not in the tree yet, so that most uses do not touch the tree. When all slots
-//! have been used, the held slots are compacted. Memory use is 8.5 bytes per member of the
+//! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A
+//! bitmap records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for
+//! cumulative frequency tables", 1994) counts them in the bitmap's 64-bit words. The word that is
+//! being filled is not in the tree yet, so that most uses do not touch the tree. When the last slot
+//! has been used, the slots in use are compacted. Memory use is 8.5 bytes per member of the
 //! capacity.
 
 const WORD_BITS: u32 = 64;
@@ -12,16 +12,16 @@ const WORD_BITS: u32 = 64;
 /// Members in the order of their last use.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// For each slot, one bit that is set if the slot is held.
+    /// For each slot, one bit that is set if the slot is in use.
     held: Vec<u64>,
     /// Fenwick tree over the full words of `held`: entry i counts the words (i & (i + 1)) ..= i.
     counts: Vec<u32>,
-    /// For each slot, its holder; undefined if the slot is not held.
+    /// For each slot, its member; undefined if the slot is not in use.
     member: Vec<u32>,
     /// The next slot.
     now: u32,
     members: u32,
-    /// No slot below this one is held.
+    /// No slot below this one is in use.
     oldest: u32,
 }
 
@@ -68,7 +68,7 @@ impl Timeline {
         self.members == 0
     }
 
-    /// Returns the number of members whose last use is later than that of the holder of `slot`.
+    /// Returns the number of members whose last use is later than that of the member in `slot`.
     #[inline]
     pub fn younger(&self, slot: u32) -> u32 {
         let word = (slot / WORD_BITS) as usize;
@@ -111,7 +111,7 @@ impl Timeline {
         }
     }
 
-    /// Renames the holder of `slot` to `member`.
+    /// Renames the member in `slot` to `member`.
     pub fn rename(&mut self, slot: u32, member: u32) {
         self.member[slot as usize] = member;
     }
@@ -134,7 +134,7 @@ impl Timeline {
         (self.held.capacity() * 8 + self.counts.capacity() * 4 + self.member.capacity() * 4) as u64
     }
 
-    /// Returns the number of held slots in the words below `word`.
+    /// Returns the number of slots in use in the words below `word`.
     #[inline]
     fn before(&self, word: usize) -> u32 {
         let mut sum = 0u32;

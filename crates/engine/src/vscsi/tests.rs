@@ -1,4 +1,4 @@
-//! Every bound, and what distances, queues and gaps count from.
+//! Every bound, and the starting points of distances, queues and gaps.
 
 use super::*;
 use crate::io::{Durability, PayloadMemory, Promote};
@@ -21,7 +21,7 @@ fn request(op: Op, offset: u64, len: u64) -> Request {
     }
 }
 
-/// The bucket's bound for a value, none for the last.
+/// Returns the bucket's bound for a value; `None` for the last bucket.
 #[track_caller]
 fn bucket_of(metric: Metric, value: i64) -> Option<i64> {
     let mut distribution = Distribution::new(metric);
@@ -31,7 +31,7 @@ fn bucket_of(metric: Metric, value: i64) -> Option<i64> {
     found[0].0
 }
 
-/// What a metric has counted, as (bound, count).
+/// Returns the counts of a metric, as (bound, count).
 fn counted(histograms: &Histograms, class: Class, metric: Metric) -> Vec<(Option<i64>, u64)> {
     histograms.get(class, metric).buckets().filter(|(_, count)| *count > 0).collect()
 }
@@ -79,7 +79,7 @@ fn lengths_and_extremes() {
     assert_eq!((none.count(), none.min(), none.max(), none.mean()), (0, None, None, None));
 }
 
-/// Values in order, read off one bucket at a time.
+/// Returns the values in order, found from one bucket at a time.
 fn values(requests: &[(Op, u64, u64)], class: Class, metric: Metric) -> Vec<i64> {
     let mut histograms = Histograms::new(Instant(0));
     let mut sum = 0;
@@ -99,7 +99,7 @@ fn values(requests: &[(Op, u64, u64)], class: Class, metric: Metric) -> Vec<i64>
 fn seeks_count_from_the_last_sector_of_the_request_before() {
     let requests = [
         (READ, 1 << 20, 4096),
-        // Goes on; again the same; back to the start; one in the same sector.
+        // The next block; the same again; back to the start; a request in the same sector.
         (READ, (1 << 20) + 4096, 4096),
         (READ, (1 << 20) + 4096, 4096),
         (READ, 0, 100),
@@ -123,7 +123,8 @@ fn classes_do_not_see_each_other() {
     }
     let all = values(&requests, Class::All, Metric::Seek);
     assert!(all.iter().all(|seek| seek.abs() > 1_000_000) && all.len() == 39);
-    // The nearest of the last sixteen finds both again; the first write has none near.
+    // The distance to the nearest of the last sixteen requests recognizes both streams; the first
+    // write has none near.
     let nearest = values(&requests, Class::All, Metric::SeekNearest);
     assert!(nearest[1..].iter().all(|seek| *seek == 1) && nearest.len() == 39, "{nearest:?}");
 }
@@ -138,7 +139,7 @@ fn the_nearest_is_one_of_sixteen() {
     };
     assert_eq!(near(15), 1);
     assert!(near(16) < -1_000_000, "sixteen others have pushed it out");
-    // As near from below and from above: the later counts.
+    // At equal distance from below and from above, the later request counts.
     let between = [(READ, 0, 512), (READ, 8 * 512, 512), (READ, 4 * 512, 512)];
     assert_eq!(values(&between, Class::All, Metric::SeekNearest)[1], -4);
 }

@@ -16,9 +16,9 @@
 //! file is unmounted.
 //!
 //! # Limits
-//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. [`Session::is_full`] tells the
-//! caller to stop reading messages. The kernel is not trusted: a malformed message is answered with
-//! EINVAL, an unknown one with ENOSYS.
+//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns
+//! true, the caller stops reading messages. The kernel is not trusted: a malformed message is
+//! answered with EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
 //! The shard loop drops the engine's reference to a buffer. The session drops its own reference to
@@ -103,8 +103,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Creates a session for `disk`. `number` must be unique among the sessions of one engine, and below
-    /// [`NUMBER_BIT`].
+    /// Creates a session for `disk`. `number` must be unique among the sessions of one engine, and
+    /// below [`NUMBER_BIT`].
     pub fn new(disk: DiskId, number: u32, file: Attributes, read_only: bool) -> Session {
         Session {
             disk,
@@ -127,7 +127,8 @@ impl Session {
         Session { promote, ..self }
     }
 
-    /// Returns the session number in a request id; `None` if the request is not from a FUSE session.
+    /// Returns the session number in a request id; `None` if the request is not from a FUSE
+    /// session.
     #[inline]
     pub fn number_of(id: RequestId) -> Option<u32> {
         let number = (id.0 >> 32) as u32;

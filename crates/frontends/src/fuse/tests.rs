@@ -1,4 +1,4 @@
-//! Drives a session directly: messages in, requests out, replies in, answers out.
+//! Tests a session directly: messages in, requests out, replies in, answers out.
 
 use hob_engine::outcome::Outcome;
 

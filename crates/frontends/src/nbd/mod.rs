@@ -1,7 +1,7 @@
 //! One NBD connection in its transmission phase.
 //!
 //! # Call order
-//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes received
+//! [`Connection::poll_receive`] returns where to receive the next bytes. The caller passes received
 //! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
 //! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
 //! status queries for the backing. The results go to [`Connection::handle_reply`] and
@@ -15,9 +15,9 @@
 //! parsed, only this connection ends.
 //!
 //! # Buffers
-//! The engine has one reference to a payload buffer; the shard loop drops it when the engine says
-//! so. The connection has a second reference to the buffer of a read, and drops it when the data
-//! was sent.
+//! The engine has one reference to a payload buffer; the shard loop drops that reference when the
+//! engine releases the buffer. The connection has a second reference to the buffer of a read, and
+//! drops it when the data was sent.
 
 mod command;
 mod reply;
@@ -117,7 +117,7 @@ pub struct Connection {
     /// Bytes of the buffers in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
     sending_bytes: usize,
-    /// An empty list that was sent; the next list reuses its memory.
+    /// The emptied list of the previous send; the next list reuses its memory.
     spare: Gather,
     /// Whether the connection is quiesced: no new command starts.
     resting: bool,
@@ -190,7 +190,8 @@ impl Connection {
         &self.negotiated.export
     }
 
-    /// Returns the bytes of buffers that the connection's commands hold, until their answers are sent.
+    /// Returns the bytes of buffers that the connection's commands hold, until their answers are
+    /// sent.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -301,8 +302,8 @@ impl Connection {
         self.requests.pop_front()
     }
 
-    /// Returns the client's command that a polled request begins; `None` if the request is a later piece.
-    /// Call it before the request is answered.
+    /// Returns the client's command that a polled request begins; `None` if the request is a later
+    /// piece. Call it before the request is answered.
     pub fn command_begun_by(&self, request: &Request) -> Option<&hob_nbd::Request> {
         let command = self.commands.get(request.id.0 as u32);
         (command.header.offset == request.offset).then_some(&command.header)
@@ -359,7 +360,8 @@ impl Connection {
         }
     }
 
-    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to send.
+    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to
+    /// send.
     #[inline]
     pub fn poll_send(&mut self) -> Option<Gather> {
         if self.sending || self.outbox.is_empty() {

@@ -1,4 +1,4 @@
-//! Drives a connection directly: bytes in, requests out, replies in, bytes out.
+//! Tests a connection directly: bytes in, requests out, replies in, bytes out.
 
 use hob_engine::gather::GatherPart;
 use hob_engine::io::{Durability, Op, Promote};
@@ -192,8 +192,8 @@ fn a_refused_write_is_read_past() {
     assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes(), "ENOSPC for a write past the end");
 }
 
-/// A client does not read answers while it sends. libnbd ends the connection if an answer arrives before
-/// its payload went out.
+/// A client does not read answers while it sends. libnbd ends the connection if an answer arrives
+/// before its payload was sent.
 #[test]
 fn a_write_is_refused_behind_its_payload() {
     let mut rig = Rig::new(true);
@@ -233,8 +233,8 @@ fn it_stops_listening_at_its_limit() {
     assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
 }
 
-/// Promise 5: a client that does not read is not read from beyond this limit, however small its answers
-/// are.
+/// Promise 5: if a client does not read, the server stops reading from it above this limit, however
+/// small its answers are.
 #[test]
 fn it_stops_listening_while_small_answers_wait() {
     let mut rig = Rig::new(false);
@@ -247,7 +247,7 @@ fn it_stops_listening_while_small_answers_wait() {
         assert_eq!(used / REQUEST_BYTES * 16, OUTBOX_HEAD_BYTES_MAX, "answers of 16 bytes, one piece");
         assert_eq!(rig.connection.poll_receive(), Receive::Pause);
         if left_unread == 1 {
-            // The list is with the socket, which accepts no more.
+            // The list is in the socket, which accepts no more.
             bytes = rig.connection.poll_send().expect("answers").len();
         }
     }
@@ -255,8 +255,8 @@ fn it_stops_listening_while_small_answers_wait() {
     assert_eq!(bytes, OUTBOX_HEAD_BYTES_MAX);
 }
 
-/// Promise 5: answers about ranges are long, so few are requested at a time, and none while answers wait
-/// unread.
+/// Promise 5: answers about ranges are long, so only a few are requested at a time, and none while
+/// unread answers wait.
 #[test]
 fn few_status_queries_are_asked_at_a_time_and_none_while_answers_wait() {
     let mut rig = Rig::new(true);
@@ -274,7 +274,7 @@ fn few_status_queries_are_asked_at_a_time_and_none_while_answers_wait() {
     assert_eq!(rig.connection.poll_receive(), Receive::Pause);
     rig.sent();
     assert_eq!(std::iter::from_fn(|| rig.connection.poll_status()).count(), QUERIES_MAX, "read, it goes on");
-    // Queries in progress when the connection ends are still answered to it.
+    // Queries in progress at the end of the connection are still answered.
     rig.connection.abort("gone", &mut rig.memory);
     assert!(!rig.connection.is_over() && rig.connection.poll_status().is_none());
 }
@@ -331,7 +331,7 @@ fn block_status_asks_the_backing() {
     assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
 }
 
-/// A connection quiesces between two commands, and another object takes over without losing a byte.
+/// A connection quiesces between two commands, and another object continues without losing a byte.
 #[test]
 fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     let mut rig = Rig::new(false);
@@ -364,7 +364,7 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     assert_eq!(read.op, Op::Read);
     next.answer(&read, Ok(()));
     assert_eq!(next.sent().len(), 16 + 512);
-    // A refused command: its payload is discarded before the connection is quiesced.
+    // A refused command: its payload is discarded before the connection quiesces.
     let mut refused = header(3, Command::Write, 512);
     refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
     assert_eq!(next.receive(&refused), REQUEST_BYTES);

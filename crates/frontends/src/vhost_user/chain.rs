@@ -4,9 +4,9 @@
 //! The device reads at most as many descriptors as the queue, or the indirect table, has entries.
 //!
 //! # Refused chains
-//! [`Fault`] lists the reasons. If the device can follow a chain to its end, it only records a
-//! fault in one part. The status byte then reports the fault to the driver. All lengths are in
-//! bytes.
+//! [`Fault`] lists the reasons. If only one part of a chain is invalid and the device can follow
+//! the rest, it records the fault and continues to the end of the chain. The status byte then
+//! reports the fault to the driver. All lengths are in bytes.
 
 use super::memory::{GuestMap, Part};
 use super::queue::DESCRIPTOR_BYTES;

@@ -185,7 +185,7 @@ impl<'a> GuestRun<'a> {
     }
 
     /// Returns the total length of the ranges, bytes.
-    #[allow(clippy::len_without_is_empty)] // Nobody offers nothing.
+    #[allow(clippy::len_without_is_empty)] // An empty offer is not sent.
     pub fn len(&self) -> u64 {
         self.len
     }

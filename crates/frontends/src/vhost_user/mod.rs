@@ -600,7 +600,7 @@ enum Begun {
     NoRoom(usize),
 }
 
-/// Decodes the request of a chain. The chain's status byte was removed already.
+/// Decodes the request of a descriptor chain. The chain's status byte was removed already.
 fn wanted(chain: &mut Chain, map: &GuestMap, info: &Info, features: Features) -> Result<Wanted, Status> {
     let mut header = [0; HEADER_BYTES];
     if chain.fault.is_some() || !chain.take_header(map, &mut header) {

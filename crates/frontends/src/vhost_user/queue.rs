@@ -1,8 +1,8 @@
 //! A split virtqueue, as the device uses it (virtio 1.2, section 2.7).
 //!
 //! The driver puts heads of descriptor chains into the available ring, and the device answers in
-//! the used ring. Driver and device each say when they want notifications: with flags, or with an
-//! index (EVENT_IDX).
+//! the used ring. Driver and device each request notifications with flags, or with an index
+//! (EVENT_IDX).
 //!
 //! # Refused queues
 //! The queue's size must be a power of two up to [`SIZE_MAX`]. The queue's rings must be aligned

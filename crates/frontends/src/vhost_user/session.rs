@@ -2,9 +2,10 @@
 //! served.
 //!
 //! The session has its own thread, because its messages may have to wait for requests in flight.
-//! The shard sees only complete queues. A queue is served while all its parameters are known:
-//! memory, addresses, size, a kick descriptor, and the client's message that it is enabled. To
-//! change a parameter, the session stops the queue and starts it again.
+//! The session passes a queue to the shard only when the queue is completely configured. A queue is
+//! served while all its parameters are known: memory, addresses, size, a kick descriptor, and the
+//! client's message that it is enabled. To change a parameter, the session stops the queue and
+//! starts it again.
 //!
 //! # Refused messages
 //! The session refuses messages that the protocol's reference implementation (`vhost`) refuses. The
@@ -408,11 +409,11 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("a block device has no GPU"))
+        Err(Error::InvalidOperation("a block device does not support GPU messages"))
     }
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
-        Err(Error::InvalidOperation("a block device shares no objects"))
+        Err(Error::InvalidOperation("a block device does not share objects"))
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

@@ -1,5 +1,5 @@
-//! Drives a device directly: descriptors in, requests out, replies in, used elements out. Includes hostile
-//! drivers.
+//! Tests a device directly: descriptors in, requests out, replies in, used elements out. Includes
+//! hostile drivers.
 
 mod cost;
 
@@ -198,7 +198,7 @@ fn a_hit_is_read_into_the_guests_memory_and_not_copied() {
     rig.answer(&request, Ok(()));
     assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 0, 8193), 0, [5; 512]));
     assert!(rig.payload.buffers.is_empty() && rig.device.is_idle());
-    // Partial sectors, and requests other than reads, use daemon buffers as before.
+    // Partial sectors, and requests other than reads, use the daemon's buffers as before.
     let request = rig.read(0, 9, 4096);
     assert_eq!(request.memory, PayloadMemory::Daemon);
     rig.answer(&request, Ok(()));
@@ -585,7 +585,7 @@ fn malformed_chains_harm_nobody_else() {
             Ok(()) => {
                 assert_eq!(rig.take(), Ok(1), "{what}");
                 assert_eq!((rig.status(), rig.used()), (1, (1, 0, 1)), "{what}");
-                // The queue goes on.
+                // The queue continues.
                 rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
                 rig.offer(0);
                 assert_eq!(rig.take(), Ok(1), "{what}");
@@ -676,7 +676,8 @@ fn what_an_earlier_daemon_left_in_flight_is_done_by_the_next() {
     assert_eq!(first.take(), Ok(2));
     let (one, two) = (first.device.poll_request().unwrap(), first.device.poll_request().unwrap());
     first.answer(&one, Ok(()));
-    // The disk is removed from this daemon: the guest gets no answer, for another daemon will answer.
+    // The disk is removed from this daemon: the guest gets no answer, because another daemon will
+    // answer.
     first.answer(&two, Err(IoError::ShuttingDown));
     assert_eq!((first.used(), first.status()), ((1, 0, 1), 0));
     first.device.stop(0);
@@ -708,7 +709,7 @@ fn requests_that_the_engine_has_not_seen_are_given_up_at_the_end() {
     assert_eq!((rig.device.poll_stopped(0), rig.used().0), (Some(1), 0));
 }
 
-/// Small numbers that are often equal, from a generator without a crate.
+/// Returns small pseudo-random numbers with frequent repetitions, without a crate.
 fn dice(state: &mut u64, sides: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % sides
@@ -724,7 +725,7 @@ fn whatever_a_driver_writes_only_sensible_requests_come_out() {
             [DATA, HEADER, STATUS, TABLE, SECOND, MIB - 600, 2 * MIB, SECOND + MIB - 512, u64::MAX - 511];
         for table in [DESCRIPTORS, TABLE] {
             for index in 0..QUEUE {
-                // Mostly what a driver would send: a header, data, a status, and the same again.
+                // Usually what a driver would send: a header, data, a status, and the same again.
                 let (address, len, flags) =
                     [(HEADER, 16, NEXT), (DATA, 512, NEXT | WRITE), (STATUS, 1, WRITE)]
                         [usize::from(index % 3)];

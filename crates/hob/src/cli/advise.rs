@@ -42,7 +42,7 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
         Ok(learnt)
     })?;
     let options = LiveOptions { target_hit: args.target_hit, endurance: args.endurance.unwrap_or_default() };
-    let learnt = taken(&learnt).context("the daemon's answer makes no sense")?;
+    let learnt = taken(&learnt).context("the daemon's response is invalid")?;
     print(global.output, &live(&learnt, &options), live_text)
 }
 

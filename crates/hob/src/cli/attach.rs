@@ -80,14 +80,15 @@ struct Common {
 
 /// Cache the disks of a running VM, without stopping it
 ///
-/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails, everything is undone. Repeat a
-/// command that was interrupted: it continues where it was.
+/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails,
+/// everything is undone. Repeat a command that was interrupted: it continues where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
     /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
     #[arg(required_unless_present = "list", value_name = "TARGET")]
     target: Option<Target>,
-    /// Disks: the name of the device, drive or node, or the path of the image; all writable disks if absent
+    /// Disks: the name of the device, drive or node, or the path of the image; all writable disks
+    /// if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
     /// List attached disks
@@ -113,12 +114,14 @@ pub(crate) struct Attach {
 
 /// Return the disks of a running VM to their images, without stopping it
 ///
-/// Dirty data is written to the image first. Repeat a command that was interrupted: it continues where it was.
+/// Dirty data is written to the image first. Repeat a command that was interrupted: it continues
+/// where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
     /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
     target: Target,
-    /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks of the VM if absent
+    /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks
+    /// of the VM if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
     /// Detach from a stopped VM: write dirty data to the image, and remove hob's disk
@@ -182,7 +185,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         record.cache.size = args.size.unwrap_or_else(|| usual_size(&record.file));
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
-            bail!("hob has a disk {} already; 'hob disk show {0}' shows it", record.disk);
+            bail!("hob already has a disk {}; 'hob disk show {0}' shows it", record.disk);
         }
         wanted.push(record);
     }
@@ -232,7 +235,7 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
     if args.stopped {
         let monitor = connect(&args.target).await;
         if monitor.is_ok() {
-            bail!("the VM runs; leave out --stopped");
+            bail!("the VM is running; omit --stopped");
         }
         let mut none = Monitor::None;
         for record in &chosen {
@@ -283,7 +286,7 @@ fn work<'a>(
 
 async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
     let state = work.look().await?;
-    let steps = steps(goal, state).map_err(|_| anyhow!("the daemon of hob does not answer"))?;
+    let steps = steps(goal, state).map_err(|_| anyhow!("the hob daemon does not answer"))?;
     let record = work.record;
     tell(&format!(
         "{}: {} ({}), as hob's disk {} with a cache of {} in pool {}, by {}",
@@ -365,8 +368,8 @@ async fn pool(client: &Client, name: Option<&str>) -> anyhow::Result<(String, u6
             pools.iter().find(|pool| pool.name == name).ok_or_else(|| anyhow!("there is no pool {name}"))?
         }
         (None, [only]) => only,
-        (None, []) => bail!("there is no pool; make one with 'hob pool create NAME DEVICE'"),
-        (None, _) => bail!("there are several pools; name one with --pool"),
+        (None, []) => bail!("there is no pool; create one with 'hob pool create NAME DEVICE'"),
+        (None, _) => bail!("there are several pools; choose one with --pool"),
     };
     Ok((found.name.clone(), found.free.bytes()))
 }

@@ -107,7 +107,12 @@ fn list(all: &[Bitmaps]) -> String {
     ];
     let size = |size: Option<Size>| size.map_or("-".to_owned(), Size::human);
     let row = |disk: &str, bitmap: &Shown| {
-        let why = bitmap.everything_because.as_ref().map(|why| format!("all counts as changed: {why}"));
+        let why = bitmap.everything_because.as_ref().map(|why| {
+            format!(
+                "the whole disk counts as \
+            changed: {why}"
+            )
+        });
         vec![
             disk.to_owned(),
             bitmap.name.clone(),

@@ -71,7 +71,7 @@ pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
                     }
                 }
             })?;
-            print(global.output, &taken, |taken| format!("{} is served here", taken.name))
+            print(global.output, &taken, |taken| format!("{} is served on this host", taken.name))
         }
     }
 }
@@ -80,9 +80,7 @@ fn status(cluster: &View) -> String {
     let state = match cluster.state {
         ClusterState::Member => "member".to_owned(),
         ClusterState::Joining => "joining: disks of the cluster are not served".to_owned(),
-        ClusterState::Suspended => {
-            "suspended: etcd was not heard of for too long, and what disks answer is held".to_owned()
-        }
+        ClusterState::Suspended => "suspended: etcd does not answer, so replies of disks wait".to_owned(),
     };
     let mut rows = vec![
         ("state", state),
@@ -91,7 +89,7 @@ fn status(cluster: &View) -> String {
         ("prefix", cluster.prefix.clone()),
         (
             "lease",
-            format!("{} s; good for {:.1} s more", cluster.lease_seconds, cluster.left_ms as f64 / 1000.0),
+            format!("{} s; expires in {:.1} s", cluster.lease_seconds, cluster.left_ms as f64 / 1000.0),
         ),
         ("disks held", cluster.disks_held.to_string()),
     ];

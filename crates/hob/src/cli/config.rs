@@ -58,7 +58,7 @@ fn show(diff: &ConfigDiff) -> String {
 fn show_applied(applied: &ConfigApplied) -> String {
     let ConfigApplied { done, failed, left } = applied;
     if done.is_empty() && failed.is_empty() && left.is_empty() {
-        return "nothing is to be done".to_owned();
+        return "there is nothing to do".to_owned();
     }
     let lines =
         |word: &str, all: &[String]| all.iter().map(|what| format!("{word} {what}\n")).collect::<String>();

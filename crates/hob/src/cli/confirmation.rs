@@ -58,8 +58,7 @@ impl DryRun {
         if is_here {
             return self.announce(client, disk, &PlannedChange::Disable { discard_dirty: false }).await;
         }
-        let effect =
-            format!("{disk}: its cache at the host that has it is emptied; how much it holds is known there");
+        let effect = format!("{disk}: its cache on its owner is emptied; the owner knows the amount of data");
         self.say(disk, Preview { effects: vec![effect], ..Preview::default() })
     }
 
@@ -118,8 +117,8 @@ impl Confirmation {
     /// Refuses to lose dirty data in the flash of a host that does not answer, without `--yes`.
     pub(super) fn check_elsewhere(self, disk: &str, host: &str) -> anyhow::Result<()> {
         let effect = format!(
-            "{disk}: dirty data in the flash of {host} is lost: writes that the guest was told were done are undone; how \
-             much it is cannot be told from here"
+            "{disk}: dirty data in the flash of {host} is lost: writes that were acknowledged to \
+            the guest are undone; the amount is unknown on this host"
         );
         self.rehearsal
             .say(disk, Preview { effects: vec![effect], dirty_unknown: true, ..Preview::default() })?;

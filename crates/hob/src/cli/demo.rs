@@ -69,7 +69,7 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
         Some(dir) => tempfile::Builder::new().prefix("hob-demo-").tempdir_in(dir),
         None => tempfile::Builder::new().prefix("hob-demo-").tempdir(),
     }
-    .context("cannot make a scratch directory; name another place with --scratch")?;
+    .context("cannot create a scratch directory; name another place with --scratch")?;
     let host = Host::start(scratch.path())?;
     let stop = host.stop.clone();
     line(&format!(

@@ -23,34 +23,38 @@ pub(crate) enum Disk {
         /// Name of the disk, which is also its NBD export name
         name: String,
         /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
-        /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
+        /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK,
+        /// VDI, VHDX or VPC image
         #[arg(long, value_name = "SPEC")]
         backing: String,
-        /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+        /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its
+        /// extension if absent, otherwise raw
         #[arg(long, value_name = "FORMAT")]
         format: Option<String>,
         /// Refuse changes
         #[arg(long)]
         read_only: bool,
-        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h or forever; as
-        /// [limits] of hob.toml says if absent
+        /// Time that requests wait for the backing during an outage before they fail: 500ms, 30s,
+        /// 2m, 1h or forever [default: as in [limits] of hob.toml]
         #[arg(long, value_name = "DURATION")]
         backing_timeout: Option<BackingTimeout>,
-        /// Datastore: name of the storage that the backing shares with other backings [default: detected]
+        /// Datastore: name of the storage that the backing shares with other backings [default:
+        /// detected]
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
-        /// Make the disk a file too, for loop devices and other programs that open files: an existing regular
-        /// file, which is covered for as long as the disk is served, or a new name
+        /// Also make the disk available as a file (FUSE) for loop devices and other programs: a new
+        /// name, or an existing regular file, which is hidden while the disk is served
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
         /// Also serve the disk at this vhost-user socket
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
-        /// For an RBD clone: cache blocks of its parent's snapshot once for all clones of it, in a
-        /// disk of its own that is created if there is none; see docs/RBD.md
+        /// For an RBD clone: cache blocks of its parent snapshot only once for all clones of the
+        /// snapshot; the cache belongs to an additional disk, which is created if necessary; see
+        /// docs/RBD.md
         #[arg(long)]
         share_parent: bool,
-        /// Give that disk a cache of this size, if it is made for this one
+        /// Size of the cache for the parent snapshot, if this command creates the parent's disk
         #[arg(long, value_name = "SIZE", requires = "share_parent")]
         parent_cache: Option<Size>,
     },
@@ -62,7 +66,8 @@ pub(crate) enum Disk {
         /// Completes within 10 seconds, even if the backing hangs or is dead
         #[arg(long)]
         discard_dirty: bool,
-        /// Disconnect clients and guests that use the disk; without --force, a disk in use is not removed
+        /// Disconnect clients and guests that use the disk; without --force, a disk in use is not
+        /// removed
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -72,8 +77,9 @@ pub(crate) enum Disk {
     Set {
         /// The disk
         disk: String,
-        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h, forever, or
-        /// default for the limit of the daemon; also those that wait already
+        /// Time that requests wait for the backing during an outage before they fail: 500ms, 30s,
+        /// 2m, 1h, forever, or default for the limit of the daemon; also applies to waiting
+        /// requests
         #[arg(long, value_name = "DURATION")]
         backing_timeout: BackingTimeoutChange,
     },
@@ -85,7 +91,8 @@ pub(crate) enum Disk {
         #[arg(long)]
         size: Option<Size>,
     },
-    /// Say what happened to the machine of a disk: its cache is drained or emptied as that asks for; see docs/LIFECYCLE.md
+    /// Report an event of a disk's VM, such as a snapshot: hob drains or empties the disk's cache
+    /// as necessary; see docs/LIFECYCLE.md
     Event {
         /// The disk
         disk: String,

@@ -60,7 +60,7 @@ fn cli_page() -> String {
     root.build();
     let mut page = format!("{GENERATED}# Command line\n");
     let global: Vec<&clap::Arg> = root.get_arguments().filter(|arg| arg.is_global_set()).collect();
-    page.push_str("\nEvery command understands these options.\n\n");
+    page.push_str("\nFor users of the command `hob`. Each command has these options.\n\n");
     write_arguments(&mut page, &global);
     for command in root.get_subcommands().filter(|command| !command.is_hide_set()) {
         write_command(&mut page, command, "hob");
@@ -71,17 +71,18 @@ fn cli_page() -> String {
 fn histograms_page() -> String {
     let mut page = format!(
         "{GENERATED}# Histograms\n\n\
-         `hob histogram DISK` and `GET /v1/disks/{{disk}}/histograms` tell what a disk is asked for, in six histograms with \
-         the buckets of vscsiStats (Ahmad, \"Easy and efficient disk I/O workload characterization in VMware ESX server\", \
-         IISWC 2007). They are always on. Each is there three times: for reads and writes together, for reads, and for \
-         writes. Reads among reads are looked at as if there were no writes: the seek distance of a read among reads counts \
-         from the read before, and the outstanding ones are reads.\n\n\
-         Only a guest's reads and writes are counted, and no refused ones. Lengths, distances, gaps and what is outstanding \
-         count when a request comes; latencies when it is answered. The first request has no distance and no gap. The same \
-         figures without latencies and queues can be had from a recording of the same time (`hob record`).\n\n\
-         `hob histogram DISK --reset`, or `DELETE` of the same path, begins them anew and leaves `hob stats` alone. CSV comes \
-         with `--csv FILE`, `?format=csv` or `Accept: text/csv`.\n\n\
-         A bound is the largest value of its bucket; the last bucket has all that is larger.\n\n\
+         For operators who want to know the I/O pattern of a disk.\n\n\
+         `hob histogram DISK` and `GET /v1/disks/{{disk}}/histograms` show the I/O pattern of a disk in six histograms. The \
+         buckets are those of vscsiStats (Ahmad, \"Easy and efficient disk I/O workload characterization in VMware ESX \
+         server\", IISWC 2007). hob always collects the histograms. Each histogram exists three times: for all reads and \
+         writes, for reads, and for writes. The histograms of reads ignore writes: for example, a seek distance is measured \
+         from the previous read, and only reads in flight are counted. The histograms of writes ignore reads.\n\n\
+         hob counts the reads and writes of guests, except refused ones. Lengths, distances, intervals and requests in flight \
+         are counted when a request arrives; latencies are counted when hob replies. The first request has no distance and no \
+         interval. A recording (`hob record`) has the same information, except latencies and requests in flight.\n\n\
+         `hob histogram DISK --reset`, or `DELETE` of the same path, clears the histograms, but not `hob stats`. The \
+         histograms are available as CSV with `--csv FILE`, `?format=csv` or `Accept: text/csv`.\n\n\
+         A bound is the largest value of its bucket; the last bucket has all larger values.\n\n\
          | metric | what it is | unit | bounds |\n|---|---|---|---|\n"
     );
     for row in METRICS {
@@ -90,10 +91,10 @@ fn histograms_page() -> String {
     }
     let _ = write!(
         page,
-        "\nDistances are from the last sector of one request to the first of the next: 1 where it goes on there, 0 or less \
-         where it goes back. `seek-nearest` takes the nearest of the {NEAREST_OF} requests before, so that several \
-         sequential streams at once are seen as such. Times are rounded up to whole microseconds. `outstanding` does not \
-         count the request itself.\n"
+        "\nA distance is measured from the last sector of one request to the first sector of the next. It is 1 if the next request \
+         continues directly, and 0 or less if it goes back. `seek-nearest` uses the nearest of the {NEAREST_OF} previous \
+         requests, so several concurrent sequential streams are recognised as sequential. Times are rounded up to whole \
+         microseconds. `outstanding` does not count the request itself.\n"
     );
     page
 }
@@ -150,7 +151,7 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
 
 fn lifecycle_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Suspends, snapshots and restarts\n\n\
+        "{GENERATED}# Suspends, snapshots and restarts\n\nFor administrators whose VMs are suspended or restored from snapshots.\n\n\
          Some events of a VM affect the caches of its disks. hob cannot see them, so a hook of the hypervisor\n\
          must report them. You need this if your VMs are suspended, or if you take snapshots of their\n\
          backings. libvirt and Proxmox VE have ready hooks ([MIGRATION.md](MIGRATION.md)).\n\n\
@@ -186,8 +187,8 @@ fn lifecycle_page() -> String {
 
 fn outcomes_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Outcomes\n\nEach request of a guest has exactly one outcome: a class, and a reason where the \
-         class does not say it all.\n\n| class | reason | of these requests one says: they … |\n|---|---|---|\n"
+        "{GENERATED}# Outcomes\n\nFor operators who read `hob explain`, `hob stats` or the metrics.\n\nEach request of a guest has exactly one \
+         outcome. An outcome is a class; some classes have several reasons.\n\n| class | reason | the requests … |\n|---|---|---|\n"
     );
     for row in OUTCOMES {
         let reason = if row.reason.is_empty() { String::new() } else { format!("`{}`", row.reason) };
@@ -198,15 +199,21 @@ fn outcomes_page() -> String {
 
 fn policies_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Replacement policies\n\nWhich block gives way when room is needed. The first is the default.\n\n\
+        "{GENERATED}# Replacement policies\n\nFor operators who tune a cache. A policy chooses the block to evict when the cache needs a free block. The first policy is the \
+         default.\n\n\
          | name | what it does | source | runs in |\n|---|---|---|---|\n"
     );
     for row in POLICIES {
-        let place = if row.serves { "daemon and lab" } else { "lab: takes more than 24 bytes a block" };
+        let place = if row.serves {
+            "daemon and lab"
+        } else {
+            "lab only: needs more than 24 bytes of memory for each block"
+        };
         let _ = writeln!(page, "| `{}` | {} | {} | {place} |", row.name, row.summary, row.source);
     }
     page.push_str(
-        "\n# Admission\n\nWhich blocks may come in at all: `--admission` of `hob cache enable`, `hob cache set` and `hob serve`; `hob lab sim` tries them.\n\n\
+        "\n# Admission\n\nAn admission rule decides which blocks enter the cache: `--admission` of `hob cache enable`, `hob cache set` and `hob serve`. \
+         `hob lab sim` simulates the rules.\n\n\
          | form | what it does |\n|---|---|\n",
     );
     for row in ADMISSIONS {
@@ -217,11 +224,11 @@ fn policies_page() -> String {
 
 fn presets_page() -> String {
     let mut page = format!(
-        "{GENERATED}# Presets\n\nA preset is a row of parts, each of which can be set by itself: `hob cache enable --preset zbs \
-         --dirty-start 30`, or the same names in hob.toml. Without a preset a cache has the parts of `vfrc`. \
-         Memory above a cache (`--ram`) is no part of a preset: what an array keeps in its DRAM above FAST Cache, `--preset fast-cache \
-         --ram 4G` keeps in the host's.\n\n\
-         | preset | mode | persistent | layout | block | admission | policy | destage | starts, stops, full | age bound | \
+        "{GENERATED}# Presets\n\nFor operators who choose the settings of a cache.\n\nA preset is a named set of cache settings. You can override each \
+         setting: `hob cache enable --preset zbs --dirty-start 30`, or the same names in hob.toml. A cache without a preset \
+         has the settings of `vfrc`. The memory tier above a cache (`--ram`) is not part of a preset. An array with FAST Cache \
+         has a cache in DRAM too: `--preset fast-cache --ram 4G` corresponds to it.\n\n\
+         | preset | mode | persistent | layout | block | admission | policy | destage | start, stop, full (dirty blocks) | maximum age | \
          copies |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for row in PRESETS {
@@ -254,24 +261,29 @@ fn presets_page() -> String {
     for row in PRESETS {
         let alone = match (row.copies, row.one_device) {
             (Copies::One, _) => "",
-            (_, OneDevice::OneCopy) => " In a pool of one device it keeps one copy.",
-            (_, OneDevice::Refused) => " It needs two devices.",
+            (_, OneDevice::OneCopy) => " In a pool of one device, it has one copy.",
+            (_, OneDevice::Refused) => " It needs two flash devices.",
         };
         let _ = writeln!(page, "- `{}`: {}. {}: {}.{alone}", row.name, row.summary, row.source, row.notes);
     }
-    write_words(&mut page, "Modes", "What a cache does with writes.", MODES);
-    write_words(&mut page, "Layouts", "How a cache's room is shared.", LAYOUTS);
+    write_words(&mut page, "Modes", "The mode decides what a cache does with writes.", MODES);
+    write_words(&mut page, "Layouts", "The layout decides which blocks reads and writes use.", LAYOUTS);
     write_words(
         &mut page,
         "Destage orders",
         "Order in which dirty data is written to the backing.",
         DESTAGE_ORDERS,
     );
-    write_words(&mut page, "Copies", "How many copies flash keeps. Two need a persistent cache.", COPIES);
+    write_words(
+        &mut page,
+        "Copies",
+        "Number of copies of cached data on flash. Two copies need a persistent cache.",
+        COPIES,
+    );
     write_words(
         &mut page,
         "Verify",
-        "When a persistent cache is compared with its backing before it serves. No part of a preset.",
+        "Restarts after which hob compares a persistent cache with its backing before it serves the cached data. Not part of a preset.",
         VERIFY,
     );
     page

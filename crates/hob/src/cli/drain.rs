@@ -1,7 +1,7 @@
 //! `hob drain DISK`: writes dirty data to the backing, with progress. Removing a cache uses it too.
 //!
-//! The daemon drains; this command watches. When interrupted, it says that the drain continues, and
-//! exits.
+//! The daemon drains; this command watches. If interrupted, the command prints that the drain
+//! continues, and exits.
 
 use clap::Args;
 use hob_control::client::Client;
@@ -20,7 +20,7 @@ const BAR_CELLS: usize = 24;
 pub(crate) struct Drain {
     /// The disk
     disk: String,
-    /// Stop a drain, or the shrinking of a cache that waits for the backing
+    /// Stop a drain, or the shrinking of a cache
     #[arg(long)]
     stop: bool,
     /// Start the drain, and do not wait for its end
@@ -91,7 +91,8 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
         watch.show(&bar(whole, &dirty), &sentence(&dirty));
         let goes_on = || {
             format!(
-                "the drain of {disk} continues; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
+                "the drain of {disk} continues; 'hob drain {disk}' shows the progress, 'hob drain \
+                {disk} --stop' stops it"
             )
         };
         if !watch.wait(goes_on).await {

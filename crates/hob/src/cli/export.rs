@@ -31,7 +31,8 @@ pub(crate) enum Export {
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
     },
-    /// Take a further export away; its clients are disconnected, and a file of it that is open keeps it
+    /// Remove an additional export and disconnect its clients; an export whose file is open is not
+    /// removed
     Remove {
         /// The disk
         disk: String,

@@ -22,7 +22,7 @@ pub(super) fn run(Health {}: &Health, global: &Global) -> anyhow::Result<()> {
 
 fn show(health: &State) -> String {
     if health.problems.is_empty() {
-        return "everything is in order".to_owned();
+        return "no problems".to_owned();
     }
     let row = |problem: &hob_control::HealthProblem| {
         vec![problem.kind.name().to_owned(), problem.subject.clone(), problem.reason.clone()]

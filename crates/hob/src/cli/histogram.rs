@@ -15,21 +15,22 @@ use super::remote::ask;
 /// Length of the longest bar in characters.
 const BAR_CELLS: u64 = 40;
 
-/// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of vscsiStats
+/// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of
+/// vscsiStats
 ///
-/// Only a guest's reads and writes are counted. Reads among reads, and writes among writes, are looked at as if there were
-/// no others.
+/// Only a guest's reads and writes are counted. Reads among reads, and writes among writes, are
+/// looked at as if there were no others.
 #[derive(Debug, Args)]
 pub(crate) struct Histogram {
     /// The disk
     disk: String,
-    /// Show only this metric; may be given more than once [default: all]
+    /// Show only this histogram; may be given more than once [default: all]
     #[arg(long, value_name = "METRIC", value_parser = PossibleValuesParser::new(METRICS.iter().map(|row| row.name)))]
     kind: Vec<String>,
     /// Kind of requests
     #[arg(long, value_name = "CLASS", default_value = "all", value_parser = PossibleValuesParser::new(CLASSES.map(|(_, name)| name)))]
     class: String,
-    /// Write all of them into a file for spreadsheets, too; - is standard output, and then nothing else goes there
+    /// Also write all histograms to this file as CSV; - writes only the CSV to standard output
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Reset the counters after printing them

@@ -1,8 +1,8 @@
 //! `hob migrate DISK`: migrates a disk to another host with its cache; shows, changes and cancels
 //! migrations.
 //!
-//! The daemons migrate the disk; this command watches. When interrupted, it says that the migration
-//! continues, and exits.
+//! The daemons migrate the disk; this command watches. If interrupted, the command prints that the
+//! migration continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -54,13 +54,14 @@ pub(crate) struct Migrate {
     /// Take back a disk that moved away, if its new host will never serve it again
     #[arg(long, conflicts_with = "to", requires = "force")]
     take_back: bool,
-    /// The new host is gone for good. If it still serves the disk, two hosts write to it, and it is
-    /// corrupted
+    /// The new host will never return. If it still serves the disk, two hosts write to it, and it
+    /// is corrupted
     #[arg(long, requires = "take_back")]
     force: bool,
     #[command(flatten)]
     consent: Confirmation,
-    /// When the command returns [default: over, or arrived with --finish; at once if nothing was started]
+    /// When the command returns [default: over, or arrived with --finish; at once if nothing was
+    /// started]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,
 }
@@ -87,7 +88,7 @@ enum When {
     Ask,
 }
 
-/// How long to watch.
+/// Step of the migration at which the command returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Until {
     /// The migration is recorded, and dirty data is being written to the backing
@@ -194,7 +195,8 @@ async fn watch(
         watch.show("", &sentence(&shown));
         let goes_on = || {
             format!(
-                "the migration of {disk} continues; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
+                "the migration of {disk} continues; 'hob migrate {disk}' shows the progress, 'hob \
+                migrate {disk} --cancel' keeps the disk on this host"
             )
         };
         if !watch.wait(goes_on).await {

@@ -68,8 +68,9 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS
-    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen on this address; other commands connect to it, or to HOB_CONTROL
+    /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS [default:
+    /// unix:/run/hob/control.sock]. `serve` and `daemon` listen on this address; other commands
+    /// connect to it, or to HOB_CONTROL
     #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
     #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,
@@ -92,8 +93,8 @@ pub(crate) struct Global {
     /// Log filter for stderr, like info or hob=debug,warn [env: HOB_LOG]
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Global options")]
     log: Option<String>,
-    /// How each line of the log is written: text for people or json for programs [env: HOB_LOG_FORMAT]
-    /// [default: text]
+    /// Format of log lines: text for people or json for programs [env: HOB_LOG_FORMAT] [default:
+    /// text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT", help_heading = "Global options")]
     log_format: Option<LogFormat>,
 }
@@ -322,11 +323,11 @@ fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), Stri
     let text = filter.or(from_env.as_deref()).unwrap_or("info");
     let filter = tracing_subscriber::EnvFilter::builder()
         .parse(text)
-        .map_err(|error| format!("the log filter '{text}' makes no sense: {error}"))?;
+        .map_err(|error| format!("the log filter '{text}' is invalid: {error}"))?;
     let format = match (format, std::env::var("HOB_LOG_FORMAT")) {
         (Some(format), _) => format,
         (None, Ok(name)) if !name.is_empty() => LogFormat::from_str(&name, false)
-            .map_err(|_| format!("HOB_LOG_FORMAT is '{name}'; it can be text or json"))?,
+            .map_err(|_| format!("HOB_LOG_FORMAT is '{name}'; the value must be text or json"))?,
         _ => LogFormat::Text,
     };
     let log = tracing_subscriber::fmt()

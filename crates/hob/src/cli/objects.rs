@@ -10,18 +10,21 @@ use serde::Serialize;
 use super::Global;
 use super::output::{pairs, print};
 
-/// Disks as objects in S3 and its like, or in a directory: make one, look at it; see docs/OBJECTS.md
+/// Disks as objects in S3 and its like, or in a directory: make one, look at it; see
+/// docs/OBJECTS.md
 #[derive(Debug, Subcommand)]
 pub(crate) enum Objects {
     /// Create a disk of zeroes. The disk takes up space only where it is written
     Create {
-        /// objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
+        /// objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or
+        /// az://CONTAINER/PREFIX
         #[arg(value_name = "SPEC")]
         spec: String,
         /// Its size
         #[arg(long)]
         size: Size,
-        /// Size of each object, a power of two from 64K to 64M: small ones for scattered small writes
+        /// Size of each object, a power of two from 64K to 64M: small ones for scattered small
+        /// writes
         #[arg(long, value_name = "SIZE", default_value_t = Size(OBJECT_BYTES_DEFAULT))]
         object_size: Size,
     },
@@ -31,7 +34,8 @@ pub(crate) enum Objects {
         #[arg(value_name = "SPEC")]
         spec: String,
     },
-    /// Unlock a disk whose host is gone for good and did not close it. If the host still runs, all its writes to the disk fail
+    /// Unlock a disk whose host will never return and did not close the disk. If the host still
+    /// runs, all its writes to the disk fail
     Unlock {
         /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]
@@ -84,7 +88,7 @@ pub(super) fn run(command: Objects, global: &Global) -> anyhow::Result<()> {
             let before = objects::unlock(&spec, &options)?;
             print(global.output, &Shown::of(spec, &before), |before| {
                 let owner = before.owner.as_deref().unwrap_or("nobody");
-                format!("unlocked: {owner} had it, and can write it no more")
+                format!("unlocked: {owner} had the disk, and can no longer write to it")
             })
         }
     }

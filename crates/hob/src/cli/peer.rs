@@ -12,7 +12,8 @@ use super::remote::ask;
 pub(crate) enum Peer {
     /// List flash that this host exports to other hosts, and flash that it uses of theirs
     List,
-    /// End a flash lease of this host: the other host's caches continue without replicas here
+    /// End a flash lease of this host, so that the other host can no longer use this host's flash:
+    /// its caches continue without replicas here
     End {
         /// Name of the host that uses the flash, as shown by `peer list`
         borrower: String,

@@ -10,7 +10,8 @@ use super::remote::ask;
 /// Options that set rules; at least one is required.
 const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
 
-/// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB unless hob.toml says otherwise, one at least each
+/// Shares, limits and reservations of disks. I/O is counted in units of 32 KiB, unless hob.toml
+/// sets another unit; each I/O counts as at least one unit
 #[derive(Debug, Subcommand)]
 pub(crate) enum Qos {
     /// Set a disk's shares, reservation and limits
@@ -18,7 +19,8 @@ pub(crate) enum Qos {
     Set {
         /// The disk
         disk: String,
-        /// Use this storage policy, also when it changes; '' to keep the present settings without a policy
+        /// Use this storage policy, also when it changes; '' to keep the present settings without a
+        /// policy
         #[arg(long, value_name = "NAME", conflicts_with_all = RULES)]
         policy: Option<String>,
         #[command(flatten)]
@@ -56,7 +58,8 @@ pub(crate) enum Policy {
 /// Shares, reservation and limits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rules {
-    /// Shares, the relative part of the datastore: low (500), normal (1000), high (2000) or a number
+    /// Shares, the relative part of the datastore: low (500), normal (1000), high (2000) or a
+    /// number
     #[arg(long)]
     shares: Option<String>,
     /// Reservation: units a second that the disk gets even under contention; 0 for none

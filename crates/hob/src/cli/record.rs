@@ -21,8 +21,8 @@ use super::Global;
 use super::output::{duration, pairs, print, word};
 use super::remote::{converse, explain};
 
-/// Number of frames to wait for after a signal, so that the trace ends at the signal; the first
-/// frame may have been sent before.
+/// Number of frames to wait for after a signal, so that the trace ends at the signal. The first of
+/// these frames may have been sent before the signal.
 const FRAMES_AFTER_SIGNAL: u32 = 2;
 
 /// Record the requests of a disk until Ctrl-C
@@ -156,7 +156,7 @@ impl Recording {
                         return Ok((self, Some(explain(error))));
                     }
                 },
-                // After a second signal the command ends without waiting.
+                // After a second signal the command ends immediately.
                 () = signals.next() => if frames_left.replace(FRAMES_AFTER_SIGNAL + 1).is_some() {
                     frames_left = Some(1);
                 },
@@ -341,7 +341,7 @@ mod tests {
         let recorded = first.finish(&args).unwrap();
         assert_eq!((recorded.ended, recorded.elapsed_ns), (Ended::Seconds, 1_000_000_000));
         assert_eq!(read(&args.out).1, (0..10).collect::<Vec<_>>());
-        // With nothing to record it ends as well.
+        // If there is nothing to record, the command ends too.
         let (_, mut idle) = recording(&dir, Some(1), None);
         idle.take(&TraceFrame { elapsed_ns: 1_000_000_000, ..TraceFrame::default() }).unwrap();
         assert_eq!(idle.ended, Some(Ended::Seconds));

@@ -118,7 +118,7 @@ pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
 
 /// Reads the whole trace once.
 fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow::Result<Survey> {
-    let style = ProgressStyle::with_template("{spinner} looking at the trace: {human_pos} requests")?;
+    let style = ProgressStyle::with_template("{spinner} reading the trace: {human_pos} requests")?;
     let spinner = ProgressBar::new_spinner().with_style(style);
     let (mut first_disk, mut many_disks) = (None, false);
     let records = args.part().of(&mut reader).inspect(|record| {
@@ -132,7 +132,7 @@ fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow:
     ensure!(!stop.load(Ordering::Relaxed), "interrupted before the first request was sent");
     ensure!(
         survey.requests() > 0,
-        "there is no request in {}, or in the part asked for",
+        "there is no request in {}, or in the selected part",
         args.trace.display()
     );
     if many_disks {
@@ -151,7 +151,7 @@ fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow:
 fn show(report: &Report) -> String {
     let mut facts = vec![
         ("target", report.target.clone()),
-        ("pace", format!("{}, {} in flight at most", report.pace, report.depth)),
+        ("pace", format!("{}, at most {} in flight", report.pace, report.depth)),
         (
             "requests",
             format!("{} of {} answered, {} left out", report.answered, report.requests, report.left_out),

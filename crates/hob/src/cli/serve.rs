@@ -19,10 +19,12 @@ use crate::daemon::{Plan, Serving};
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
-    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
+    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI,
+    /// VHDX or VPC image
     #[arg(long, value_name = "SPEC")]
     disk: String,
-    /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+    /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension
+    /// if absent, otherwise raw
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
     /// Also serve the disk at this vhost-user socket
@@ -40,22 +42,22 @@ pub(crate) struct Serve {
     /// Require NBD clients to present a certificate of this authority, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_cert")]
     nbd_client_ca: Option<PathBuf>,
-    /// Speak NBD with TLS only, with these keys, which clients have too: lines of name:hexadecimal, as
-    /// psktool writes them; needs a build with the feature psk
+    /// Accept NBD only over TLS with the pre-shared keys in this file: lines of name:hexadecimal,
+    /// as psktool writes them; needs a build with the feature psk
     #[arg(long, value_name = "FILE", conflicts_with = "nbd_cert")]
     nbd_psk: Option<PathBuf>,
     /// Let only these NBD clients see the disk: an address, a network, unix, sha256:FINGERPRINT,
     /// cn:COMMON-NAME, san:DNS-NAME or psk:NAME; may be given more than once
     #[arg(long, value_name = "CLIENT")]
     allow: Vec<ClientMatch>,
-    /// Make the disk a file too, for loop devices and other programs that open files: an existing regular file,
-    /// which is covered until hob ends, or a new name
+    /// Also make the disk available as a file (FUSE) for loop devices and other programs: a new
+    /// name, or an existing regular file, which is hidden until hob exits
     #[arg(long, value_name = "PATH")]
     fuse: Option<String>,
     /// Name of the export
     #[arg(long, default_value = "disk")]
     name: String,
-    /// File or block device on flash for the cache; a file is made when absent
+    /// File or block device on flash for the cache; a missing file is created
     #[arg(long, value_name = "FILE", requires = "size")]
     pool: Option<String>,
     /// Size of the cache; the pool file is sized for it
@@ -71,10 +73,10 @@ pub(crate) struct Serve {
     /// Refuse changes
     #[arg(long)]
     read_only: bool,
-    /// How I/O is done: auto, io_uring or threads
+    /// Interface for I/O: auto, io_uring or threads
     #[arg(long, default_value = "auto", value_parser = ring_name)]
     ring: RingKind,
-    /// Use a pool device that holds other data, which is lost
+    /// Use a pool device that contains other data; that data is lost
     #[arg(long, requires = "pool")]
     force: bool,
     /// Check whether the disk could be served, and exit; an upgrade asks the new program this way
@@ -83,7 +85,7 @@ pub(crate) struct Serve {
 }
 
 fn ring_name(name: &str) -> Result<RingKind, String> {
-    ring_kind(name).ok_or_else(|| "it can be auto, io_uring or threads".to_owned())
+    ring_kind(name).ok_or_else(|| "the value must be auto, io_uring or threads".to_owned())
 }
 
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
@@ -94,7 +96,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
             Some((device, enable))
         }
         _ if !CacheSettings::from(args.settings).is_empty() => {
-            anyhow::bail!("settings of a cache need one: give it --pool and --size")
+            anyhow::bail!("cache settings need a cache: pass --pool and --size")
         }
         _ => None,
     };

@@ -20,10 +20,12 @@ pub(super) struct Settings {
     /// Keep the cache across restarts; write-back implies it
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     persistent: Option<bool>,
-    /// One area for reads and writes (unified), or PERCENT of the cache for reads (split:PERCENT)
+    /// Use of the cache: reads and writes share all blocks (unified), or PERCENT of the blocks are
+    /// for reads (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
-    /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with
+    /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
     /// Replacement policy
@@ -50,13 +52,14 @@ pub(super) struct Settings {
     /// Number of copies on flash, of all data or only of dirty data
     #[arg(long, value_name = "N", value_parser = words(COPIES))]
     copies: Option<String>,
-    /// Destage in write order, so that the backing always has a past state of the disk; destaging is slower
+    /// Destage in write order, so that the backing always has a past state of the disk; destaging
+    /// is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
-    /// When to compare a persistent cache with its backing after a restart
+    /// Restarts after which a persistent cache is compared with its backing
     #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
     verify: Option<String>,
-    /// Memory above the cache for frequently read data and read-ahead; 0 for none
+    /// Size of the memory tier above the cache, for recently read data and read-ahead; 0 for none
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
 }

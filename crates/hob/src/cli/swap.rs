@@ -1,7 +1,7 @@
 //! `hob swap …`: swap areas of this host on the flash of a pool.
 //!
-//! The daemon makes the change; these commands watch. When interrupted, they say that it continues,
-//! and exit.
+//! The daemon makes the change; these commands watch. If interrupted, the commands print that the
+//! change continues, and exit.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,8 @@ pub(crate) enum Swap {
         /// The device of the pool [default: the one with the most free space]
         #[arg(long)]
         device: Option<String>,
-        /// Swap priority, 0 to 32767: swap of higher priority is filled first [default: after all swap with a priority]
+        /// Swap priority, 0 to 32767: swap of higher priority is filled first [default: after all
+        /// swap with a priority]
         #[arg(long, value_name = "N")]
         priority: Option<u16>,
         /// Leave it off
@@ -54,7 +55,8 @@ pub(crate) enum Swap {
     Off {
         /// The area
         name: String,
-        /// Turn the area off even if memory may be too small for its pages; the kernel may then kill programs
+        /// Turn the area off even if memory may be too small for its pages; the kernel may then
+        /// kill programs
         #[arg(long)]
         force: bool,
         /// Do not wait until the swap area is off
@@ -134,7 +136,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
             watch.end();
             return match (wanted, &area.reason) {
                 (Some(wanted), why) if area.state != wanted => {
-                    let why = why.as_deref().unwrap_or("that was stopped");
+                    let why = why.as_deref().unwrap_or("that was cancelled");
                     Err(anyhow::anyhow!("{} is {}: {why}", area.name, word(&area.state)))
                 }
                 _ => Ok(true),
@@ -144,8 +146,8 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
         wanted.get_or_insert(if is_coming { SwapState::On } else { SwapState::Off });
         let (name, left) = (&area.name, area.left.unwrap_or_default().human());
         let sentence = match is_coming {
-            true => format!("{name}: {left} of {} are still to be written", area.size.human()),
-            false => format!("{name}: {left} are still to be brought back"),
+            true => format!("{name}: {left} of {} must still be written", area.size.human()),
+            false => format!("{name}: {left} must still be read back"),
         };
         watch.show("", &sentence);
         let (now, other) = if is_coming { ("on", "off") } else { ("off", "on") };

@@ -82,9 +82,12 @@ mod tests {
             ended_seconds_ago: Some(61),
             dirty: None,
             can_cancel: false,
-            error: Some("it ended unexpectedly".to_owned()),
+            error: Some("the task ended unexpectedly".to_owned()),
         };
-        assert_eq!(row(&task), ["7", "disk remove", "vm", "failed", "1 min 1 s", "it ended unexpectedly"]);
+        assert_eq!(
+            row(&task),
+            ["7", "disk remove", "vm", "failed", "1 min 1 s", "the task ended unexpectedly"]
+        );
         let running = Task { state: TaskState::Running, ended_seconds_ago: None, error: None, ..task };
         assert_eq!(row(&running)[3..], ["running", "3 min 20 s", ""]);
         assert_eq!(show(&[]), "no tasks");

@@ -1,4 +1,4 @@
-//! What the command line accepts and refuses.
+//! Accepted and refused command lines.
 
 use super::*;
 

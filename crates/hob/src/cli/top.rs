@@ -1,7 +1,7 @@
 //! `hob top`: current load of disks, on a screen that is updated or in one table.
 //!
 //! Rates are differences of two responses of the daemon, so the first ones appear a moment after
-//! the start. While the daemon does not answer, the screen says so and shows the last known values.
+//! the start. While the daemon does not answer, the screen shows that and the last known values.
 
 mod model;
 mod screen;
@@ -42,7 +42,7 @@ pub(crate) struct Top {
 fn interval(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=60.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("it can be 0.1 to 60".to_owned()),
+        _ => Err("the value must be 0.1 to 60".to_owned()),
     }
 }
 
@@ -51,7 +51,7 @@ fn column(text: &str) -> Result<usize, String> {
         |column: &model::Column| column.heading.eq_ignore_ascii_case(text) || column.key.to_string() == text;
     COLUMNS.iter().position(matches).ok_or_else(|| {
         let names: Vec<String> = COLUMNS.iter().map(|column| column.heading.to_lowercase()).collect();
-        format!("it can be {}", names.join(", "))
+        format!("the value must be {}", names.join(", "))
     })
 }
 

@@ -102,7 +102,7 @@ pub(crate) enum ClientMatchError {
     HostBits {
         /// The text in the configuration.
         text: String,
-        /// The network that contains the address.
+        /// Address of the network: the given address without the bits after its prefix.
         base: IpAddr,
         /// Its prefix.
         prefix_bits: u32,

@@ -80,7 +80,7 @@ struct DiskMembership {
     /// True if a request to etcd had no response. The request may still take effect until a later
     /// one has succeeded.
     in_doubt: bool,
-    /// True if a request in doubt would record that the disk has no dirty data.
+    /// True if an etcd request of unknown result would record that the disk has no dirty data.
     clean_in_doubt: bool,
     /// True if another host has acquired the disk while it was served here. This process
     /// acknowledges no further request of the disk.
@@ -120,7 +120,10 @@ impl Cluster {
     ) -> anyhow::Result<Arc<Cluster>> {
         let name = config.host.clone().unwrap_or_else(host_name);
         check_name(&name).with_context(|| {
-            format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
+            format!(
+                "'{name}' cannot be this host's name in the cluster; set another name with host \
+                in [cluster]"
+            )
         })?;
         let me = Member { name, id: identity(directory)? };
         let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);
@@ -192,7 +195,7 @@ impl Cluster {
             Ok(Ok(joined)) => Ok(joined.clone().expect("waited for")),
             _ => {
                 let why = self.keeping.trouble().unwrap_or_else(|| "etcd does not answer".to_owned());
-                Err(TakeError::Unknown(format!("this host is no member of its cluster yet: {why}")))
+                Err(TakeError::Unknown(format!("this host is not a member of its cluster yet: {why}")))
             }
         }
     }
@@ -207,7 +210,7 @@ impl Cluster {
     }
 
     /// Commits a transaction about this disk. Each transaction writes all keys again that it
-    /// depends on, so earlier ones in doubt cannot take effect after it.
+    /// depends on, so an earlier transaction of unknown result cannot take effect after it.
     async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;

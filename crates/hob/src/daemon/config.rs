@@ -37,7 +37,7 @@ const STATE_DIR: &str = "/var/lib/hob";
 /// Default socket of the control API.
 pub(crate) const CONTROL_SOCKET: &str = "/run/hob/control.sock";
 
-/// The whole file.
+/// The contents of hob.toml.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -53,16 +53,16 @@ pub(crate) struct Config {
     /// Owner of the Unix sockets at which disks are served, by name or number.
     #[serde(default)]
     socket_owner: Option<String>,
-    /// Group of these sockets, by name or number.
+    /// Group of the Unix sockets at which disks are served, by name or number.
     #[serde(default)]
     socket_group: Option<String>,
-    /// Permission bits of these sockets, octal.
+    /// Permission bits of the Unix sockets at which disks are served, octal.
     #[serde(default, deserialize_with = "mode_of")]
     socket_mode: Option<String>,
-    /// Which clients may see which disks.
+    /// Restricts disks to some NBD clients.
     #[serde(default)]
     pub(crate) allow: Vec<AllowEntry>,
-    /// How I/O is done: `auto` (the default), `io_uring` or `threads`.
+    /// Interface for I/O: `auto` (the default), `io_uring` or `threads`.
     #[serde(default, deserialize_with = "ring_by_name")]
     pub(crate) ring: RingKind,
     /// Number of threads that serve I/O. Default: 1.
@@ -77,13 +77,13 @@ pub(crate) struct Config {
     /// Credentials of this host for migrations to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
-    /// Flash that it exports to other hosts.
+    /// Flash that this host lends to other hosts.
     #[serde(default)]
     pub(crate) peers: PeersConfig,
     /// The cluster that decides which host serves which disk.
     #[serde(default)]
     pub(crate) cluster: Option<ClusterConfig>,
-    /// Limits of resources.
+    /// Limits of connections, memory and waiting times.
     #[serde(default)]
     pub(crate) limits: Limits,
     /// Pools to create at start if they do not exist.
@@ -104,7 +104,7 @@ pub(crate) struct Config {
     /// Path of the file, if there is one.
     #[serde(skip)]
     path: Option<PathBuf>,
-    /// What was read.
+    /// The text that was read.
     #[serde(skip)]
     text: String,
     /// Reason why the current file is not in use; this is the configuration of the last start.
@@ -116,20 +116,22 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// Maximum number of NBD connections of each listener; further ones wait in the kernel. Default: 256.
+    /// Maximum number of NBD connections of each listener; further connections wait in the kernel.
+    /// Default: 256.
     pub(crate) connections_max: usize,
     /// Memory for data in flight, for each shard. Default: 64M.
     pub(crate) buffer_bytes_max: Size,
-    /// Time that requests wait for their backing during an outage, for disks without a limit of their
-    /// own: a duration or `forever`. Default: `forever`.
+    /// Time that requests wait for their backing during an outage, for disks without a limit of
+    /// their own: a duration or `forever`. Default: `forever`.
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// The same in milliseconds, the setting of earlier versions.
+    /// `backing_timeout` in milliseconds, as in earlier versions.
     pub(crate) backing_wait_ms_max: Option<u64>,
     /// Time that a flash I/O may take before caches bypass the device, milliseconds. Default: 1000.
     pub(crate) flash_stall_ms_max: u64,
     /// Number of failed I/Os after which a flash device is fenced. Default: 16.
     pub(crate) flash_errors_max: u32,
-    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0 means never. Default: 20.
+    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0
+    /// means never. Default: 20.
     pub(crate) shard_silence_s_max: u64,
     /// Unit of I/O in which shares, limits and reservations count. Default: 32K.
     pub(crate) qos_unit: Size,
@@ -144,8 +146,9 @@ impl Default for Limits {
             backing_wait_ms_max: None,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
-            // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than WatchdogSec in
-            // packaging/hob.service; hundreds of times what any turn of a shard takes.
+            // The time is less than the 30 s after which guests' SCSI and NVMe drivers reset a
+            // disk, and less than WatchdogSec in packaging/hob.service. It is hundreds of times as
+            // long as a turn of a shard.
             shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
@@ -153,7 +156,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Returns the time that requests of a disk without a limit of its own wait for its backing (docs/decisions/0045).
+    /// Returns the time that requests of a disk without a limit of its own wait for its backing
+    /// (docs/decisions/0045).
     pub(crate) fn backing_timeout(&self) -> BackingTimeout {
         let older =
             self.backing_wait_ms_max.map(|millis| BackingTimeout::Limit(Duration::from_millis(millis)));
@@ -165,40 +169,43 @@ impl Limits {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskEntry {
-    /// Its name.
+    /// Name of the disk.
     pub(crate) name: String,
-    /// Path or URI of its data.
+    /// Path or URI of the disk's data.
     pub(crate) backing: String,
-    /// Image format, if the backing is a path. Default: that of the file's extension, otherwise raw.
+    /// Image format, if the backing is a path. Default: that of the file's extension, otherwise
+    /// raw.
     pub(crate) format: Option<String>,
     /// Refuse writes. Default: false.
     #[serde(default)]
     pub(crate) read_only: bool,
-    /// Its cache.
+    /// The cache of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheEnable>,
-    /// Share blocks of its parent with other clones. Default: false.
+    /// Share cached blocks of the parent snapshot with other clones of it. Default: false.
     #[serde(default)]
     pub(crate) share_parent: bool,
-    /// Size of the cache for the parent, if it is created for this disk.
+    /// Size of the parent snapshot's cache, if adding this disk creates that cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
-    /// Time that its requests wait for the backing during an outage. Default: as in `[limits]`.
+    /// Time that requests of the disk wait for its backing during an outage. Default: as in
+    /// `[limits]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// The storage that its backing shares with others; detected by default.
+    /// Name of the datastore: the storage that this backing shares with other backings. Detected by
+    /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
-    /// Absolute path of its vhost-user socket.
+    /// Absolute path of the disk's vhost-user socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
     /// Additional exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
-    /// Absolute path at which it appears as a file, through FUSE.
+    /// Absolute path at which the disk appears as a file, through FUSE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
-    /// Its entitlement: rules, or a storage policy.
+    /// Shares, limits and reservation of the disk, or the name of a storage policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<QosPatch>,
 }
@@ -207,9 +214,9 @@ pub(crate) struct DiskEntry {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyEntry {
-    /// Its name.
+    /// Name of the storage policy.
     pub(crate) name: String,
-    /// The entitlement of each of its disks.
+    /// Shares, limits and reservation of each disk with this policy.
     pub(crate) qos: QosPatch,
 }
 
@@ -217,13 +224,13 @@ pub(crate) struct PolicyEntry {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreEntry {
-    /// Its name.
+    /// Name of the datastore.
     pub(crate) name: String,
-    /// Its throttling: `off`, `auto`, `knee` or `depth:N`.
+    /// Throttling of the datastore: `off`, `auto`, `knee` or `depth:N`.
     pub(crate) throttle: Option<String>,
-    /// Latency above which it is throttled, milliseconds. Default: 30.
+    /// Latency above which hob throttles the datastore, milliseconds. Default: 30.
     pub(crate) latency_ms: Option<u32>,
-    /// Its capacity, units per second. Default: measured.
+    /// Capacity of the datastore, units per second. Default: measured.
     pub(crate) capacity: Option<u32>,
 }
 
@@ -369,7 +376,10 @@ pub(crate) fn ring_kind(name: &str) -> Option<RingKind> {
 fn ring_by_name<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<RingKind, D::Error> {
     let name = String::deserialize(deserializer)?;
     ring_kind(&name).ok_or_else(|| {
-        serde::de::Error::custom(format!("ring = '{name}': it can be auto, io_uring or threads"))
+        serde::de::Error::custom(format!(
+            "ring = '{name}': the value must be auto, io_uring or \
+            threads"
+        ))
     })
 }
 

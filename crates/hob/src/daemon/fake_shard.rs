@@ -332,7 +332,7 @@ impl State {
                 self.command(id, counter.command(), Waiting::Add(answer));
             }
             ShardCall::Devices { answer } => {
-                // It does no I/O, but says so in numbers that can be told apart.
+                // The fake shard does no I/O, but returns numbers that the tests can recognise.
                 let counts =
                     |id: &DeviceId| DeviceCounts { ios: 1000 + u64::from(id.0), ..DeviceCounts::default() };
                 let _ = answer.send(Ok(self.devices.keys().map(|id| (*id, counts(id))).collect()));
@@ -370,7 +370,8 @@ impl State {
 
     fn guest(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> Result<(), IoError> {
         let id = self.begin(disk, op, offset, len);
-        // What is answered later, because a journal is lost or a device silent, nobody waits for here.
+        // No test waits for requests that a real shard would answer later, because of a lost
+        // journal or a device that does not answer.
         self.replies.remove(&id).unwrap_or(Err(IoError::Failed))
     }
 

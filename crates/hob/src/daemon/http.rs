@@ -64,10 +64,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .route("/metrics", get(monitor::metrics))
         .route("/v1/events", get(events::events))
         .route("/openapi.json", get(handlers::openapi))
-        .route(
-            "/v1/pools/{pool}/devices",
-            patch(handlers::device_set).delete(handlers::device_remove),
-        )
+        .route("/v1/pools/{pool}/devices", patch(handlers::device_set).delete(handlers::device_remove))
         .route("/v1/pools/{pool}/orphans/{owner}", delete(handlers::orphan_discard))
         .route("/v1/disks/{disk}", delete(handlers::disk_remove))
         .route("/v1/disks/{disk}/cache", delete(handlers::cache_disable))
@@ -89,11 +86,17 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(observe::table())
         .merge(qos::table())
         .merge(swap::table())
-        .fallback(async || Answer::no(StatusCode::NOT_FOUND, "there is nothing here; see /openapi.json"))
+        .fallback(async || {
+            Answer::no(
+                StatusCode::NOT_FOUND,
+                "there is no such path; see \
+            /openapi.json",
+            )
+        })
         .method_not_allowed_fallback(async || {
             Answer::no(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "this cannot be done with that method; see /openapi.json",
+                "this path does not support the method; see /openapi.json",
             )
         })
         .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))

@@ -62,7 +62,7 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
     let Some(name) = format else { return Ok(None) };
     let known = || Format::all().map(Format::name).collect::<Vec<_>>().join(", ");
     let format = Format::from_name(name)
-        .ok_or_else(|| format!("format '{name}' is not known: it can be {}", known()))?;
+        .ok_or_else(|| format!("format '{name}' is unknown; the formats are {}", known()))?;
     if !Backing::is_path(backing) {
         return Err(format!("{backing} has no format: only files and block devices have one"));
     }
@@ -98,7 +98,7 @@ pub(crate) fn files_of(
     }
     match recorded.and_then(|recorded| recorded.get(files.len())) {
         Some(gone) => Err(format!(
-            "{} was recorded below {} and is not there any more",
+            "{} was recorded below {} and does not exist any more",
             gone.path.display(),
             layer.display()
         )),
@@ -117,7 +117,7 @@ fn check_recorded(layer: &Path, found: &[ImageFile], recorded: Option<&[ImageFil
             Some(recorded) => {
                 let (was, was_format) = (recorded.path.display(), recorded.format.name());
                 return Err(format!(
-                    "{was} ({was_format}) was recorded, and now {path} ({format}) is in its place"
+                    "{was} ({was_format}) was recorded, and {path} ({format}) has replaced it"
                 ));
             }
             None => {
@@ -189,7 +189,7 @@ fn examine(
         _ => error.to_string(),
     })?;
     serde_json::from_slice(&said)
-        .map_err(|error| format!("qemu-img's answer about {} is malformed: {error}", layer.display()))
+        .map_err(|error| format!("the output of qemu-img about {} is malformed: {error}", layer.display()))
 }
 
 /// Runs a program with a time limit, and returns its output.
@@ -206,7 +206,7 @@ fn run(mut command: Command) -> io::Result<Vec<u8>> {
             // A process blocked on a filesystem may outlive this call; it is not waited for.
             let _ = child.kill();
             return Err(io::Error::other(format!(
-                "qemu-img gave no answer within {} s",
+                "qemu-img did not answer within {} s",
                 ANSWER_MAX.as_secs()
             )));
         }
@@ -253,14 +253,14 @@ mod tests {
             [file("mid.qcow2", Format::Qcow2, Role::Backing), file("base", Format::Raw, Role::Backing)];
         assert_eq!(found, expected);
         assert_eq!(files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap(), found);
-        // In the middle of the chain, another file.
+        // In the middle of the chain, an image refers to another file.
         qemu_img(dir.path(), "rebase -u -f qcow2 -F raw -b other mid.qcow2");
         let error = files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap_err();
         assert!(error.contains("base (raw) was recorded") && error.contains("other (raw)"), "{error}");
         qemu_img(dir.path(), "rebase -u -f qcow2 -b  mid.qcow2");
         let error = files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap_err();
         assert!(error.contains("base was recorded below") && error.contains("not there any more"), "{error}");
-        // An image that was alone is given a backing file, or an external data file.
+        // An image that had no other files gets a backing file or an external data file.
         qemu_img(dir.path(), "create -q -f qcow2 alone.qcow2 1M");
         assert_eq!(files_of(&at("alone.qcow2"), Format::Qcow2, None).unwrap(), []);
         qemu_img(dir.path(), "rebase -u -f qcow2 -F raw -b base alone.qcow2");

@@ -30,8 +30,8 @@ pub(super) struct Signals {
     end: Ends,
 }
 
-/// SIGTERM and SIGINT; also SIGHUP if the log goes to a terminal, because the terminal is closed
-/// then.
+/// Signals that end the daemon: SIGTERM and SIGINT; and SIGHUP if the log goes to a terminal,
+/// because then the terminal was closed.
 struct Ends {
     term: Signal,
     int: Signal,

@@ -207,7 +207,8 @@ impl Manager {
             disks.clone(),
             migrations.clone(),
         );
-        let parts = vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks.clone()) as _];
+        let parts =
+            vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks.clone()) as _];
         registry.connect(parts, Arc::downgrade(&ownership) as Weak<dyn SaveObserver>);
         observe.connect(Arc::downgrade(&migrations) as Weak<dyn DiskDetail>);
         disks.connect(Arc::downgrade(&cluster) as Weak<dyn DiskOwner>);

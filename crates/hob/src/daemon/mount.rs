@@ -93,7 +93,7 @@ impl Mount {
         // From here on dropping the mount removes the file after an error.
         let mut mount = Mount { path: path.clone(), made, mounted: false };
         if !below.is_file() {
-            return Err(unfit("there is something that is not a regular file"));
+            return Err(unfit("a file that is not a regular file exists there"));
         }
         let is_backing = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
         if fs::metadata(backing).is_ok_and(is_backing) {
@@ -174,9 +174,13 @@ pub(crate) fn clear_stale(path: &Path) {
 /// Checks that a file can be mounted on that path, without accessing it.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     match Path::new(path) {
-        at if !at.is_absolute() => Err("it is not absolute".to_owned()),
-        _ if path.len() > PATH_BYTES_MAX || path.contains('\0') => Err("it is not a path".to_owned()),
-        at if at.file_name().is_none() || path.ends_with('/') => Err("it does not name a file".to_owned()),
+        at if !at.is_absolute() => Err("the path is not absolute".to_owned()),
+        _ if path.len() > PATH_BYTES_MAX || path.contains('\0') => Err("it is not a valid \
+            path"
+            .to_owned()),
+        at if at.file_name().is_none() || path.ends_with('/') => Err("the path does not name a \
+            file"
+            .to_owned()),
         _ => Ok(()),
     }
 }
@@ -186,7 +190,7 @@ fn checked(path: &Path) -> Result<PathBuf, MountError> {
     let unfit = |what: String| MountError::Unfit { path: path.to_owned(), what };
     check_path(&path.to_string_lossy()).map_err(unfit)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(unfit("it does not name a file".to_owned()));
+        return Err(unfit("the path does not name a file".to_owned()));
     };
     let parent = fs::canonicalize(parent).map_err(|error| unfit(format!("{}: {error}", parent.display())))?;
     Ok(parent.join(name))
@@ -207,12 +211,12 @@ fn clear(path: &Path) -> Result<(), MountError> {
                 detach(path).map_err(system("unmount", path))?;
             }
             _ => {
-                let what = "something is mounted there that is being served";
+                let what = "another file system is mounted there and in use";
                 return Err(MountError::InUse { path: path.to_owned(), what });
             }
         }
     }
-    Err(MountError::InUse { path: path.to_owned(), what: "it has been mounted too many times" })
+    Err(MountError::InUse { path: path.to_owned(), what: "too many file systems are mounted there" })
 }
 
 /// Returns true if exactly this path is a mount point.

@@ -364,7 +364,7 @@ async fn serve_inside(
 }
 
 fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
-    io::Error::other("the client was silent for too long")
+    io::Error::other("the client did not answer for too long")
 }
 
 /// Hands a client to the shard of its disk.

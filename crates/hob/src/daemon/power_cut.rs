@@ -37,7 +37,8 @@ pub(super) fn obey() -> anyhow::Result<()> {
 /// Writes all data when the daemon ends without a simulated power cut.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
-        tracing::error!(%error, "cannot write the last data of the simulated volatile device");
+        tracing::error!(%error, "power-cut test: cannot write the unflushed data to the file at the \
+            end");
     }
 }
 
@@ -45,12 +46,12 @@ pub(super) fn end_in_peace() {
 fn parse(text: &str) -> anyhow::Result<(i32, VolatileOptions)> {
     let words: Vec<&str> = text.split(' ').collect();
     let [parent, seed, flushes, cut_after] = words[..] else {
-        bail!("four words are expected, not '{text}'")
+        bail!("the power-cut test expects four words, not '{text}'")
     };
     let flushes = match flushes {
         "honest" => Flushes::Honest,
         "ignored" => Flushes::Ignored,
-        other => bail!("flushes are honest or ignored, not '{other}'"),
+        other => bail!("the power-cut test expects flushes to be 'honest' or 'ignored', not '{other}'"),
     };
     let cut_after = Some(cut_after.parse()?).filter(|steps| *steps > 0);
     Ok((parent.parse()?, VolatileOptions { seed: seed.parse()?, flushes, cut_after }))

@@ -172,12 +172,12 @@ fn read(path: &Path) -> Result<Table, KeysError> {
         }
         if table.insert(name.to_vec(), key).is_some() {
             return Err(names(format!(
-                "'{}' stands there twice",
+                "the name '{}' appears twice",
                 String::from_utf8_lossy(name).escape_debug()
             )));
         }
     }
-    if table.is_empty() { Err(names("there is no key in it".to_owned())) } else { Ok(table) }
+    if table.is_empty() { Err(names("the file has no key".to_owned())) } else { Ok(table) }
 }
 
 fn hex(digits: &[u8]) -> Option<Vec<u8>> {
@@ -272,7 +272,7 @@ mod tests {
         write_secret(&path, &format!("host7:{KEY}\nhost9:{KEY}\n"));
         assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
         meet(&keys, "host8", OTHER).await.unwrap_err();
-        // A broken file changes nothing.
+        // An unusable file changes nothing.
         write_secret(&path, "nothing");
         assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");
     }

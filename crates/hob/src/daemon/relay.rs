@@ -165,7 +165,7 @@ mod tests {
         let relays = Relays::start(2).unwrap();
         let mut spawner = relays.spawner();
         let mut text = String::new();
-        // The client ends first, and still gets its answer.
+        // The client closes first, and still gets its reply.
         let (mut client, mut shard) = relayed(&mut spawner);
         client.write_all(b"a request").await.unwrap();
         client.shutdown().await.unwrap();
@@ -176,7 +176,7 @@ mod tests {
         text.clear();
         client.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "an answer");
-        // The shard ends first.
+        // The shard closes first.
         let (mut client, mut shard) = relayed(&mut spawner);
         shard.write_all(b"farewell").await.unwrap();
         drop(shard);

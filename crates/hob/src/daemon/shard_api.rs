@@ -303,7 +303,7 @@ pub(crate) struct Gone {
     pub(crate) memory: Option<Area>,
     /// The disk's dirty bitmaps, which include all acknowledged writes.
     pub(crate) bitmaps: Vec<Bitmap>,
-    /// Number of guests that were not told that acknowledged writes may be lost.
+    /// Number of guests that have not received a report that acknowledged writes may be lost.
     pub(crate) failures_owed: u32,
     /// True if the abandoned backing is still open. The disk's id can be reused after
     /// [`ShardEvent::BackingClosed`].

@@ -102,7 +102,7 @@ pub(crate) struct PoolState {
     /// The devices among them on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
-    /// The devices among them on other hosts.
+    /// Devices of the pool that are on other hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peers: Vec<PeerState>,
     /// Unit of allocation.
@@ -166,8 +166,8 @@ pub(crate) struct DiskState {
     /// How long requests wait for its backing; the daemon's limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// Number of guests that were not told, when it was closed, that acknowledged writes may be
-    /// lost.
+    /// Number of guests that had not received a report, when the disk was closed, that acknowledged
+    /// writes may be lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if it was configured.
@@ -275,7 +275,11 @@ impl State {
         match fs::metadata(&file) {
             Err(none) if none.kind() == io::ErrorKind::NotFound => Ok(State::default()),
             Err(other) => Err(failed(other)),
-            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken("it is far too long".to_owned())),
+            Ok(metadata) if metadata.len() > FILE_BYTES_MAX => Err(broken(
+                "the file is far too \
+                long"
+                    .to_owned(),
+            )),
             Ok(_) => parse(&fs::read(&file).map_err(failed)?).map_err(broken),
         }
     }
@@ -460,7 +464,7 @@ fn parse(text: &[u8]) -> Result<State, String> {
     // The version is checked first, because a file of another version has other fields.
     let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if version != VERSION {
-        return Err(format!("it has version {version}, this hob knows version {VERSION}"));
+        return Err(format!("it has version {version}, and this hob supports version {VERSION}"));
     }
     let state: State = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     state.check()?;

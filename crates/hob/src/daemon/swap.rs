@@ -42,8 +42,8 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     /// Returns the area's state if it is on.
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
 
-    /// Prepares an area for swap, if necessary. Calls `goes_on` with the number of bytes done; it
-    /// returns whether to continue.
+    /// Makes an area ready for use as swap space, unless it is ready. Calls `goes_on` with the
+    /// number of bytes done; it returns whether to continue.
     fn prepare(
         &self,
         device: &OwnedFd,

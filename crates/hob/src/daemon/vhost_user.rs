@@ -72,7 +72,7 @@ pub(crate) struct Behind {
     pub(crate) disk: DiskId,
     /// The shard that serves it.
     pub(crate) shard: ShardHandle,
-    /// Its properties for guests.
+    /// Properties of the device for guests.
     pub(crate) info: Info,
     /// What reads of guests promote into the cache.
     pub(crate) promote: Promote,
@@ -83,7 +83,7 @@ pub(crate) struct Behind {
 pub(crate) struct SocketPlace {
     /// Absolute.
     pub(crate) path: PathBuf,
-    /// Its owner, group and mode.
+    /// Owner, group and mode of the socket.
     pub(crate) access: SocketAccess,
 }
 

@@ -45,7 +45,7 @@ pub struct Material {
 pub(crate) struct Held {
     pub(crate) records: Vec<Record>,
     pub(crate) profile: Profile,
-    /// Number of requests beyond the maximum.
+    /// Number of requests that were left out because the trace has more than the maximum.
     pub(crate) left_out: u64,
     /// End of the last request, rounded up to 1 MiB, bytes.
     pub(crate) span_bytes: u64,

@@ -24,7 +24,7 @@ fn advice(records: &[Record]) -> Advice {
     advice_with(records, &Options::default())
 }
 
-/// Requests of a generator, one a millisecond on average.
+/// Returns requests of a generator, one per millisecond on average.
 fn generated(name: &str, settings: &[&str]) -> Vec<Record> {
     let generator = GENERATORS.iter().find(|row| row.name == name).unwrap();
     generator.plan(settings).unwrap().into_records(1_000_000).collect()
@@ -34,7 +34,7 @@ fn zipf(settings: &[&str]) -> Vec<Record> {
     generated("zipf", &[&["footprint=256M", "theta=1.0"], settings].concat())
 }
 
-/// The hit ratio of a cache, over all records.
+/// Returns the hit ratio of a cache over all records.
 fn simulated(records: &[Record], setting: Setting) -> f64 {
     let Setting { cache_bytes, block_bytes, policy, admission } = setting;
     let point = Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 };
@@ -125,7 +125,7 @@ fn rare_returns_and_a_disk_that_is_only_written_get_no_cache() {
 
 #[test]
 fn a_loop_gets_room_for_all_of_it_or_a_policy_that_stands_loops() {
-    // 32 MiB, read 10 times over: below its size LRU has no hit at all.
+    // 32 MiB, read 10 times: a smaller LRU cache has no hits.
     let records: Vec<Record> = (0..10 * 8192_u64).map(|i| read(i * 100_000, i % 8192 * 4096, 4096)).collect();
     let found = advice(&records);
     let advised = found.recommendation.unwrap();
@@ -135,7 +135,7 @@ fn a_loop_gets_room_for_all_of_it_or_a_policy_that_stands_loops() {
     assert!((20 * MIB..=33 * MIB).contains(&setting.cache_bytes), "{setting:?}");
     let smaller = Setting { cache_bytes: 30 * MIB, policy: lru(), ..setting };
     assert_eq!(simulated(&records, smaller), 0.0);
-    // Without varying gaps there are no times.
+    // Without varying gaps the trace has no usable times.
     assert!(found.wear.is_none());
     assert!(found.caveats.iter().any(|words| words.contains("no times")), "{:?}", found.caveats);
 }
@@ -197,8 +197,8 @@ fn a_backing_that_cannot_keep_up_is_measured_without_queues() {
 #[test]
 fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
     let mut dice = Prng::new(7);
-    // Both disks read the same addresses, each once in a while: as one disk, half of all reads would be
-    // hits.
+    // Both disks read the same addresses, each of them rarely: treated as one disk, half of all
+    // reads would be hits.
     let records: Vec<Record> = (0..4000_u64)
         .map(|i| Record {
             disk: (i % 2) as u16,

@@ -51,11 +51,11 @@ fn misses(policy: PolicyKind, blocks: u32, requests: &[u32]) -> u64 {
 
 #[test]
 fn by_hand() {
-    // 1 and 2 stay for their next use, 3 is not admitted; then 2 is not needed any more.
+    // 1 and 2 stay for their next use, and 3 is not admitted; then 2 is not needed any more.
     let uses = NextUses::new([1, 2, 3, 1, 2, 3, 1]).expect("short");
     assert_eq!((uses.requests(), uses.distinct()), (7, 3));
     assert_eq!(uses.misses(0), 7);
-    // 1 stays through.
+    // 1 stays all the time.
     assert_eq!(uses.misses(1), 5);
     // 1 and 2 stay; 3 misses twice.
     assert_eq!(uses.misses(2), 4);

@@ -32,7 +32,8 @@ struct Manners {
 const WILLING: Manners =
     Manners { hold: 1, delay: Duration::ZERO, answers_max: u64::MAX, hangs_up: false, flags: 1 };
 
-/// Serves one connection: no structured replies, no metadata, simple answers. Offset zero fails with EIO.
+/// Serves one connection: no structured replies, no metadata, simple replies. Offset zero fails
+/// with EIO.
 fn serve(mut client: impl Read + Write, manners: Manners) -> IoResult<()> {
     client.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
     take::<4>(&mut client)?;
@@ -99,7 +100,7 @@ fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes[..4].try_into().unwrap())
 }
 
-/// Runs the accesses against a server on a Unix socket.
+/// Runs the accesses with a server on a Unix socket.
 fn against(
     manners: Manners,
     accesses: &[Access],
@@ -155,7 +156,7 @@ fn accesses(count: usize, read_permille: u16) -> Vec<Access> {
         read_permille,
         seed: 6,
     };
-    // Offset zero is the failing one.
+    // Offset zero fails.
     Workload::new(&config)
         .take(count)
         .map(|access| Access { offset: access.offset + 4096, ..access })
@@ -247,8 +248,8 @@ fn a_server_that_hangs_up_is_an_error_that_says_how_far_it_got() {
     assert!(format!("{error:#}").contains("after 10 of 100 requests"), "{error:#}");
 }
 
-/// The server has accepted as many requests as the depth allows, so the sender waits for an answer that
-/// never comes.
+/// The server has accepted as many requests as the depth allows, so the sender waits for a reply
+/// that never arrives.
 #[test]
 fn a_server_that_hangs_up_with_every_slot_in_flight_does_not_strand_the_sender() {
     let manners = Manners { hold: 4, answers_max: 8, hangs_up: true, ..WILLING };
@@ -352,7 +353,8 @@ fn a_dialogue_matches_answers_with_questions_in_any_order() {
         let fails = dialogue.send(Ask::WriteZeroes { offset: 0, len: 512, fua: false }).unwrap();
         assert_eq!(dialogue.in_flight(), 4);
         let answers: Vec<Answer> = (0..4).map(|_| dialogue.receive().unwrap()).collect();
-        // This server answers the last one first, and treats a flush as a request at offset zero.
+        // This server answers the last request first, and treats a flush as a request at offset
+        // zero.
         assert_eq!(
             answers.iter().map(|answer| answer.cookie).collect::<Vec<_>>(),
             [fails, flush, write, read]

@@ -88,7 +88,7 @@ impl FigureInfo {
     pub fn find(name: &str) -> Result<&'static FigureInfo> {
         let Some(info) = FIGURES.iter().find(|info| info.name == name) else {
             let names: Vec<&str> = FIGURES.iter().map(|info| info.name).collect();
-            bail!("there is no figure {name}; there are {}", names.join(", "));
+            bail!("there is no figure {name}; the figures are {}", names.join(", "));
         };
         Ok(info)
     }

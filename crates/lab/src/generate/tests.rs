@@ -1,4 +1,5 @@
-//! What each generator publishes, measured from what it makes; and the published results, from playing it.
+//! Compares measurements of each generator's requests with its published properties, and results of
+//! a run with published results.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,12 +24,12 @@ fn records(name: &str, settings: &[&str]) -> Vec<Record> {
     plan(name, settings).into_records(1000).collect()
 }
 
-/// Seeds matter to all but the sequential writer.
+/// Returns true if the seed matters, as for all generators except the sequential writer.
 fn is_random(info: &GeneratorInfo) -> bool {
     info.name != "seq-write"
 }
 
-/// Small enough to be listed.
+/// Settings that make a small, listable plan.
 const SMALL: &[&str] = &["scale=4096"];
 
 #[test]
@@ -92,7 +93,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
     assert_eq!(error("vmmark", "io=1MiB"), "vmmark: io=1MiB: expected 4KiB to 64KiB");
     assert_eq!(error("zipf", "theta=-1"), "zipf: theta=-1: expected 0 to 5");
     assert_eq!(error("zipf", "iops=0"), "zipf: iops=0: expected 0.001 to 1000000000");
-    // Extremes are refused or harmless, never a panic.
+    // Extreme settings are refused or harmless, and never panic.
     for info in GENERATORS {
         for row in (info.parameters)() {
             for extreme in ["0", "1", "18446744073709551615", "1e300", "-0", "nan", ""] {
@@ -128,7 +129,7 @@ fn hm_and_proxy_have_the_published_mix_and_far_hot_spots() {
         assert!(share(&list, |record| record.len == 4096) > 0.9, "{name}: mostly 4 KB");
         let seconds = list.last().unwrap().at_ns as f64 / 1e9;
         assert!(is_near(list.len() as f64 / seconds, per_s, per_s * 0.02), "{name}");
-        // One spot in 32 KiB, always of the same place and length.
+        // One spot in 32 KiB, always with the same position and length.
         let mut spots = HashMap::new();
         for record in &list {
             let spot = (record.offset, record.len);
@@ -142,7 +143,7 @@ fn flash() -> FlashModel {
     FlashModel::new(FlashConfig::sata_ssd())
 }
 
-/// Plays a plan. Returns what was measured and the mean latency, milliseconds.
+/// Runs a plan. Returns the measurements and the mean latency, milliseconds.
 fn play(
     plan: Plan,
     cache: Option<CacheSetup>,
@@ -202,7 +203,7 @@ fn dss_scans_and_looks_up_all_over_its_database() {
     assert_eq!(list.len(), 10 * 1080);
     assert!(list.iter().all(|record| record.op == Op::Read && record.len == 8192));
     assert!(is_near(plan("dss", &[]).disks[0] as f64 / GIB as f64, 15.0, 0.0));
-    // A user's scan goes on eight kilobytes behind its last read, three times in four.
+    // A user's scan continues eight kilobytes after its last read in three of four cases.
     let mut clients = match plan("dss", &["scale=64"]).load {
         Load::Closed(clients) => clients,
         Load::Open(_) => panic!("users wait for answers"),
@@ -219,7 +220,7 @@ fn dss_scans_and_looks_up_all_over_its_database() {
     assert!(follow + 8 > scans.len(), "{follow} of {}", scans.len());
 }
 
-/// Transactions a minute.
+/// Returns the transactions per minute.
 fn per_minute(
     plan: Plan,
     cache: Option<CacheSetup>,
@@ -285,7 +286,7 @@ fn calibration_passes_rise_to_the_published_hits_from_the_published_baseline() {
         assert_eq!(plan.disks, [200 * GIB / 256]);
         let cache = cached.then(|| plan.cache(popular_first()));
         let setup = plan.setup(cache, flash(), array());
-        // By pass: reads, hits, last answer.
+        // By pass: reads, hits, last reply.
         let mut passes: BTreeMap<u32, (u64, u64, u64)> = BTreeMap::new();
         plan.play(setup, 1.0, |served| {
             let pass = passes.entry(served.ask.tag).or_default();

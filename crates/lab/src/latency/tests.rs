@@ -1,4 +1,4 @@
-//! Latencies of made-up traces.
+//! Latencies of synthetic traces.
 
 use hob_engine::policy::PolicyKind;
 
@@ -11,7 +11,8 @@ const BLOCK: u32 = 4096;
 const PLACES: u64 = 500;
 const MS: u64 = 1_000_000;
 
-/// Zipf over 500 blocks, requests about so far apart; one of `writes` is a write.
+/// Returns Zipf requests over 500 blocks with intervals of about `gap_ns`; one in `writes` is a
+/// write.
 fn zipf(requests: u64, gap_ns: u64, writes: Option<u64>) -> Material {
     let (zipf, mut dice) = (Zipf::new(PLACES, 0.9), Prng::new(7));
     let mut material = Material::new(1 << 20);
@@ -116,7 +117,7 @@ fn a_pace_too_fast_is_an_overload_that_is_said() {
     assert!(answer.without.all.mean_ns > 10 * with.all.mean_ns);
     let [note] = answer.notes.as_slice() else { panic!("{:?}", answer.notes) };
     assert!(note.contains("without the cache the backing is overloaded"), "{note}");
-    // What it advises is slow enough.
+    // Its advice is slow enough.
     let pace: Pace = note.split(' ').find(|word| word.starts_with('x')).expect("a pace")[..]
         .trim_end_matches(',')
         .parse()
@@ -181,7 +182,7 @@ fn writes_of_a_write_back_cache_take_its_flashs_time() {
     let mean = |played: &Played| played.writes.as_ref().expect("writes").mean_ns;
     assert!(mean(&through) > MS && mean(&back) < MS / 4, "{} and {}", mean(&through), mean(&back));
     assert_eq!(through.dirty_bytes, 0);
-    // Less than a fifth of the room is dirty, so none of it has gone to the backing.
+    // Less than a fifth of the space is dirty, so no data has been destaged.
     assert!(back.dirty_bytes > 100 * u64::from(BLOCK) && back.backing.write_bytes == 0, "{back:?}");
     assert!(answer.notes.iter().any(|note| note.contains("not on the backing yet")), "{:?}", answer.notes);
 }

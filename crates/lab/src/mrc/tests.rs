@@ -1,4 +1,4 @@
-//! Curves against simulations of one size each, and samples against exact curves.
+//! Compares curves with simulations of one size each, and samples with exact curves.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn record(op: Op, offset: u64, len: u32) -> Record {
     Record { at_ns: 0, offset, len, op, disk: 0 }
 }
 
-/// An LRU cache of one size, written down as the semantics are told.
+/// An LRU cache of one size, a direct implementation of the documented semantics.
 struct Naive {
     blocks_max: usize,
     sectors_per_block: u64,
@@ -151,7 +151,7 @@ impl Naive {
         }
     }
 
-    /// What it would say if the trace ended here.
+    /// Returns the result if the trace ended here.
     fn end(&self) -> At {
         let mut end = Naive { blocks: self.blocks.clone(), at: self.at, blocks_max: 0, ..*self };
         end.make_room();
@@ -163,7 +163,7 @@ fn ops() -> impl Strategy<Value = Op> {
     prop_oneof![5 => Just(Op::Read), 4 => Just(Op::Write), 1 => Just(Op::Discard), 1 => Just(Op::Flush)]
 }
 
-/// Whole and broken sectors of a small disk.
+/// Returns requests for whole sectors and for parts of sectors of a small disk.
 fn requests() -> impl Strategy<Value = Vec<Record>> {
     let aligned = (0u64..40, 1u32..12).prop_map(|(sector, count)| (sector * 4096, count * 4096));
     let broken = (0u64..320, 1u32..60).prop_map(|(part, count)| (part * 512, count * 512));
@@ -180,7 +180,7 @@ fn requests() -> impl Strategy<Value = Vec<Record>> {
 }
 
 proptest! {
-    /// After each request, so that each one's outcome is compared.
+    /// Compares after each request, so that each request's outcome is compared.
     #[test]
     fn curves_agree_with_a_simulation_of_every_size(records in requests(), shift in 0u32..4, mode in 0usize..3) {
         let mode = [Mode::WriteThrough, Mode::WriteBack, Mode::WriteAround][mode];
@@ -234,13 +234,13 @@ proptest! {
 
 #[test]
 fn only_what_was_asked_for_becomes_valid() {
-    // A 4 KiB miss into a 64 KiB block, then another part of it, then the first again.
+    // A 4 KiB miss into a 64 KiB block, then another part of the block, then the first part again.
     let reads = [0u64, 8192, 0].map(|offset| record(Op::Read, offset, 4096));
     let curves = exact(reads, 65536, Mode::WriteThrough).unwrap();
     assert_eq!(curves.at(1).read_hits, 1);
     assert_eq!(curves.at(1).flash_write_bytes, 8192);
     assert_eq!(curves.totals().blocks, 1);
-    // As blocks they would have been hits.
+    // With whole blocks they would have been hits.
     let blocks = exact_blocks(reads, 65536, Mode::WriteThrough).unwrap();
     assert!((blocks.miss_ratio_at(1) - 1.0 / 3.0).abs() < 1e-9);
 }
@@ -285,7 +285,7 @@ fn wrong_blocks_and_endless_traces_are_refused() {
     assert!(stack.enter(0).is_ok());
 }
 
-/// The mean absolute difference of two curves over 100 sizes up to `blocks`.
+/// Returns the mean absolute difference of two curves over 100 sizes up to `blocks`.
 fn mean_error(exact: &Curve, estimate: &Curve, blocks: u64) -> f64 {
     let error = |i| {
         let size = blocks * i / 100;
@@ -294,7 +294,7 @@ fn mean_error(exact: &Curve, estimate: &Curve, blocks: u64) -> f64 {
     (1..=100).map(error).sum::<f64>() / 100.0
 }
 
-/// Zipf(`skew`) over blocks that lie scattered.
+/// Returns Zipf(`skew`) requests over scattered blocks.
 fn zipf(blocks: u64, skew: f64, count: usize) -> Vec<u64> {
     let mut sum = 0.0;
     let sums: Vec<f64> = (1..=blocks)
@@ -311,7 +311,7 @@ fn zipf(blocks: u64, skew: f64, count: usize) -> Vec<u64> {
     (0..count).map(|_| rank() * 7919 % 1_000_003).collect()
 }
 
-/// Extents of up to 32 blocks, read over and over in the same order.
+/// Returns extents of up to 32 blocks, read repeatedly in the same order.
 fn extents_in_a_loop(blocks: u64, count: usize) -> Vec<u64> {
     let mut dice = Prng::new(12);
     let mut one_pass = Vec::new();
@@ -322,7 +322,7 @@ fn extents_in_a_loop(blocks: u64, count: usize) -> Vec<u64> {
     one_pass.into_iter().cycle().take(count).collect()
 }
 
-/// Two hot sets, a loop and a scan, interleaved.
+/// Returns two hot sets, a loop and a scan, interleaved.
 fn mixed(count: usize) -> Vec<u64> {
     let (hot, warm) = (zipf(100_000, 0.9, count), extents_in_a_loop(60_000, count));
     let mut dice = Prng::new(13);
@@ -357,7 +357,8 @@ fn a_hundredth_of_the_blocks_is_enough() {
             assert!(shards.bytes() <= 1_000_000, "{name}: {} bytes", shards.bytes());
             mean_error(&exact, &shards.curve(), blocks)
         };
-        // One choice of samples may be unlucky; none may be far off, and on average they are good.
+        // A single selection of samples may be inaccurate; none may be far off, and the average
+        // must be good.
         let errors: Vec<f64> =
             (0..10).map(|seed| error_of(Shards::fixed_rate(0.01, 1 << 40).with_seed(seed))).collect();
         let mean = errors.iter().sum::<f64>() / errors.len() as f64;
@@ -370,7 +371,7 @@ fn a_hundredth_of_the_blocks_is_enough() {
     }
 }
 
-/// Both see the same accesses, whatever the writes do and the block size is.
+/// Both process the same accesses, for any writes and any block size.
 #[test]
 fn samples_of_a_trace_estimate_its_block_curve() {
     let mut dice = Prng::new(5);
@@ -393,8 +394,8 @@ fn samples_of_a_trace_estimate_its_block_curve() {
     }
 }
 
-/// Real traces, where there are any: `HOB_TRACES` names a folder of `.csv` or `.csv.zst` files with the header
-/// `ts_us,op,offset,size`.
+/// Uses real traces if there are any: `HOB_TRACES` names a folder of `.csv` or `.csv.zst` files
+/// with the header `ts_us,op,offset,size`.
 #[test]
 fn real_traces_agree_with_their_samples() {
     let Some(folder) = std::env::var_os("HOB_TRACES") else {

@@ -1,4 +1,4 @@
-//! What every page holds: it is well-formed, needs nothing from elsewhere, and words stay words.
+//! Every page is well-formed, loads nothing from elsewhere, and escapes text.
 
 use super::*;
 use crate::markup::judge::flaw;
@@ -9,7 +9,7 @@ fn picture(name: &str) -> String {
     curves(&CurveChart::new(name, axis(), axis()).curve(Curve::new(name, vec![(1.0, 2.0), (2.0, 1.0)])))
 }
 
-/// A page with everything, all its words the same.
+/// Returns a page with all elements, whose texts are all `word`.
 fn full(word: &str) -> Page {
     let row = || [Cell::text(word), Cell::number(word), Cell::check(Check::Fail), Cell::Missing];
     let table =

@@ -109,7 +109,8 @@ struct Chart<'a> {
     canvas: Canvas,
     text: &'a ChartText<'a>,
     bands: &'a [Band<'a>],
-    /// True if any request has a known hit or miss. Dots then show it.
+    /// True if any request has a known hit or miss. The dots of the chart then show hits and
+    /// misses.
     hits_known: bool,
     time: TimeAxis,
     latency: LatencyAxis,

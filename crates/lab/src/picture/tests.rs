@@ -1,4 +1,4 @@
-//! What holds for every picture, whatever its data: it is well-formed and small, and foreign words stay words.
+//! Every picture, whatever its data, is well-formed and small, and escapes text.
 
 use super::*;
 use crate::markup::judge::flaw;
@@ -21,7 +21,7 @@ const ODD: [f64; 14] = [
     f64::NAN,
 ];
 
-/// Every number in the attributes that place things, and the document's own words about itself, must be sound.
+/// Checks that every number in position attributes, and the document's own attributes, are valid.
 fn sound(svg: &str) {
     assert_eq!(flaw(svg), None);
     assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
@@ -52,7 +52,7 @@ fn curves_are_sound_whatever_the_points() {
     inputs.push(vec![(1.0, 5.0), (1.0, 5.0), (1.0, 5.0)]);
     for (i, x) in axes().into_iter().enumerate() {
         for (j, y) in axes().into_iter().enumerate() {
-            // Every axis meets every input, though not with every other axis.
+            // Every axis is combined with every input, but not with every other axis.
             for points in inputs.iter().skip((i + j) % 12).step_by(12) {
                 let curve = Curve::new("one", points.clone()).steps().area().dots();
                 let chart = CurveChart::new("t", x.clone(), y.clone()).curve(curve);

@@ -136,7 +136,7 @@ fn what_the_kernel_refuses_is_counted_and_what_breaks_off_is_said() {
         (0..10).map(|i| record(0, Op::Read, i * (SIZE / 10) / 512 * 512, 512)).collect();
     let target = Target::open(path.to_str().unwrap(), FileAccess::Buffered, Changes::Refuse).unwrap();
     let survey = Survey::of(records.iter().copied().map(Ok)).unwrap();
-    // The file shrinks between the look at it and the run.
+    // The file shrinks between the check and the run.
     std::fs::File::options().write(true).open(&path).unwrap().set_len(SIZE / 2).unwrap();
     let broken = records.iter().copied().map(Ok).chain([Err(anyhow::anyhow!("torn"))]);
     let report = replay(target, broken, &survey, &ASAP, &GO, |_| {}).unwrap();
@@ -145,7 +145,7 @@ fn what_the_kernel_refuses_is_counted_and_what_breaks_off_is_said() {
     assert_eq!(report.failure.as_deref(), Some("torn"));
 }
 
-/// Past the page cache where the filesystem can do it; where it cannot, opening says so.
+/// Bypasses the page cache if the filesystem supports this; otherwise opening returns an error.
 #[test]
 fn direct_access_has_aligned_buffers() {
     let dir = tempfile::tempdir_in(".").unwrap();

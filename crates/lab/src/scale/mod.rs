@@ -185,8 +185,8 @@ struct Reports {
     /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// For each host, the last report that the others know. The next field has the report in
-    /// transit with its arrival time.
+    /// For each host, its last report that the other hosts have received. The next field has the
+    /// report in transit with its arrival time.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,

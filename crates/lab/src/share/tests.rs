@@ -5,7 +5,7 @@ use crate::prng::splitmix64;
 
 const BLOCK: u64 = 4096;
 
-/// Reads of `blocks` blocks at random, `per_second` each second, in `seconds`.
+/// Returns random reads of `blocks` blocks, `per_second` each second, during `seconds`.
 fn random(blocks: u64, per_second: u64, seconds: std::ops::Range<u64>, seed: u64) -> Vec<Record> {
     let mut seed = seed;
     let record = |i: u64| Record {
@@ -74,9 +74,9 @@ fn disks_keep_apart_and_times_stretch() {
     );
 }
 
-/// Real traces as the disks of one host, where there are any: `HOB_TRACES` names a folder of `.csv` or
-/// `.csv.zst` files. Each takes an hour of virtual time. `HOB_TRACES_REQUESTS` limits the requests of each.
-/// Prints read hits by division and size of the pool.
+/// Uses real traces as the disks of one host, if there are any: `HOB_TRACES` names a folder of
+/// `.csv` or `.csv.zst` files. Each takes an hour of virtual time. `HOB_TRACES_REQUESTS` limits the
+/// requests of each. Prints read hits by division and size of the pool.
 #[test]
 fn real_traces_share_a_pool() {
     let Some(folder) = std::env::var_os("HOB_TRACES") else {

@@ -221,7 +221,7 @@ fn read_all(records: &mut dyn Blocks, mut take: impl FnMut(&[Record], u64) -> bo
         let first = disk.or(block.first().map(|record| record.disk));
         if let Some(other) = block.iter().find(|record| Some(record.disk) != first) {
             bail!(
-                "the trace has several disks, {} and {} among them, and a cache belongs to one: choose it with --disk",
+                "the trace has several disks, such as {} and {}; choose one disk with --disk",
                 first.unwrap_or(other.disk),
                 other.disk,
             );

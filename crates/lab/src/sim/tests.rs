@@ -14,7 +14,7 @@ fn point(policy: &str, blocks: u64) -> Point {
     }
 }
 
-/// Zipf reads with writes among them.
+/// Returns Zipf reads with some writes.
 fn records(blocks: u64, count: usize) -> Vec<Record> {
     let workload = Workload::new(&WorkloadConfig {
         footprint_bytes: blocks * 4096,

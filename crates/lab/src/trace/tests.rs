@@ -1,4 +1,4 @@
-//! The reader as a whole: order, absurd times, disks, limits, compression, and never a panic.
+//! The reader as a whole: order, invalid times, disks, limits, compression, and no panic.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::profile::Profiler;
 use super::*;
 
-/// All that a stream's reader has to say.
+/// Complete result of a stream's reader.
 #[derive(Debug)]
 struct Read {
     records: Vec<Record>,
@@ -155,7 +155,7 @@ fn what_is_no_trace_is_refused_by_name() {
     assert_eq!(error, "cannot open the trace /no/such/file");
     let error = FormatInfo::named("nonsense").unwrap_err().to_string();
     assert!(error.starts_with("'nonsense' is no trace format; these are: hob, csv"), "{error}");
-    // A format that was named takes an empty file for an empty trace, where it has no header.
+    // If the format is given and has no header, an empty file is an empty trace.
     let named = OpenOptions { format: Some(FormatInfo::named("msr").unwrap()), ..SKIP };
     assert!(read("", &named).records.is_empty());
     let named = OpenOptions { format: Some(FormatInfo::named("hob").unwrap()), ..SKIP };
@@ -242,7 +242,7 @@ fn a_binary_trace_is_read_forgivingly() {
     );
 }
 
-/// Every record that comes out keeps what [`Record`] promises, in order of time.
+/// Checks that every record has the properties that [`Record`] promises, in order of time.
 fn check_promises(bytes: &[u8], format: Option<&'static FormatInfo>) -> Result<(), TestCaseError> {
     let options = OpenOptions { format, ..SKIP };
     let Ok(mut reader) = open_stream(Cursor::new(bytes.to_vec()), "x", None, &options) else { return Ok(()) };
@@ -313,7 +313,7 @@ proptest! {
     }
 }
 
-/// Reads the traces of the directory that `HOB_TRACES` names, and prints what they are like.
+/// Reads the traces of the directory that `HOB_TRACES` names, and prints their properties.
 #[test]
 fn traces_at_hand_can_be_read() {
     let Some(directory) = std::env::var_os("HOB_TRACES") else {

@@ -23,7 +23,8 @@ use crate::wire::{
     chunk,
 };
 
-/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds add.
+/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds
+/// add.
 const ERROR_BYTES_MIN: u32 = 6;
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
 /// Length of the magic number at the start of every reply header, bytes.
@@ -31,7 +32,7 @@ const MAGIC_BYTES: usize = 4;
 const EXTENT_BYTES: usize = 8;
 const KEPT_BYTES_MAX: usize = 4096;
 
-/// A request in flight, as the reply decoder needs to know it.
+/// A request in flight, with the properties that the reply decoder needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// The command.
@@ -265,7 +266,8 @@ impl ReplyDecoder {
             State::Fixed(header, expected) => {
                 let payload = self.intake.take();
                 self.on_fixed(header, expected, &payload)?;
-                // Headers are frequent and small, so a buffer that an error message enlarged is dropped.
+                // Headers are frequent and small, so a buffer that an error message enlarged is
+                // dropped.
                 if payload.capacity() <= KEPT_BYTES_MAX {
                     self.intake.restore(payload);
                 }

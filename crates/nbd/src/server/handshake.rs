@@ -81,7 +81,7 @@ struct Choice {
     contexts: Vec<String>,
 }
 
-/// State of TLS on a connection ("TLS support" in the specification).
+/// State of TLS on a connection (section "TLS support" of the NBD protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tls {
     /// Not available.

@@ -41,7 +41,7 @@ pub struct ChangeDetector(Kind);
 #[derive(Clone, Debug)]
 enum Kind {
     File(Weak<OwnedFd>),
-    /// A file that stays open and locked.
+    /// The file stays open and locked, so that no other program can have changed it.
     KeptOpen(Arc<OwnedFd>),
     Said(ChangeToken),
 }

@@ -71,7 +71,7 @@ const HELPER: u32 = u32::MAX;
 /// Pause before a change that the lease gate blocked is retried, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
 /// Number of I/Os per file that may each occupy a worker thread of the kernel. A shard has 1,024
-/// workers, so a filesystem that hangs leaves some for other files.
+/// kernel workers, so even if one filesystem hangs, other files have workers left.
 const WORKERS_MAX: usize = 64;
 
 /// Assumed limit of growth by other programs while hob opens a file without its lock, bytes.
@@ -166,7 +166,7 @@ enum Life {
     Ending,
     /// The helper thread closes the files.
     Closing,
-    /// The files are closed; the mark is the time of the last change.
+    /// The files are closed; the value is the time of the last change of the file.
     Closed(Option<ChangeMark>),
 }
 
@@ -202,7 +202,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let write = access == Access::ReadWrite;
     let file_type = super::path::check(path)?;
     let is_block_device = file_type.is_block_device();
-    // Exclusive on a block device means: not mounted.
+    // For a block device, exclusive means that it is not mounted.
     let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
     let mut buffered = match open(exclusive) {
@@ -220,11 +220,12 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let size_bytes = buffered.seek(SeekFrom::End(0)).map_err(system)?;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
         return Err(unfit(format!(
-            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors; `truncate -s %512 {spec}` pads the file"
+            "{size_bytes} bytes are not a positive multiple of 512; `truncate -s %512 {spec}` pads \
+            the file"
         )));
     }
     let metadata = buffered.metadata().map_err(system)?;
-    // Before anything is tried that changes timestamps.
+    // This comes before any attempt that changes timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
     let memory = file_type.is_file() && is_memory(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
@@ -239,7 +240,11 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         (None, true) => "in memory",
         (None, false) => {
             if options.direct {
-                tracing::warn!(path = spec, "no O_DIRECT here; the disk's data go through the page cache");
+                tracing::warn!(
+                    path = spec,
+                    "the filesystem does not support O_DIRECT; I/O of the \
+                    disk goes through the page cache"
+                );
             }
             "buffered"
         }
@@ -247,16 +252,17 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     if direct.is_some() {
         let _ = rustix::fs::fadvise(&buffered, 0, None, rustix::fs::Advice::Random);
     }
-    // Behind the end nothing is lost, and the answer is the same. Without the lock, another program may extend the file at
-    // this moment.
+    // Beyond the end nothing is lost, and the result is the same. Without the lock, another program
+    // may extend the file at this moment.
     let grows_max = if options.locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
     let beyond = size_bytes.next_multiple_of(SECTOR_BYTES) + grows_max;
     let can_punch =
         write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
     if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {
-        // The probe changes the file, and must not look like another program's change if hob ends
-        // before it has recorded a mark. If the time cannot be restored, it does, and clean data is
-        // dropped without need. Without the lock, other programs may change the file now.
+        // The probe changes the file. The change must not look like another program's change if hob
+        // ends before it has recorded the time. If the time cannot be restored, it does look so,
+        // and clean data is dropped unnecessarily. Without the lock, other programs may change the
+        // file now.
         let _ = buffered.set_modified(modified);
     }
     let kind = if is_block_device { "block device" } else { "file" };
@@ -264,7 +270,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         true => identity::of_block_device(Path::new(identity::SYS_BLOCK), metadata.rdev(), size_bytes),
         false => identity::of_file("file", &metadata, size_bytes),
     };
-    // A file that is not written loses nothing.
+    // A file that hob does not write loses nothing.
     let volatile = if write { volatile::volatile(&buffered).map_err(system)? } else { None };
     let class = match memory {
         _ if volatile.is_some() => FdClass::Volatile,
@@ -345,7 +351,7 @@ impl FileBacking {
         while let Some(ended) = self.helper.poll() {
             match ended {
                 Ended::Status(id, status) if self.asked.remove(&id) => self.statuses.push_back((id, status)),
-                // It was answered when the backing was closed.
+                // The query was answered when the backing was closed.
                 Ended::Status(..) => {}
                 Ended::Closed(mark) => {
                     self.life = Life::Closed(mark);
@@ -459,7 +465,7 @@ impl FileBacking {
             Step::Discard | Step::Punch => fallocate(ring, PUNCH),
             Step::ZeroRange => fallocate(ring, ZERO),
             Step::Zeroes(from) => {
-                // A piece starts in the zero buffer where it starts in its page.
+                // A part has the same offset in the zero buffer as in its page.
                 let lead = (from % SECTOR_BYTES) as u32;
                 let len = (io.offset + io.len - from).min(u64::from(ZEROES_BYTES - lead)) as u32;
                 let slice = BufferSlice { offset: lead, len, ..ring.zeroes(ZEROES_BYTES) };
@@ -494,7 +500,6 @@ impl FileBacking {
             return self.stop(now, slot);
         }
         if self.is_lost || self.life != Life::Open {
-            // There is no next step.
             self.free.push(slot);
             return self.finish(io.id, Err(IoError::ShuttingDown));
         }
@@ -510,7 +515,7 @@ impl FileBacking {
             (several.step, several.result) = (step, Ok(()));
             return self.run_step(ring, slot);
         }
-        // A discard is a wish; not being able to is no failure.
+        // A discard is only a hint, so it is not a failure if the file does not support it.
         let granted = step == Step::Discard && result == Err(IoError::Unsupported);
         self.free.push(slot);
         self.finish(io.id, if granted { Ok(()) } else { result });
@@ -540,7 +545,8 @@ impl FileBacking {
         if !self.working.is_empty() {
             self.working.remove(&io);
         }
-        // The kernel reports a failed writeback, or flush of the device, once for the file: the next flush succeeds.
+        // The kernel reports a failed writeback, or flush of the device, once for the file: the
+        // next flush succeeds.
         if !self.durable.is_empty() && self.durable.remove(&io) {
             self.has_lost |= matches!(result, Err(IoError::Failed | IoError::NoSpace));
         }
@@ -560,7 +566,7 @@ impl FileBacking {
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
             (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
             (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
-            // It may have to be done again.
+            // The flush may have to be repeated.
             (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
             (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
                 None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
@@ -585,7 +591,7 @@ impl FileBacking {
         let slot = index & !SEVERAL;
         let several = &mut self.several[slot as usize];
         several.stopped |= completion.result == -libc::ECANCELED && self.gate.is_some();
-        // A block device refuses ranges that are not whole blocks; the way out is the same.
+        // A block device refuses ranges that are not whole blocks; hob then does the same.
         let refused = completion.result == -libc::EINVAL
             && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
         let result = if refused { Err(IoError::Unsupported) } else { result };
@@ -704,7 +710,7 @@ impl Driver for FileBacking {
 
     fn submit_status(&mut self, ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {
         let end = (offset + len).min(self.info.size_bytes);
-        // A volatile file's holes may have been written in its cache.
+        // The cache of a volatile file may have data for holes of the file.
         if self.is_block_device || self.class == FdClass::Volatile || self.life != Life::Open {
             let all = StatusExtent { len: end - offset, hole: false, zero: false };
             return self.statuses.push_back((id, Ok(vec![all])));
@@ -727,7 +733,7 @@ impl Driver for FileBacking {
             return;
         };
         direct.into_iter().chain([buffered]).for_each(|fd| ring.detach(fd));
-        // Whoever asked does not wait for a filesystem that hangs.
+        // The caller does not wait for a filesystem that hangs.
         let unanswered = std::mem::take(&mut self.asked);
         self.statuses.extend(unanswered.into_iter().map(|id| (id, Err(IoError::ShuttingDown))));
         for io in std::mem::take(&mut self.to_work) {
@@ -766,7 +772,7 @@ impl Driver for FileBacking {
     }
 
     fn witness(&self) -> Option<ChangeDetector> {
-        // A volatile file's writes reach the file by themselves later.
+        // Writes to a volatile file reach the file later, without a request.
         let is_plain = !self.is_block_device && self.volatile.is_none();
         if is_plain { ChangeDetector::of_file(self.buffered()) } else { None }
     }
@@ -774,7 +780,8 @@ impl Driver for FileBacking {
     fn change_mark(&self) -> Option<ChangeMark> {
         match self.life {
             Life::Closed(mark) => mark,
-            // Asking a file may block its shard: it is asked before it is attached, and when it is closed.
+            // A query of the file may block its shard, so it is made before the backing is
+            // attached, and when it is closed.
             _ if self.is_block_device || self.attached.is_some() => None,
             _ => mark_of(self.buffered(), self.volatile.as_deref()),
         }

@@ -228,7 +228,7 @@ mod tests {
             }
         }
         assert_eq!(with((1 << 20) - 512, b"conectix"), Format::Vpc);
-        // Guests encrypt whole disks; that is what a raw disk looks like then.
+        // Guests encrypt whole disks, and a raw disk can then look like this.
         assert_eq!(with(0, b"LUKS\xba\xbe"), Format::Raw);
         std::fs::write(&path, b"QF").unwrap();
         assert_eq!(Format::resembled(&path).unwrap(), Format::Raw);

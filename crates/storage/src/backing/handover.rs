@@ -124,7 +124,7 @@ impl Handover {
             Phase::Taken => {
                 let is_uncached = error == IoError::Unsupported;
                 if !is_uncached && self.peer.is_some() {
-                    tracing::warn!("the host that had the disk does not deliver any more ({error:?})");
+                    tracing::warn!("the former owner of the disk no longer answers reads ({error:?})");
                     self.drop_peer(ring);
                 }
                 self.own.submit(ring, now, &read.io);
@@ -184,7 +184,8 @@ impl Driver for Handover {
             self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
             return self.collect(ring, now);
         }
-        // An earlier life of this process may have written, and died before it could record that the disk is its own.
+        // An earlier process of this host may have written, and crashed before it could record that
+        // it owns the disk.
         if self.phase == Phase::Standby && io.op != IoOp::Flush {
             return self.done.push_back((io.id, Err(IoError::ShuttingDown)));
         }
@@ -321,7 +322,7 @@ impl Driver for Handover {
 
     fn set_peer(&mut self, ring: &mut Ring, now: Instant, mut peer: Box<dyn Driver>) {
         self.drop_peer(ring);
-        // Those that were left may have something in the ring still.
+        // Abandoned operations may still be in the ring.
         let is_free = |kind: &u16| self.left.iter().all(|(of, _)| of != kind);
         let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
         self.kind = kind;

@@ -132,7 +132,7 @@ impl Shared {
     }
 
     fn signal(&self) {
-        // Fails only when 2⁶⁴ − 2 jobs have ended unseen.
+        // The write fails only if 2⁶⁴ − 2 jobs have ended since the last read.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }

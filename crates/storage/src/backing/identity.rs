@@ -105,7 +105,7 @@ fn name_in(directory: &Path) -> Option<String> {
     let named = |directory: &Path| {
         NAMES.iter().find_map(|(file, what)| line(directory, file).map(|name| format!("{what} {name}")))
     };
-    // A partition's directory lies in that of its disk.
+    // In sysfs, the directory of a partition is inside the directory of its disk.
     let Some(partition) = line(directory, "partition") else { return named(directory) };
     let real: PathBuf = directory.canonicalize().ok()?;
     let start = line(directory, "start")?;
@@ -153,7 +153,7 @@ mod tests {
         }
         let share = ones as f64 / (2000.0 * 256.0);
         assert!((0.49..0.51).contains(&share), "{share}");
-        // Zeroes at the end are not padding.
+        // Zeroes at the end are part of the identity, not padding.
         assert_ne!(hash("a"), hash("a\0"));
     }
 

@@ -70,7 +70,7 @@ pub use size_probe::SizeProbe;
 pub struct BackingKind {
     /// Name of the kind in messages and documentation.
     pub name: &'static str,
-    /// Syntax of the kind's specifications, for users.
+    /// Syntax of the addresses of this kind of backing, for users.
     pub syntax: &'static str,
     recognise: fn(&str, Format) -> bool,
     open: OpenFn,
@@ -78,8 +78,8 @@ pub struct BackingKind {
 
 type OpenFn = fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>;
 
-/// All kinds of backings. The first row that recognises a specification opens it. A specification
-/// that is not a URI is a path, and the image format says how to read it.
+/// All kinds of backings. The first row that recognises a backing's address opens it. An address
+/// that is not a URI is a path, and the image format says how to read the file.
 pub const BACKINGS: &[BackingKind] = &[
     BackingKind {
         name: "nbd",
@@ -189,12 +189,12 @@ impl Default for BackingOptions {
 /// Why a backing could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The specification is invalid, and nothing was opened.
+    /// The address of the backing is invalid, and nothing was opened.
     #[error("{spec}: {reason}")]
     Spec {
         /// The given specification.
         spec: String,
-        /// The error in the specification, and the form to use instead.
+        /// The error in the address, and the form to use instead.
         reason: String,
     },
     /// The system refuses.
@@ -207,7 +207,8 @@ pub enum OpenError {
     },
     /// Another process has the backing open.
     #[error(
-        "{path} is in use: another process holds its lock. One disk has one writer; stop the other one first",
+        "{path} is in use: another process holds its lock. A disk can have only one writer; stop \
+        the other process first",
         path = path.display()
     )]
     InUse {
@@ -477,12 +478,12 @@ impl Backing {
         Ok(Backing::of(file::open(path, access, options)?))
     }
 
-    /// Returns the kind of backing for a specification and an image format.
+    /// Returns the kind of backing for an address and an image format.
     pub fn kind(spec: &str, format: Format) -> &'static BackingKind {
         BACKINGS.iter().find(|kind| (kind.recognise)(spec, format)).expect("the last kind takes all")
     }
 
-    /// Returns true if a specification is a path, so that it has an image format.
+    /// Returns true if a backing's address is a path, so that it has an image format.
     pub fn is_path(spec: &str) -> bool {
         Backing::kind(spec, Format::Raw).name == "file"
     }

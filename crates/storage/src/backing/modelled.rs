@@ -114,7 +114,7 @@ impl Driver for Modelled {
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         let &Reverse((due, _, io)) = self.waiting.peek()?;
-        // Nobody needs to wait for the model of a backing that is being closed.
+        // When a backing is closed, the modelled latency is not waited for.
         if due > self.now && !self.closing {
             return None;
         }

@@ -155,7 +155,7 @@ impl InFlight {
 
     /// A request ended.
     pub(super) fn end(&mut self, monitor: &Monitor, id: IoId) {
-        // Requests end roughly in the order in which they began: it is near the front.
+        // Requests end roughly in the order in which they began, so this one is near the front.
         if let Some(at) = self.requests.iter().position(|(known, ..)| *known == id) {
             self.requests.remove(at);
         }

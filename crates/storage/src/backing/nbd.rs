@@ -118,9 +118,7 @@ pub(crate) fn open_uri(
     let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
     let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
-        return Err(unfit(format!(
-            "{size_bytes} bytes are not a whole, positive number of 512-byte sectors"
-        )));
+        return Err(unfit(format!("{size_bytes} bytes are not a positive multiple of 512")));
     }
     if u64::from(block_size_min) > SECTOR_BYTES {
         return Err(unfit(format!(
@@ -335,7 +333,12 @@ impl NbdBacking {
         let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
         let mut result = sample::read(link, offset, bytes, limit);
         if let Err(SampleError::Broken(why)) = &result {
-            tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
+            tracing::warn!(
+                backing = self.info.description,
+                why,
+                "the connection to the backing was \
+                lost; connecting again"
+            );
             // Shutting the old connection down ensures that it is not used again.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             let again = connect::connect(&self.uri, limit, silence_max(&self.options));
@@ -604,7 +607,8 @@ impl Driver for NbdBacking {
             self.break_connection(
                 ring,
                 now,
-                "this host may not own the disk any more, and changes have no answer",
+                "this host may not own the disk any more, and the results of changes in flight are \
+                unknown",
             );
         }
     }
@@ -618,7 +622,7 @@ impl Driver for NbdBacking {
     fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.hold = Hold::Lost;
         match self.state {
-            State::Connected(_) => self.break_connection(ring, now, "the disk is another host's"),
+            State::Connected(_) => self.break_connection(ring, now, "another host owns the disk"),
             State::Pausing(_) | State::Connecting(..) => self.fail_all(IoError::ShuttingDown),
             _ => {}
         }

@@ -84,7 +84,7 @@ impl<'a> OfflineWriter<'a> {
         self.take_done();
         while !self.backing.is_closed() {
             if let Err(error) = self.turn() {
-                tracing::error!("a backing is not closed yet: {error}");
+                tracing::error!("cannot close a backing yet: {error}");
                 std::thread::sleep(NAP);
             }
         }
@@ -115,7 +115,7 @@ impl<'a> OfflineWriter<'a> {
                 continue;
             }
             if let Err(error) = self.turn() {
-                tracing::error!("the ring of an offline writer failed: {error}");
+                tracing::error!("an I/O ring failed during a failover: {error}");
                 self.failed = Some(IoError::Failed);
             }
         }
@@ -171,7 +171,7 @@ mod tests {
     fn what_is_written_is_there_and_the_backing_can_be_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
-        // Its last sector is no whole one.
+        // The last sector is partial.
         let size = (24 << 20) + 512;
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
         let mut alone = OfflineWriter::new(open(&path, Access::ReadWrite), &|| true).unwrap();
@@ -187,7 +187,7 @@ mod tests {
             assert!(found[(number << 20) as usize..][..WRITE_BYTES_MAX] == chunk(number), "{number}");
         }
         assert_eq!(found[24 << 20..], [99; 512]);
-        // Its lock was released with it.
+        // The lock of the backing was released with it.
         drop(open(&path, Access::ReadWrite));
     }
 

@@ -10,7 +10,7 @@ use crate::ring::Ring;
 /// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// Specification that opens the parent read-only.
+    /// Address that opens the parent read-only.
     pub spec: String,
     /// Its [name for ever](Backing::constant).
     pub constant: String,
@@ -66,7 +66,7 @@ impl Backing {
         self.driver.poll_parent_read()
     }
 
-    /// Handles the end of a read at the parent's disk, with or without its data.
+    /// Handles the end of a read that was sent to the disk of the parent, successful or not.
     pub fn handle_parent_read(
         &mut self,
         ring: &mut Ring,

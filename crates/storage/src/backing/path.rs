@@ -65,7 +65,8 @@ fn answer<T: Send + 'static>(
     ask: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Option<io::Result<T>> {
     if !waiting().insert(path.to_owned()) {
-        // A second caller at the same time: the first one's thread will be through in a moment, or hangs.
+        // There is a second caller at the same time: the first caller's thread either ends in a
+        // moment, or hangs.
         let until = Instant::now() + limit;
         while !waiting().insert(path.to_owned()) {
             if Instant::now() > until {
@@ -99,7 +100,7 @@ fn answer<T: Send + 'static>(
 /// Returns true if a thread is runnable. `thread` is its directory below `/proc`.
 fn is_runnable(thread: &Path) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(thread).join("stat"));
-    // The state follows the name, which is in brackets.
+    // The state follows the name of the process, which is in parentheses.
     status.is_ok_and(|status| status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R')))
 }
 

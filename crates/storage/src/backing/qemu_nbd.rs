@@ -69,7 +69,8 @@ pub(super) fn open(
         Access::ReadWrite if options.locked => Opens::ReadWrite,
         Access::ReadOnly if options.locked => Opens::ReadOnly,
         _ => {
-            // An earlier life of this host may have written it; a child that may not write does not flush.
+            // An earlier process of this host may have written the image; a read-only child does
+            // not flush.
             flush(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
             Opens::Unlocked
         }
@@ -95,7 +96,8 @@ pub(super) fn open(
                         inner.set_before_connecting(revival(&server));
                         return Ok(Box::new(QemuNbd { inner, server, access, options }));
                     }
-                    // It listens before it looks at the image; why it gave up, it says on its way out.
+                    // qemu-nbd listens before it opens the image. If opening fails, it prints the
+                    // reason when it exits.
                     Err(OpenError::Connect { reason, .. }) => {
                         complaint = Some(server.stop()).filter(|words| !words.is_empty()).unwrap_or(reason);
                     }
@@ -152,7 +154,7 @@ impl ImageLock {
         let begun = Clock::now();
         loop {
             server.start(opens)?;
-            // It listens before it has the image.
+            // qemu-nbd listens before it has opened the image.
             let opened =
                 open_uri(&uri_of(&server), self.access, &self.options, String::new(), &|_| String::new());
             let Err(error) = opened else {
@@ -177,7 +179,7 @@ impl ImageLock {
 /// An NBD backing whose server is a child process of hob.
 struct QemuNbd {
     inner: NbdBacking,
-    // Dropped after the connection to it.
+    // This is dropped after the connection to the child.
     server: Arc<Server>,
     access: Access,
     options: BackingOptions,
@@ -198,7 +200,7 @@ impl Driver for QemuNbd {
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         if self.server.is_over() {
-            // No other child is to be waited for.
+            // There is no other child to wait for.
             self.inner.revoke(ring, now);
         }
         self.inner.handle_completion(ring, now, completion);

@@ -55,7 +55,7 @@ impl SizeProbe {
         match &self.0 {
             Kind::File(file) => {
                 let file = file.upgrade().ok_or(Errno::BADF)?;
-                // Nobody uses the descriptor's position.
+                // No code uses the position of the descriptor.
                 Ok(rustix::fs::seek(&*file, SeekFrom::End(0))?)
             }
             Kind::Told(size_bytes) => Ok(size_bytes.load(Ordering::Relaxed)),

@@ -147,7 +147,7 @@ impl Arena {
         for Part { to, len } in self.shared_parts(slice) {
             assert!(len.is_multiple_of(PAGE_BYTES), "whole sectors only");
             for at in (0..len).step_by(PAGE_BYTES) {
-                // SAFETY: a page that is mapped while the buffer lives.
+                // SAFETY: the page is mapped while the buffer lives.
                 sums.push(unsafe { shared_sector_sum(to.wrapping_add(at).cast()) });
             }
         }

@@ -188,7 +188,7 @@ impl OpenDevice {
             open.created = created;
             if open.size_bytes == 0 {
                 open.size_bytes = spec.size_bytes.ok_or_else(|| PoolError::Unworkable {
-                    reason: format!("{} does not exist; give its size to create it", path.display()),
+                    reason: format!("{} does not exist; pass a size to create it", path.display()),
                 })?;
                 open.resize()?;
             }
@@ -325,7 +325,7 @@ impl Device {
         let mut device = Device { open, superblock, copy: 0, table };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Otherwise it would be refused next time because it holds a pool.
+            // Otherwise the device would be refused next time, because it has a pool.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)

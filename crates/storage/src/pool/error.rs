@@ -9,14 +9,16 @@ use hob_engine::units::DeviceId;
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The device has no superblock of a hob pool.
-    #[error("{path} holds no hob pool; check the path. If a device of a pool was replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. For a new pool: `hob pool create`", path = path.display())]
+    #[error("{path} is not a device of a hob pool; check the path. If a device of a pool was \
+        replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. To create \
+        a pool: `hob pool create`", path = path.display())]
     NotAPool {
         /// The device.
         path: PathBuf,
     },
     /// The device contains other data.
     #[error(
-        "{path} holds {what}; hob does not overwrite it. Pass --force to overwrite it",
+        "{path} has {what}; hob does not overwrite it. Pass --force to overwrite it",
         path = path.display()
     )]
     Foreign {
@@ -40,7 +42,7 @@ pub enum PoolError {
     },
     /// Another process has the device open.
     #[error(
-        "{path} is in use by another process; a pool has one daemon. Stop the other one first",
+        "another process uses {path}; a pool can have only one daemon. Stop the other process first",
         path = path.display()
     )]
     InUse {
@@ -59,8 +61,8 @@ pub enum PoolError {
     },
     /// The filesystem of the device's file is full.
     #[error(
-        "the filesystem of {path} has no room for {bytes} bytes; the pool reserves all of them at once. \
-         Give it a smaller size or another place",
+        "the filesystem of {path} has no space for {bytes} bytes, which the pool reserves completely. \
+         Choose a smaller size or another filesystem",
         path = path.display()
     )]
     NoSpace {
@@ -70,7 +72,10 @@ pub enum PoolError {
         bytes: u64,
     },
     /// The pool has too few free segments.
-    #[error("the pool has {free} free segments of {wanted} that are needed; add a device or shrink a cache")]
+    #[error(
+        "the pool has only {free} of {wanted} necessary free segments; add a device or make a \
+        cache smaller"
+    )]
     Full {
         /// Requested segments.
         wanted: u64,
@@ -79,8 +84,8 @@ pub enum PoolError {
     },
     /// No device has enough contiguous space for a swap area.
     #[error(
-        "no device has {wanted} free segments in one piece: {free} are free on it, the longest piece has {longest}; ask for less, make \
-         a cache smaller, or add a device"
+        "no device has {wanted} contiguous free segments: the best device has {free} free, at most \
+        {longest} contiguous; choose a smaller size, make a cache smaller, or add a device"
     )]
     InPieces {
         /// Requested segments.
@@ -92,8 +97,8 @@ pub enum PoolError {
     },
     /// A loop device uses the pool's device.
     #[error(
-        "{path} lies under {device}, and what is there is in use, as swap or as a filesystem; end that first ('swapon' and \
-         'losetup -l' show it)",
+        "{path} is on {device}, which is in use as swap or by a filesystem; end that use first \
+        ('swapon' and 'losetup -l' show it)",
         path = path.display(),
         device = device.display()
     )]
@@ -132,8 +137,8 @@ pub enum PoolError {
     },
     /// hob's data on the device is damaged.
     #[error(
-        "{path} is damaged: {what}. Caches lose what they kept there, persistent ones also writes that had not reached \
-         the disk yet: remove it from the pool, or make it anew with --force",
+        "{path} is damaged: {what}. Caches lose their data on this device, and persistent caches \
+        lose its dirty data too: remove the device from the pool, or format it with --force",
         path = path.display()
     )]
     Damaged {
@@ -143,7 +148,7 @@ pub enum PoolError {
         what: String,
     },
     /// A newer version of hob wrote the device.
-    #[error("{path} was written by a later version of hob ({what}); use that one", path = path.display())]
+    #[error("a later version of hob wrote {path} ({what}); use that version", path = path.display())]
     Newer {
         /// The device.
         path: PathBuf,

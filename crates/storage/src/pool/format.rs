@@ -311,7 +311,7 @@ impl Superblock {
         {
             return Err("a region has a wrong offset");
         }
-        // No overflow from here on: `segments` and `segment_bytes` are bounded.
+        // From here on nothing can overflow, because `segments` and `segment_bytes` are bounded.
         let table_end = table_offset.checked_add(2 * copy_bytes(table_pages));
         let data_end = data_offset.checked_add(segments * self.segment_bytes);
         if !(table_end.is_some_and(|end| end <= data_offset)

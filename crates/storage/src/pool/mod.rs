@@ -139,9 +139,12 @@ impl Pool {
         overwrite: Overwrite,
     ) -> Result<Pool, PoolError> {
         let reason = if name.is_empty() || name.len() > format::NAME_BYTES_MAX {
-            Some(format!("a pool's name has 1 to {} bytes", format::NAME_BYTES_MAX))
+            Some(format!("the name of a pool must have 1 to {} bytes", format::NAME_BYTES_MAX))
         } else if !format::is_segment_size(segment_bytes) {
-            Some(format!("a segment is a power of two from 1 MiB to 1 GiB, not {segment_bytes} bytes"))
+            Some(format!(
+                "the segment size must be a power of two from 1 MiB to 1 GiB, not \
+                {segment_bytes} bytes"
+            ))
         } else if devices.is_empty() {
             Some("a pool needs at least one device".to_owned())
         } else {

@@ -2,9 +2,9 @@
 //!
 //! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
-//! After that, the sectors of the tail that the journal cannot prove are read and checksummed,
-//! several at a time. Nothing is written: the new owner writes a new ring, and a crash before that
-//! changes nothing.
+//! After that, the daemon reads and checksums the sectors of the journal tail that the journal
+//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new ring,
+//! and a crash before that changes nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
@@ -81,7 +81,8 @@ pub enum RecoverError {
     Pool(#[from] PoolError),
     /// Pages of the journal differ at each reading.
     #[error(
-        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or remove the cache and its data"
+        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or \
+        remove the cache with its data"
     )]
     Unsteady {
         /// The ring.
@@ -120,7 +121,8 @@ enum Outcome {
     Changed(usize, u64),
 }
 
-/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as known.
+/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as
+/// known.
 ///
 /// # Errors
 /// [`RecoverError`]. A cache without any data left is not an error.
@@ -235,8 +237,8 @@ impl Cache<'_> {
             .collect();
         progress.expect(bytes_of(&runs));
         let new = || Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
-        // Interpreting the pages takes longer than reading them: two threads share it, each with both
-        // copies of its pages.
+        // Interpreting the pages takes longer than reading them: two threads share it, each with
+        // both copies of its pages.
         let (mine, others): (Vec<Run>, Vec<Run>) =
             runs.into_iter().partition(|run| run.first_page < pages / 2);
         let (read_by_other, mut noted) = (AtomicU64::new(0), 0);
@@ -255,7 +257,7 @@ impl Cache<'_> {
         let plan = match survey.finish() {
             Ring::Unfinished => return Ok(Outcome::Unfinished),
             Ring::Damaged { missing } => {
-                return Ok(Outcome::Damaged(format!("its page {missing} is on no device that is there")));
+                return Ok(Outcome::Damaged(format!("its page {missing} is on a missing device")));
             }
             Ring::Whole(plan) => plan,
         };

@@ -1,4 +1,4 @@
-//! Bytes from outside never panic, and are believed only with the right checksum.
+//! Invalid bytes never cause a panic, and data is used only with a correct checksum.
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn what_is_encoded_comes_back() {
     assert_eq!(decode_page(&bytes, Uuid([2; 16]), 1, 99), None, "another size");
 }
 
-/// Numbers that a correct checksum does not make sensible.
+/// Invalid numbers with a correct checksum.
 #[test]
 fn senseless_superblocks_are_damaged() {
     let changes: &[fn(&mut Superblock)] = &[
@@ -113,7 +113,8 @@ proptest! {
         prop_assert!(decode_page(&bytes, Uuid([2; 16]), 1, 100).is_none());
     }
 
-    /// Garbage with a good checksum: read or refused, never a panic, never more than is there.
+    /// Random data with a correct checksum is read or refused, never panics, and never reads past
+    /// the end.
     #[test]
     fn sealed_garbage_is_survived(writes in proptest::collection::vec((0usize..160, any::<u8>()), 0..20)) {
         let mut bytes = superblock().encode();

@@ -17,7 +17,7 @@
 //!   full.
 //! * A read ends with all requested bytes, or with an error. A file that ends too early is an error
 //!   (ENODATA), because it was truncated. A write or send is complete or failed.
-//!   [`Ring::recv_into`] is complete, or short because the peer closed the connection.
+//!   [`Ring::recv_into`] receives all bytes, or fewer if the peer closed the connection.
 //! * A socket has at most one send and one receive in flight. The caller ensures this, because two
 //!   sends could mix their bytes.
 //! * Memory of an operation in flight stays valid: buffers are referenced and descriptors kept
@@ -688,8 +688,8 @@ impl Drop for Ring {
             let _ = self.submit_and_wait(Duration::ZERO, Some(left.min(Duration::from_millis(50))));
         }
         if self.in_flight > 0 {
-            // A device that does not answer may write into these buffers later. Leaking them ensures that
-            // its data never appears in reused memory.
+            // A device that does not answer may write into these buffers later. Leaking them
+            // ensures that its data never appears in reused memory.
             tracing::warn!(
                 operations = self.in_flight,
                 "dropping a ring with I/O in flight; its buffers are leaked"

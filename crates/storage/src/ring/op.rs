@@ -223,7 +223,7 @@ pub(super) struct Message {
 
 impl Default for Message {
     fn default() -> Message {
-        // SAFETY: a msghdr is integers and pointers; all of them may be zero.
+        // SAFETY: a msghdr consists of integers and pointers, all of which may be zero.
         Message { header: unsafe { std::mem::zeroed() }, iovecs: Vec::with_capacity(16) }
     }
 }
@@ -426,8 +426,8 @@ pub(super) fn read_shared_now(
         let mut done = 0;
         while done < len {
             let to = to.wrapping_add(done).cast();
-            // SAFETY: inside a part, which is mapped while the buffer lives, and to whose bytes there is no
-            // reference.
+            // SAFETY: the address is inside a part, which is mapped while the buffer lives, and
+            // there is no reference to its bytes.
             match unsafe { libc::pread(file.as_raw_fd(), to, len - done, offset as libc::off_t) } {
                 0 => return Err(Errno::NODATA),
                 count if count > 0 => {

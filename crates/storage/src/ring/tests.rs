@@ -149,7 +149,7 @@ fn sends_are_complete_and_ordered() {
         let data = pattern(3 << 20, 3);
         let buffer = ring.arena_mut().alloc(3 << 20).unwrap();
         ring.arena_mut().bytes_mut(buffer).copy_from_slice(&data);
-        // More pieces than one message takes, and far more bytes than the socket buffers.
+        // More pieces than one message has, and far more bytes than the socket buffers.
         let mut gather = Gather::default();
         let mut expected = Vec::new();
         for at in 0..1500u32 {
@@ -171,7 +171,7 @@ fn sends_are_complete_and_ordered() {
         let Returned::Gather(mut gather) = completion.returned else { panic!("the list comes back") };
         let (received, mut theirs) = reader.join().unwrap();
         assert!(received == expected);
-        // One piece, then nothing at all.
+        // One piece, then the end of the stream.
         gather.clear();
         gather.push_head(|head| head.extend_from_slice(b"hello"));
         ring.send(token(10), fd, gather);
@@ -208,7 +208,7 @@ fn receiving_goes_behind_what_is_there() {
         ring.recv(token(2), fd, rx);
         let Returned::Rx(rx) = next(ring).returned else { panic!("the buffer comes back") };
         assert_eq!(rx.filled(), b"efghi");
-        // Straight into the arena, in two parts.
+        // Directly into the arena, in two parts.
         let buffer = ring.arena_mut().alloc(8192).unwrap();
         ring.recv_into(token(3), fd, BufferSlice { id: buffer, offset: 10, len: 8000 });
         let data = pattern(8000, 4);
@@ -260,7 +260,7 @@ fn a_receive_that_is_cancelled_loses_no_byte() {
             assert!(completion.result > 0 || completion.result == -libc::ECANCELED);
             received.extend_from_slice(rx.filled());
         }
-        // Detached without a shutdown: another owner of the socket goes on using it.
+        // Detached without a shutdown: another owner of the socket continues to use it.
         ring.detach(fd);
         let mut rest = std::os::unix::net::UnixStream::from(second);
         theirs.write_all(b"!").unwrap();
@@ -315,7 +315,7 @@ fn two_hundred_idle_sockets_cost_no_thread() {
         }
         idle(ring, Duration::from_millis(20));
         assert_eq!(ring.in_flight(), 200);
-        // A file still gets its turn, and so does each socket.
+        // A file is still served, and so is each socket.
         let file = tempfile::tempfile().unwrap();
         let fd = ring.attach(OwnedFd::from(file), FdClass::File);
         ring.write(token(1000), fd, 0, ring.zeroes(4096), Durability::Volatile);
@@ -419,7 +419,7 @@ fn devices_are_waited_for_and_waits_end() {
             let mut byte = [0];
             rustix::io::read(ring.borrow(fd), &mut byte).unwrap();
         }
-        // Something is there already.
+        // Data is there already.
         rustix::io::write(&write, b"y").unwrap();
         ring.readable(token(7), fd);
         assert!(next(ring).result > 0);
@@ -429,7 +429,7 @@ fn devices_are_waited_for_and_waits_end() {
         ring.shutdown(fd);
         assert_eq!(next(ring).result, -libc::ECANCELED);
         ring.detach(fd);
-        // The other end is closed.
+        // The peer has closed its end.
         assert!(rustix::io::write(&write, b"z").is_err());
     });
 }
@@ -437,7 +437,7 @@ fn devices_are_waited_for_and_waits_end() {
 #[test]
 fn events_are_awaited_one_by_one_and_told_of() {
     with_both(|ring| {
-        // Its other owner decides whether reads of it block.
+        // The socket's other owner decides whether reads of it block.
         for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
             let theirs = eventfd(0, flags).unwrap();
             let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
@@ -474,7 +474,7 @@ fn an_event_that_nobody_reads_holds_nothing_up() {
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
         ring.signal(token(1), fd);
-        // It waits, and blocks nothing else.
+        // The operation waits, and blocks no other operation.
         idle(ring, Duration::from_millis(20));
         rustix::io::read(&theirs, &mut [0; 8]).unwrap();
         assert_eq!(next(ring).result, 0);
@@ -517,7 +517,7 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
         assert_eq!(next(ring).token, token(3));
         assert!(start.elapsed() < PATIENCE / 2, "a wait was held up");
         drop(writer.join().unwrap());
-        // The peer reads again, and everything continues without another event here.
+        // The peer reads again, and all operations continue without another event here.
         let reader = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             let mut received = vec![0; 4 << 20];
@@ -567,7 +567,8 @@ fn the_end_of_a_send_is_seen_before_a_sleep() {
     });
 }
 
-/// More signals than the queue has room for; a wait with nothing else in flight sees their ends.
+/// More signals than the queue has space for; a wait without other operations in flight returns
+/// their ends.
 #[test]
 fn the_ends_of_many_signals_are_seen() {
     with_both(|ring| {

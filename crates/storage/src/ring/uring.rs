@@ -150,14 +150,14 @@ impl Uring {
             Ok(ring) => (ring, true),
             Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
         };
-        // Each operation on a file of a hanging filesystem keeps a kernel worker. The default maximum, four
-        // per CPU, would soon be exhausted, and the fsync of every other disk would wait. Older kernels
-        // keep the default.
+        // Each operation on a file of a hanging filesystem keeps a kernel worker. The default
+        // maximum, four per CPU, would soon be exhausted, and the fsync of every other disk would
+        // wait. Older kernels keep the default.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
             tracing::debug!(%error, "the maximum number of io_uring workers cannot be raised");
         }
-        // Timed waits (5.11), stable submissions and no dropped completions are required: older kernels use
-        // threads.
+        // Timed waits (5.11), stable submissions and no dropped completions are required: older
+        // kernels use threads.
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
@@ -170,7 +170,8 @@ impl Uring {
         let fixed_memory = match unsafe { ring.submitter().register_buffers(&[iovec]) } {
             Ok(()) => base as usize..base as usize + len,
             Err(error) => {
-                tracing::debug!(%error, "buffers are not registered (RLIMIT_MEMLOCK); each I/O pins its own");
+                tracing::debug!(%error, "buffers are not registered with io_uring (RLIMIT_MEMLOCK \
+                    is too low), so the kernel pins memory for each I/O");
                 0..0
             }
         };
@@ -290,8 +291,8 @@ impl Uring {
     }
 
     fn try_push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place until the
-        // kernel reports its end (see `Ring`'s guarantees).
+        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place
+        // until the kernel reports its end (see `Ring`'s guarantees).
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
@@ -408,7 +409,8 @@ impl Uring {
                 if self.run_deferred() {
                     continue;
                 }
-                // It ended while it was submitted: a failure would have been reported by now.
+                // The operation ended while it was submitted; a failure would have been reported by
+                // now.
                 let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
                 return Some(Ended { op, result, more_to_receive: false });
             };
@@ -417,7 +419,7 @@ impl Uring {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                // It counts as done, and its operation's index may have been reused.
+                // The operation counts as complete, and its index may have been reused.
                 name if name & HASTY != 0 && !self.hasty.forget(name) => {}
                 name => return Some(Ended { op: name as u32, result: entry.result(), more_to_receive }),
             }
@@ -433,9 +435,10 @@ impl Uring {
         }
         self.hasty.is_sure = true;
         let is_late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
-        // Once only: the kernel may set the flag for work that it has just done, and leave it set.
+        // This is done only once: the kernel may set the flag for work that it has just completed,
+        // and leave it set.
         if is_late && self.submit().is_ok() && !self.ring.completion().is_empty() {
-            // There may be more than it handles at once.
+            // There may be more completions than one call handles.
             self.hasty.is_sure = false;
         }
         !self.hasty.is_sure
@@ -466,7 +469,8 @@ impl Drop for Uring {
             self.wake_awaited = !self.ring.completion().any(|entry| entry.user_data() == WAKE);
         }
         if !self.wake_awaited {
-            // SAFETY: made by `Box::into_raw`, and the kernel has finished with it.
+            // SAFETY: `Box::into_raw` returned this address, and the kernel does not use it any
+            // more.
             drop(unsafe { Box::from_raw(self.wake_count) });
         }
     }

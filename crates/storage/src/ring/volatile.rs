@@ -47,7 +47,7 @@ impl Ring {
                 (slice.len, result)
             }
             &Work::Read { slice, offset, parts: None } => {
-                // Nobody else fills these bytes; while we do, they are a buffer like any other.
+                // No other code fills these bytes; meanwhile they are a normal buffer.
                 arena.retain(slice.id);
                 arena.unpin(slice, Traffic::KernelWrites);
                 let result = file.read(offset, arena.slice_mut(slice));

@@ -36,7 +36,7 @@ impl Waker {
 
     /// Writes to the eventfd without checking the flag. The ring must be reading the eventfd.
     pub(super) fn signal(&self) {
-        // Fails only when 2⁶⁴ − 2 calls are unread.
+        // The write fails only if 2⁶⁴ − 2 calls are unread.
         let _ = rustix::io::write(&self.shared.event, &1u64.to_ne_bytes());
     }
 

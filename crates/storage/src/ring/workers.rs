@@ -101,7 +101,7 @@ impl Workers {
             match spawned {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
-                    // Slow, but correct: the calling thread does it.
+                    // This is slow but correct: the calling thread performs the I/O.
                     tracing::warn!(%error, "cannot start a thread for disk I/O; the shard's thread performs the I/O and blocks meanwhile");
                     let jobs = std::mem::take(&mut queue.jobs);
                     drop(queue);
@@ -157,7 +157,7 @@ fn ready(fd: RawFd, events: i16) -> isize {
     // SAFETY: one entry, on our stack, for the length of the call.
     match unsafe { libc::poll(&raw mut poll, 1, 0) } {
         0 => {
-            // SAFETY: errno is this thread's own.
+            // SAFETY: errno belongs to this thread.
             unsafe { *libc::__errno_location() = libc::EAGAIN };
             -1
         }

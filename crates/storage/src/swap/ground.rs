@@ -46,7 +46,7 @@ const BAD: &[(FsWord, &str)] = &[
     (0x3434, COPIES),
 ];
 
-const MEMORY: &str = "lies in memory, which swapping is to relieve";
+const MEMORY: &str = "is in memory, which swapping is to relieve";
 const NETWORK: &str = "is on a network filesystem";
 const COPIES: &str =
     "is on a filesystem that writes blocks elsewhere each time (copy-on-write), which needs memory";
@@ -55,15 +55,15 @@ const COPIES: &str =
 const BAD_DEVICES: &[(&str, &str)] = &[
     ("zram", MEMORY),
     ("ram", MEMORY),
-    ("pmem", "lies in memory; persistent memory is better used as such"),
-    ("nbd", "lies on a network block device, perhaps one of hob's own"),
-    ("rbd", "lies on a network block device (RBD)"),
-    ("drbd", "lies on a replicated block device (DRBD)"),
-    ("rnbd", "lies on a network block device (RNBD)"),
-    ("ublk", "lies on a block device that a program serves (ublk)"),
-    ("zd", "lies on a ZFS volume, which needs memory to be written"),
-    ("bcache", "lies on a bcache device, which needs memory to be written"),
-    ("etherd", "lies on a network block device (AoE)"),
+    ("pmem", "is in memory; persistent memory is better used as memory"),
+    ("nbd", "is on a network block device, perhaps one of hob's own"),
+    ("rbd", "is on a network block device (RBD)"),
+    ("drbd", "is on a replicated block device (DRBD)"),
+    ("rnbd", "is on a network block device (RNBD)"),
+    ("ublk", "is on a block device that a program serves (ublk)"),
+    ("zd", "is on a ZFS volume, which needs memory to be written"),
+    ("bcache", "is on a bcache device, which needs memory to be written"),
+    ("etherd", "is on a network block device (AoE)"),
     ("dcssblk", MEMORY),
 ];
 
@@ -93,7 +93,8 @@ fn judge_filesystem(f_type: FsWord) -> Result<(), String> {
     match BAD.iter().find(|(bad, _)| *bad == f_type) {
         Some((_, why)) => Err((*why).to_owned()),
         None => Err(format!(
-            "is on a filesystem of which hob does not know whether it can be swapped to (type {f_type:#x})"
+            "is on a filesystem of unknown type {f_type:#x}, of which hob does not know whether it \
+            supports swap"
         )),
     }
 }
@@ -112,15 +113,13 @@ fn check_device(number: u64, depth: usize) -> Result<(), SwapError> {
         _ => place,
     };
     if depth > DEPTH_MAX {
-        return Err(SwapError::Unsafe("lies on too many mappings".to_owned()));
+        return Err(SwapError::Unsafe("is on too many mappings".to_owned()));
     }
     judge_device(&disk).map_err(SwapError::Unsafe)?;
     if let Ok(backing) = fs::read_to_string(disk.join("loop/backing_file")) {
         let backing = backing.trim_end_matches('\n');
         let file = File::open(backing).map_err(|error| {
-            SwapError::Unsafe(format!(
-                "lies on a loop device over {backing}, which cannot be looked at: {error}"
-            ))
+            SwapError::Unsafe(format!("is on a loop device over {backing}, which cannot be queried: {error}"))
         })?;
         return check_file(file.as_fd(), depth + 1);
     }
@@ -151,11 +150,11 @@ fn judge_device(disk: &Path) -> Result<(), String> {
     }
     // /sys/devices/platform/host2/session1/target2:0:0/2:0:0:1/block/sda
     if disk.components().any(|part| part.as_os_str().to_string_lossy().starts_with("session")) {
-        return Err("lies on an iSCSI disk, which needs the network".to_owned());
+        return Err("is on an iSCSI disk, which needs the network".to_owned());
     }
     match transports(disk).into_iter().find(|transport| !matches!(transport.as_str(), "pcie" | "apple-nvme"))
     {
-        Some(transport) => Err(format!("lies on an NVMe disk that is reached over {transport}")),
+        Some(transport) => Err(format!("is on an NVMe disk that is reached over {transport}")),
         None => Ok(()),
     }
 }

@@ -99,7 +99,7 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
         let path = PathBuf::from("/dev").join(entry.file_name());
         let device = match File::open(&path) {
             Ok(device) => device,
-            // It was removed at this moment.
+            // The loop device was removed at this moment.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => continue,
             Err(error) => return Err(error),
         };
@@ -155,7 +155,7 @@ pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError>
         // SAFETY: `config` is what the request reads, and lives until it returns.
         if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) } == 0 {
             let info = status(&device)
-                .map_err(|source| SwapError::System { action: "look at the loop device", source })?;
+                .map_err(|source| SwapError::System { action: "query the loop device", source })?;
             // From here on, dropping `device` removes it.
             return match info.flags & DIRECT_IO {
                 0 => Err(SwapError::Unsafe(

@@ -19,7 +19,7 @@ const LAST: u32 = 1;
 const SHARED: u32 = 0x2000;
 
 /// Flags of extents without a final position: not on the device yet, compressed, encrypted, inside
-/// metadata, in a tail, or reserved and never written.
+/// metadata, packed with the ends of other files, or reserved and never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
 /// `struct fiemap_extent`
@@ -70,7 +70,8 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
             reserved: 0,
             extents: [extent; EXTENTS],
         };
-        // SAFETY: `map` is what the request reads and fills, and has room for as many extents as it says.
+        // SAFETY: `map` is what the request reads and fills, and has room for as many extents as it
+        // says.
         if unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FIEMAP as _, &raw mut map) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -87,7 +88,7 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
     Ok(None)
 }
 
-/// Advances `at` to the end of the contiguous extents from there.
+/// Moves `at` to the end of the contiguous extents that begin there.
 fn walk(at: &mut u64, end: u64, extents: &[Extent]) -> Option<Lack> {
     for extent in extents.iter().filter(|extent| extent.logical < end) {
         if extent.logical > *at || extent.flags & ELSEWHERE != 0 {

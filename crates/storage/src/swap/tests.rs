@@ -34,7 +34,8 @@ fn memory_is_read() {
     assert_eq!(parse_memory("MemTotal: lots\n"), Memory::default());
 }
 
-/// An area of a sparse file: written completely, with nothing around it changed, and recognised again.
+/// A swap area in a sparse file is written completely, nothing around it changes, and the area is
+/// recognized again.
 #[test]
 fn an_area_is_prepared_and_has_no_holes() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
 //! A file with a write cache that a kill discards.
 //!
-//! Written data is *held* in memory, in units of 512 bytes, and reads see it. A flush writes all
-//! held units to the file, in pieces and in any order; a durable write writes its own range. In
-//! addition, random held units are written: a whole write immediately, single units of it, and
-//! sometimes older ones. So a kill leaves any subset of the unflushed data, torn at 512 bytes.
+//! Written data stays in memory until a flush, in *unflushed units* of 512 bytes; reads see it. A
+//! flush writes all unflushed units to the file, in pieces and in any order; a durable write writes
+//! its own range. In addition, random unflushed units are written: a whole write immediately,
+//! single units of it, and sometimes older ones. So a kill leaves any subset of the unflushed data,
+//! torn at 512 bytes.
 //!
 //! "In the file" means in the kernel: a kill does not affect data there, and the tests never cut
 //! the real power.
@@ -27,22 +28,22 @@ const PAGE_BYTES: u64 = 4096;
 
 const PAGE_UNITS: u64 = PAGE_BYTES / UNIT_BYTES;
 
-/// Maximum number of held units per file. Above it, all are written to the file, as from a device's full
-/// cache.
+/// Maximum number of unflushed units per file. Above it, all are written to the file, as from a
+/// device's full cache.
 const HELD_UNITS_MAX: usize = (64 << 20) / UNIT_BYTES as usize;
 
 /// Number of pages considered when older units are written.
 const STRAY_PAGES: usize = 32;
 
-/// The held units of one 4 KiB page of the file.
+/// The unflushed units of one 4 KiB page of the file.
 struct Page {
-    /// One bit per unit that is held and not in the file.
+    /// One bit per unit that was written and is not in the file yet.
     held: u8,
     bytes: Box<[u8; PAGE_BYTES as usize]>,
 }
 
 struct Cache {
-    /// Pages with held units, by page number.
+    /// Pages with unflushed units, by page number.
     pages: BTreeMap<u64, Page>,
     held: usize,
     rng: SimRng,
@@ -103,7 +104,7 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Writes all held units to the file.
+    /// Writes all unflushed units to the file.
     ///
     /// # Errors
     /// The file's.
@@ -128,7 +129,7 @@ impl VolatileFile {
     /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// The file's error; held units then stay held.
+    /// The file's error; the units then stay unflushed.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);
@@ -159,7 +160,7 @@ impl VolatileFile {
 }
 
 impl Cache {
-    /// Applies held units to the file's `bytes` at `offset`.
+    /// Copies unflushed units over the `bytes` that were read from the file at `offset`.
     fn patch(&self, offset: u64, bytes: &mut [u8]) {
         let end = offset + bytes.len() as u64;
         for (number, page) in self.pages.range(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
@@ -224,7 +225,7 @@ impl Cache {
         }
     }
 
-    /// Returns all held units.
+    /// Returns all unflushed units.
     fn all(&self) -> Vec<u64> {
         let units = |(number, _): (&u64, &Page)| number * PAGE_UNITS..(number + 1) * PAGE_UNITS;
         self.pages.iter().flat_map(units).filter(|unit| self.is_held(*unit)).collect()
@@ -243,7 +244,7 @@ impl Cache {
         lucky
     }
 
-    /// Returns some older held units, to be written at random.
+    /// Returns some older unflushed units, to be written at random.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
         let from = self.rng.below(last as usize + 1) as u64;
@@ -253,7 +254,7 @@ impl Cache {
         units.filter(|_| self.rng.once_in(2)).collect()
     }
 
-    /// Writes those of `units` that are held to the file, in pieces, in any order.
+    /// Writes those of `units` that are unflushed to the file, in pieces, in any order.
     fn let_through(&mut self, file: &File, mut units: Vec<u64>) -> io::Result<()> {
         units.sort_unstable();
         units.dedup();

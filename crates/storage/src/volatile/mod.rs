@@ -83,8 +83,8 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
     LAYER.set(options).map_err(|_| AlreadyOn)?;
     STEPS_LEFT.store(options.cut_after.unwrap_or(0), Ordering::Relaxed);
     tracing::warn!(
-        "POWER-CUT TEST: what is not flushed stays in memory and is LOST when this process dies; \
-         never use a disk that matters in this mode"
+        "POWER-CUT TEST: unflushed data stays in memory and is LOST when this process dies; never \
+        use this mode for a disk that matters"
     );
     Ok(())
 }
@@ -94,8 +94,8 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
 #[error("the power-cut layer is on already")]
 pub struct AlreadyOn;
 
-/// Writes all held data to the files, for a process that ends cleanly. The function has no effect
-/// without the power-cut layer.
+/// Writes all unflushed data to the files, for a process that ends cleanly. The function has no
+/// effect without the power-cut layer.
 ///
 /// # Errors
 /// The first error of a file.

@@ -1,4 +1,4 @@
-//! Tests that the layer loses and keeps what it should, and writes any part of the rest.
+//! Tests that the layer loses and keeps the correct data, and writes any part of the rest.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -213,7 +213,7 @@ fn the_ring_moves_volatile_files_bytes_in_any_order() {
         let written = ring.arena().bytes(buffer).to_vec();
         assert!(on_file(&file)[..64 << 10] != written, "some of it is held back");
 
-        // The same file through a second descriptor, and back into another buffer.
+        // The same file through a second descriptor, and into another buffer.
         let second = ring.attach(OwnedFd::from(file.try_clone().unwrap()), FdClass::Volatile);
         let other = ring.arena_mut().alloc(64 << 10).unwrap();
         ring.read(token(0), second, 0, ring.arena().whole(other));
@@ -232,7 +232,7 @@ fn the_ring_moves_volatile_files_bytes_in_any_order() {
         ring.arena_mut().free(buffer);
         ring.arena_mut().free(other);
         ring.detach(fd);
-        // Operations in flight when the ring is dropped are performed all the same.
+        // Operations in flight when the ring is dropped still run.
         let last = ring.arena_mut().alloc(512).unwrap();
         ring.arena_mut().bytes_mut(last).fill(9);
         ring.write(token(4), second, 4096, ring.arena().whole(last), Durability::Durable);

@@ -1,4 +1,4 @@
-//! Journals as docs/FORMAT.md has them, written from that page and not from hob's own code: blocks of one sector only.
+//! Journals according to docs/FORMAT.md, written without hob's own code; only blocks of one sector.
 #![allow(dead_code, unreachable_pub)]
 
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use hob_storage::pool::Pool;
 
 pub const PAGE: u64 = 4096;
 
-/// What a page says of a frame.
+/// A page's record of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     Empty,
@@ -17,7 +17,7 @@ pub enum Frame {
     Dirty { block: u32, sum: u32 },
 }
 
-/// One change record.
+/// A change record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Set { frame: u32, block: u32, sum: u32, dirty: bool },
@@ -25,12 +25,12 @@ pub enum Change {
     Drop { frame: u32, block: u32 },
 }
 
-/// The state of a ring that is being written.
+/// State of a ring that is being written.
 #[derive(Clone, Debug)]
 pub struct Journal {
     pub cache: u128,
     pub ring: u32,
-    /// Pages of each copy.
+    /// Number of pages of each copy.
     pub pages: u64,
     pub disk_bytes: u64,
     pub identity: [u8; 32],
@@ -59,7 +59,8 @@ impl Journal {
         }
     }
 
-    /// The next page: its number in the ring, and its bytes. A dump is runs of frames, each of one segment.
+    /// Returns the next page: its number in the ring, and its bytes. A dump consists of runs of
+    /// frames, each in one segment.
     pub fn page(&mut self, changes: &[Change], dump: &[(u32, &[Frame])]) -> (u64, Vec<u8>) {
         self.sequence += 1;
         let mut page = Vec::with_capacity(PAGE as usize);
@@ -114,7 +115,7 @@ impl Journal {
     }
 }
 
-/// A device's file, behind hob's back.
+/// Opens a device's file directly.
 pub fn device_file(pool: &Pool, segment: Segment) -> File {
     let devices = pool.devices();
     let device = devices.iter().find(|device| device.id == segment.device).expect("a device of the pool");

@@ -1,4 +1,4 @@
-//! A shard in miniature: one ring, one backing, calls that wait.
+//! A small shard: one ring, one backing, and blocking calls.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod journal;
@@ -26,7 +26,7 @@ pub struct Rig {
     buffers: Vec<(IoId, BufferId)>,
 }
 
-/// Patience for tests: connections are retried at once, requests wait a second.
+/// Returns options for tests: connections are retried at once, and requests wait for a second.
 pub fn options() -> BackingOptions {
     BackingOptions {
         wait_max: Duration::from_secs(2),
@@ -37,7 +37,7 @@ pub fn options() -> BackingOptions {
     }
 }
 
-/// The same for an image, which has no other files.
+/// Returns the same options for an image without other files.
 pub fn image_options(format: &str) -> BackingOptions {
     BackingOptions { format: Some(Format::from_name(format).expect("a format")), ..options() }
 }
@@ -112,7 +112,7 @@ impl Rig {
         }
     }
 
-    /// One round of the shard loop.
+    /// Runs one iteration of the shard loop.
     pub fn turn(&mut self) {
         let now = self.now();
         let limit = Duration::from_millis(100);
@@ -141,7 +141,7 @@ impl Rig {
         }
     }
 
-    /// What a finished read brought; frees its buffer.
+    /// Returns the data of a completed read, and frees its buffer.
     pub fn take(&mut self, id: IoId, offset: u64, len: usize) -> Vec<u8> {
         let at = self.buffers.iter().position(|(io, _)| *io == id).expect("it has a buffer");
         let (_, buffer) = self.buffers.swap_remove(at);
@@ -193,7 +193,8 @@ impl Rig {
         assert_eq!(self.ring.in_flight(), 0);
     }
 
-    /// The same test for every backing that can do everything, on a disk of at least 8 MiB and whatever contents.
+    /// Runs the common test of backings with all features, on a disk of at least 8 MiB with any
+    /// content.
     pub fn exercise(&mut self) {
         use hob_engine::io::{Durability, Zeroing};
         let (volatile, durable) = (IoOp::Write(Durability::Volatile), IoOp::Write(Durability::Durable));
@@ -201,7 +202,7 @@ impl Rig {
         let block = self.backing.info().block_bytes_min as usize;
         let mut model = pattern(size, 9);
         self.write(volatile, 0, &model).unwrap();
-        // As guests write: any alignment the backing has.
+        // As guests write: any alignment that the backing supports.
         for (number, (offset, len)) in [
             (512usize, 512usize),
             (4096, 4096),
@@ -236,8 +237,8 @@ impl Rig {
                 Err(error) => {
                     assert_eq!(error, IoError::Unsupported);
                     assert!(matches!(zeroing, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated));
-                    // QEMU zeroes the range's partial clusters before it finds out that the rest would be
-                    // slow: a failed zeroing leaves either the old bytes or zeroes.
+                    // QEMU zeroes the range's partial clusters before it detects that the rest
+                    // would be slow: a failed zeroing leaves the old data or zeroes.
                     let found = self.read(offset as u64, len).unwrap();
                     let old = &model[offset..offset + len];
                     let fits = |at: &usize| found[*at] == old[*at] || found[*at] == 0;
@@ -260,7 +261,7 @@ impl Rig {
             at += extent.len;
         }
         assert!(at <= size as u64);
-        // Many at once.
+        // Many requests at once.
         let ids: Vec<_> = (0..200u64).map(|n| self.start(IoOp::Read, n * 8192, 8192, None)).collect();
         for (n, id) in ids.into_iter().enumerate() {
             self.wait(id).unwrap();

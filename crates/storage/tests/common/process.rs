@@ -1,10 +1,10 @@
-//! Servers that tests start, and how they are killed.
+//! Servers that tests start and kill.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A child that does not outlive its test.
+/// A child process that ends with its test.
 pub struct Process(pub Child);
 
 impl Drop for Process {
@@ -27,7 +27,7 @@ pub fn await_socket(path: &Path) {
     }
 }
 
-/// SIGKILL for the `qemu-nbd` that has that image.
+/// Sends SIGKILL to the `qemu-nbd` of an image.
 pub fn kill_qemu(image: &str) {
     let children = children_of_qemu(image);
     assert_eq!(children.len(), 1);
@@ -37,7 +37,7 @@ pub fn kill_qemu(image: &str) {
     }
 }
 
-/// The `qemu-nbd` that have that image on their command line.
+/// Returns the `qemu-nbd` processes with the image on their command line.
 pub fn children_of_qemu(image: &str) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let named = processes.filter_map(|process| {

@@ -1,4 +1,4 @@
-//! An NBD server in this process that can be told to misbehave.
+//! An NBD server in this process that can simulate faults.
 #![allow(dead_code, unreachable_pub)]
 
 use std::io::{Read, Write};
@@ -15,27 +15,27 @@ use hob_nbd::server::reply::{self, Position};
 use hob_nbd::server::request::decode_request;
 use hob_nbd::{Command, CommandFlags, ErrorCode, ExportDirectory, ExportInfo, Extent};
 
-/// What the server does next, and what it has seen.
+/// The server's next actions, and its observations.
 #[derive(Debug)]
 pub struct Script {
     pub export: ExportInfo,
     pub data: Vec<u8>,
-    /// Requests to answer before the connection is cut; the one after them is read and not answered. Then the next connection
-    /// is served without limit.
+    /// Number of requests to answer before the connection is closed; the next request is read and
+    /// not answered. The next connection is served without limit.
     pub answers_left: Option<usize>,
-    /// New connections are closed at once.
+    /// True if new connections are closed at once.
     pub refuse: bool,
-    /// Requests are answered with NBD_ESHUTDOWN until the client disconnects.
+    /// True if requests are answered with NBD_ESHUTDOWN until the client disconnects.
     pub shuts_down: bool,
-    /// Connections that the client ended with NBD_CMD_DISC.
+    /// Number of connections that the client ended with NBD_CMD_DISC.
     pub disconnects: usize,
-    /// Requests are read and never answered.
+    /// True if requests are read and never answered.
     pub silent: bool,
-    /// Writes fail.
+    /// True if writes fail.
     pub sick: bool,
-    /// Flushes fail.
+    /// True if flushes fail.
     pub flush_fails: bool,
-    /// Replies are these bytes instead.
+    /// Bytes that are sent instead of replies.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
     pub seen: Vec<(Command, u64, u32, CommandFlags)>,

@@ -11,7 +11,7 @@ use crate::Violation;
 /// Phase of a failover from a replica.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The host must become the owner in the ownership record.
+    /// The host writes itself into the ownership record as the owner.
     Begins,
     /// Dirty data is written to the backing. The list has the blocks that were not sent yet.
     Brings(Vec<(u32, u64)>),

@@ -21,7 +21,7 @@ const DOUBLED_AT_ONCE: usize = 3;
 /// process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
-    /// Unique number of the flash lease.
+    /// Unique number of the flash lease, by which a host lends flash to another.
     pub(super) loan: u64,
     /// The owner does not write to the replica any more.
     pub(super) is_ended: bool,
@@ -59,7 +59,7 @@ pub(super) struct Copy {
     pub(super) half_done: BTreeMap<u64, u64>,
     /// Writes in progress that went only to the owner's flash.
     pub(super) alone: BTreeSet<u64>,
-    /// A change of the ownership record may still happen.
+    /// True if a change of the ownership record may have been made, because etcd has not answered.
     pub(super) in_doubt: bool,
 }
 
@@ -159,7 +159,7 @@ impl Simulation<'_> {
         self.other_half(host, disk, op)
     }
 
-    /// Completes a request that waited for the lending host.
+    /// Completes a write that waited for its replica on the lending host.
     fn other_half(&mut self, host: usize, disk: usize, op: u64) -> Result<(), Violation> {
         let local = &mut self.hosts[host].local[disk];
         if let Some(Op { kind: Kind::Double(_), .. }) = local.ops.get(&op) {

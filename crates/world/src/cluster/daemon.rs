@@ -250,8 +250,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Records a forced takeover in the model. The host may crash before it knows the result, but
-    /// dirty data is lost all the same.
+    /// Records a forced takeover in the model. The host may crash before it receives the result,
+    /// but dirty data is lost in any case.
     fn note_forced(&mut self, disk: usize, before: Option<&Found<OwnershipRecord>>) {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(forced)) = (before, after, &mut self.forced[disk]) else {

@@ -1,5 +1,5 @@
-//! Simulates guest requests, destaging, and the delay of replies and writes while the lease is in
-//! doubt.
+//! Simulates guest requests, destaging, and the delay of replies and writes while a host does not
+//! know whether its lease is valid.
 
 use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
@@ -336,7 +336,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends the replies and writes that waited while the lease was in doubt.
+    /// Sends the replies and writes that waited until the lease was confirmed.
     pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) {
             return Ok(());

@@ -107,11 +107,11 @@ pub(super) struct Local {
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// The cache mode changes once the ownership record says so.
+    /// The cache mode changes once the ownership record permits it.
     pub(super) mode_due: bool,
     /// The cache is draining: no data becomes dirty any more.
     pub(super) draining: bool,
-    /// The current ownership record must be read again.
+    /// True if the host must read the current ownership record again.
     pub(super) look_again: bool,
     /// Open number of the disk's backing.
     pub(super) epoch: u64,
@@ -237,7 +237,7 @@ impl Host {
         }
     }
 
-    /// Returns the host's clock. The clock is slow and has its own origin.
+    /// Returns the host's clock. The clock runs slower than the simulation by `slow_ppm`.
     pub(super) fn clock(&self, now: Instant) -> Instant {
         Instant((u128::from(now.0) * u128::from(PPM - self.slow_ppm) / u128::from(PPM)) as u64)
     }

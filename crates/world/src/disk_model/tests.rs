@@ -1,4 +1,4 @@
-//! The calibration figures, asserted; and the shapes that follow from the mechanics.
+//! Checks the calibration figures and the curves that follow from the mechanics.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +12,8 @@ fn array() -> ArrayModel {
     ArrayModel::new(ArrayConfig::raid5_of_four_7200(200 * GB))
 }
 
-/// A closed loop: `depth` requests are always under way, `count` in all. Returns (requests per second, mean ns).
+/// Runs a closed loop with `depth` requests in flight, `count` in total. Returns (requests per
+/// second, mean ns).
 fn closed_loop(
     array: &mut ArrayModel,
     depth: usize,
@@ -36,7 +37,7 @@ fn closed_loop(
     (count as f64 * 1e9 / end as f64, waited as f64 / count as f64)
 }
 
-/// Random numbers by counter: the i-th offset of a random walk over the array in units of `len`.
+/// Returns the i-th offset of a random walk over the array in units of `len`.
 fn scattered(i: u64, len: u64, capacity: u64) -> u64 {
     let mut word = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -98,7 +99,8 @@ fn sequential_whole_row_writes_run_at_tens_of_megabytes_per_disk() {
         let (rate, _) = closed_loop(&mut array(), depth, 2_000, |i| (Access::Write, i * row, row));
         rate * row as f64 / 1e6 / 4.0
     };
-    // A single writer misses a rotation per row; several keep the disks streaming most of the time.
+    // A single writer misses a rotation per row; several writers keep the disks streaming most of
+    // the time.
     assert!((4.0..=8.0).contains(&per_disk(1)), "{:.0} MB/s per disk at depth 1", per_disk(1));
     assert!((25.0..=130.0).contains(&per_disk(4)), "{:.0} MB/s per disk at depth 4", per_disk(4));
     assert!((60.0..=130.0).contains(&per_disk(16)), "{:.0} MB/s per disk at depth 16", per_disk(16));
@@ -187,7 +189,7 @@ fn seeks_average_to_the_data_sheet() {
     }
 }
 
-/// One drive asked for one random 4 KB read after the other, and the usual ratings of its class.
+/// Compares random 4 KB reads of one drive, one at a time, with the usual ratings of its class.
 #[test]
 fn one_drive_meets_the_ratings_of_its_class() {
     let drives = [
@@ -271,7 +273,8 @@ fn what_was_read_or_written_is_read_from_memory_while_there_is_room() {
     assert!(array.submit(now, Access::Read, 80 * GB, 8192) > now + MS, "a gigabyte later it is gone");
 }
 
-/// One stream is what a drive's own read-ahead is for; sixteen at a time need the controller's.
+/// A drive's own read-ahead is sufficient for one stream; sixteen streams need the controller's
+/// read-ahead.
 #[test]
 fn streams_are_read_ahead_of() {
     let small_reads = |config| {

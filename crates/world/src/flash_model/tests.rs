@@ -1,10 +1,10 @@
-//! The ratings, asserted; and what follows from the stations.
+//! Checks the ratings and the results that follow from the stations.
 
 use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// A closed loop of `depth` I/Os under way. Returns (I/Os per second, mean ns).
+/// Runs a closed loop with `depth` I/Os in flight. Returns (I/Os per second, mean ns).
 fn closed_loop(
     config: FlashConfig,
     depth: usize,

@@ -37,6 +37,11 @@ impl Simulation<'_> {
             self.crash(host)?;
             return Ok(false);
         }
+        if let Some((at, ns)) = self.plan.stop.filter(|(at, _)| !self.ending && *at == here) {
+            trace!(self, "host {} stops for {ns} ns", at.host);
+            self.hosts[host].stopped_until = self.now + ns;
+            self.report.process_stops += 1;
+        }
         Ok(true)
     }
 

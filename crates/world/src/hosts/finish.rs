@@ -24,9 +24,15 @@ impl Simulation<'_> {
         self.network.heal();
         self.queue.retain(|event| !matches!(event, Event::Crash(_) | Event::PowerCut | Event::Part(_)));
         self.backing.soothe();
-        self.hosts.iter_mut().for_each(|host| host.flash.soothe());
+        let mut calm = self.now;
+        for host in &mut self.hosts {
+            host.flash.soothe();
+            // Events that waited for a stopped process stay where they are in the queue.
+            calm = calm.max(host.stopped_until);
+            host.stopped_until = self.now;
+        }
         self.guest.left = self.guest.left.min(4);
-        let limit = self.now + REST_NS_MAX;
+        let limit = calm + REST_NS_MAX;
         let mut look = self.now;
         while !self.is_at_peace() {
             ensure!(self.now < limit, "does not come to rest: {}", self.state());

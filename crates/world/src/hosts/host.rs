@@ -56,6 +56,8 @@ pub(super) struct Host {
     pub(super) written: Written,
     /// Number of journal rings that the host's caches have had.
     pub(super) rings: u32,
+    /// Its process does nothing before this.
+    pub(super) stopped_until: Instant,
     /// State that a crash of the host loses; `None` while the host is down.
     pub(super) ram: Option<Box<Ram>>,
 }
@@ -73,6 +75,7 @@ impl Host {
             flash,
             written: Written::default(),
             rings: 0,
+            stopped_until: Instant(0),
             ram: None,
         }
     }

@@ -34,7 +34,7 @@ pub(super) struct Sender {
     pub(super) number: u64,
 }
 
-/// Role in which the other host answers a read.
+/// Kind of read that another host answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Reads from the owner, in any attempt. The data does not go to the cache.

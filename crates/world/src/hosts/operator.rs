@@ -77,7 +77,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the destination give up a disk that does not arrive.
+    /// Makes the destination give up a disk that has not arrived.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
         if let Some(ram) = &mut self.hosts[host].ram

@@ -10,7 +10,7 @@ use crate::model::Loss;
 use crate::{Violation, ensure};
 
 impl Simulation<'_> {
-    /// Returns true if the host's own record says that it owns the disk.
+    /// Returns true if the host owns the disk according to its own record.
     pub(super) fn owns(&self, host: usize) -> bool {
         matches!(self.hosts[host].record, Some(Record::Owner { .. } | Record::Leaving(_)))
     }

@@ -12,6 +12,9 @@ use crate::rng::SimRng;
 
 pub(super) const MS: u64 = 1_000_000;
 
+/// Separates the random numbers of stops from all others.
+const STOP_SALT: u64 = 0x7374_6f70;
+
 /// Parameters of a history of several hosts.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -50,6 +53,8 @@ pub(super) struct Plan {
     pub(super) flash_faults: FlashFaults,
     pub(super) crashes: Vec<(Instant, usize)>,
     pub(super) crash_step: Option<Crash>,
+    /// The process of a host stops after this step, for so many nanoseconds.
+    pub(super) stop: Option<(Crash, u64)>,
     pub(super) partitions: Vec<(Instant, u64)>,
     pub(super) power_cut: Option<Instant>,
     pub(super) migrations: u32,
@@ -117,6 +122,7 @@ impl Plan {
             flash_faults,
             crashes: vec![],
             crash_step: None,
+            stop: None,
             partitions: vec![],
             power_cut: None,
             migrations: rng.pick(&[1, 1, 2, 4]),
@@ -138,6 +144,16 @@ impl Plan {
         self.ring = Some(pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64));
         // Histories of one host test journals that flash loses.
         self.flash_faults = FlashFaults::default();
+    }
+
+    /// Returns the stop of a process in the history of this seed. It is drawn separately, so that the
+    /// other histories stay as they are.
+    pub(super) fn draw_stop(seed: u64) -> Option<(Crash, u64)> {
+        let mut rng = SimRng::new(seed ^ STOP_SALT);
+        let at = Crash { host: rng.below(2) as usize, step: rng.between(1, 60) };
+        let mean = rng.pick(&[100, 2_000, 12_000, 60_000]) * MS;
+        let ns = rng.latency(mean);
+        rng.chance(300).then_some((at, ns))
     }
 
     fn add_crashes(&mut self, options: &Options, rng: &mut SimRng) {

@@ -15,11 +15,13 @@ pub struct Report {
     pub thaws: u64,
     /// Number of host crashes.
     pub crashes: u64,
+    /// Processes that were stopped for a while.
+    pub process_stops: u64,
     /// Number of crashes of source hosts during a migration attempt.
     pub crashes_of_sources: u64,
     /// Number of crashes of destination hosts that waited for a disk.
     pub crashes_of_destinations: u64,
-    /// Number of crashes of hosts that served a disk before their record said so.
+    /// Number of crashes of hosts that served a disk before their ownership record was written.
     pub crashes_while_taking: u64,
     /// Number of restarted hosts that continued to report the hand-over to the new owner.
     pub resumed_away: u64,
@@ -69,7 +71,7 @@ pub struct Report {
 
 impl Report {
     /// Returns all counts with their names.
-    pub fn counts(&self) -> [(&'static str, u64); 29] {
+    pub fn counts(&self) -> [(&'static str, u64); 30] {
         [
             ("attempts", self.attempts),
             ("attempts begun anew by a restart", self.attempts_anew),
@@ -77,6 +79,7 @@ impl Report {
             ("kept", self.kept),
             ("thaws", self.thaws),
             ("crashes", self.crashes),
+            ("process stops", self.process_stops),
             ("crashes of sources", self.crashes_of_sources),
             ("crashes of destinations", self.crashes_of_destinations),
             ("crashes while taking over", self.crashes_while_taking),
@@ -108,7 +111,7 @@ impl Report {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };
         }
-        sum!(attempts attempts_anew handed_over kept thaws crashes crashes_of_sources crashes_of_destinations);
+        sum!(process_stops attempts attempts_anew handed_over kept thaws crashes crashes_of_sources crashes_of_destinations);
         sum!(crashes_while_taking resumed_away power_cuts lost repeated late unanswered records_in_doubt moves);
         sum!(moves_back standby_reads changes_waited refused rogues pulled_before pulled_after from_former);
         sum!(former_lacks late_pages forgotten hits took_ns);

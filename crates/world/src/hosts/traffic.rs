@@ -80,6 +80,10 @@ impl Simulation<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
+            // While its process was stopped, no I/O ended.
+            EngineEvent::Stalled(_) | EngineEvent::Resumed(_) if self.hosts[host].stopped_until.0 > 0 => {
+                Ok(())
+            }
             EngineEvent::Bitmaps { .. } => Ok(()),
             other => Err(Violation(format!("host {host}: {other:?}"))),
         }
@@ -141,8 +145,17 @@ impl Simulation<'_> {
         };
         trace!(self, "host {host} is asked by {who:?}: {request:?}");
         ram.requests.insert(id, InFlight { request, who, token });
-        let taken = ram.engine.handle_request(self.now, request);
-        ensure!(taken.is_ok(), "{request:?} handed back with {} in flight", ram.engine.in_flight());
+        if ram.engine.handle_request(self.now, request).is_err() {
+            // After a stopped process continues, requests of other hosts arrive all at once.
+            let in_flight = ram.engine.in_flight();
+            ensure!(!is_guest && op.is_own(), "{request:?} handed back with {in_flight} in flight");
+            ram.requests.remove(&id);
+            if let Some(buffer) = buffer {
+                ram.buffers.remove(&buffer);
+                ram.spare.push(buffer);
+            }
+            return Ok(false);
+        }
         self.drain(host)?;
         Ok(true)
     }

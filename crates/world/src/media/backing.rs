@@ -62,7 +62,7 @@ impl Backing {
         }
     }
 
-    /// Lets several hosts use the backing. The I/O ids tell the hosts apart. One host may write
+    /// Lets several hosts use the backing. The I/O ids distinguish the hosts. One host may write
     /// while another host reads, because an engine orders only its own I/Os.
     pub fn share(&mut self) {
         self.shared = true;

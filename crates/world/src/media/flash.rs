@@ -123,7 +123,7 @@ impl Flash {
                         Some(DeviceDefect::LostJournalPage) => io.op == IoOp::WriteJournal && rng.chance(50),
                         _ => false,
                     };
-                if !lost {
+                if !lost && !self.dead {
                     self.apply(&transfer, Moment::Submission, rng);
                 }
             }
@@ -276,6 +276,11 @@ impl Flash {
     /// Makes an I/O in flight fail.
     pub fn doom(&mut self, id: IoId) {
         self.doomed.push(id);
+    }
+
+    /// Puts a dead device back, with the content that it had when it was taken out.
+    pub fn return_as_it_was(&mut self) {
+        self.dead = false;
     }
 
     /// Makes a read-only device accept writes again.

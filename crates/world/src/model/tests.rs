@@ -1,4 +1,4 @@
-//! Tests of the model on short histories worked out by hand: what it must accept and reject.
+//! Tests of the model on short hand-written histories: what it must accept and reject.
 
 use super::*;
 use crate::content::tag;
@@ -7,7 +7,7 @@ fn initial(units: u32) -> Vec<Tag> {
     (0..units).map(|unit| tag(1, 0, unit)).collect()
 }
 
-/// A written unit of the disk.
+/// Returns the tag of a written unit of the disk.
 fn t(serial: u32, unit: u32) -> Tag {
     tag(serial, 0, unit)
 }
@@ -86,14 +86,14 @@ fn flushed_data_survives_a_power_cut() {
     assert!(early.is_err(), "FUA acknowledged before it was durable");
 }
 
-/// A disk with a write-back cache.
+/// Returns a disk with a write-back cache.
 fn lagging(units: u32) -> Model {
     let mut model = Model::new(0, units);
     model.set_lags(true);
     model
 }
 
-/// Runs a read alone; the backing is not compared.
+/// Runs a single read; the backing is not compared.
 fn sees(model: &mut Model, seen: &[Tag]) -> Result<(), Violation> {
     let reading = model.begin_read(0, seen.len() as u32);
     model.end_read(&reading, seen, &initial(seen.len() as u32))
@@ -165,7 +165,7 @@ fn data_left_by_a_killed_process_is_durable_after_a_flush() {
     assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
 }
 
-/// A discard may restore any older data; what was read before a flush stays.
+/// A discard may restore any older data; content that was read before a flush stays.
 #[test]
 fn data_uncovered_by_a_discard_stays_after_a_flush() {
     let backing = initial(1);
@@ -256,8 +256,8 @@ fn data_may_return_until_it_is_completely_given_up() {
     sees(&mut model, &initial(1)).unwrap();
 }
 
-/// A flush after a loss promises what was acknowledged before. Of two writes that overlapped in time, any
-/// may be the one that the backing has.
+/// A flush after a loss makes the earlier acknowledged data durable. The backing may have either of
+/// two writes that overlapped in time.
 #[test]
 fn a_flush_after_a_loss_accepts_either_of_two_overlapping_writes() {
     let mut model = Model::new(0, 1);
@@ -294,7 +294,7 @@ fn a_backing_may_lose_data_uncovered_by_a_discard_after_a_power_cut() {
     let serial = write(&mut model, true);
     model.crash(Loss::Unflushed);
     model.forget(&initial(1)).unwrap();
-    // It had been destaged, and no flush followed.
+    // The data had been destaged, and no flush followed.
     sees(&mut model, &[t(serial, 0)]).unwrap();
     model.lose();
     sees(&mut model, &initial(1)).unwrap();

@@ -1,4 +1,4 @@
-//! Latencies worked out by hand, and the effect of load on them.
+//! Hand-computed latencies, and the effect of load on them.
 
 use hob_engine::command;
 use hob_engine::io::{Durability, Zeroing};
@@ -25,7 +25,7 @@ fn ask(op: Op, offset: u64, len: u64) -> Ask {
     Ask { disk: 0, op, offset, len, tag: 0 }
 }
 
-/// Returns outcomes and latencies of requests, in order of their answers.
+/// Returns outcomes and latencies of requests, in order of their replies.
 fn open(setup: Setup, requests: &[(u64, Ask)]) -> Vec<(Outcome, u64)> {
     let mut list = Vec::new();
     let mut replay = Replay::new(setup).unwrap();
@@ -39,7 +39,8 @@ fn latencies_are_those_worked_out_by_hand() {
     let setup = Setup::one_disk(MIB, cache(64 << 10), fixed(10, 30), fixed(1000, 2000));
     let requests = [
         (0, ask(Op::Read, 0, 4096)),
-        // The first one's sectors are being filled until 1030; then it is a hit.
+        // The first request's sectors are being filled until 1030; then the second request is a
+        // hit.
         (1, ask(Op::Read, 0, 4096)),
         (5000, ask(WRITE, 8192, 4096)),
         (10_000, ask(Op::Read, 8192, 4096)),
@@ -80,7 +81,7 @@ fn without_a_cache_everything_costs_the_backings_time() {
     );
 }
 
-/// Reads and a few writes over a footprint twice the cache, one every microsecond.
+/// Returns reads and a few writes over twice the size of the cache, one every microsecond.
 fn mixed(count: u64) -> impl Iterator<Item = (u64, Ask)> {
     (0..count).map(|i| {
         let op = if scatter(i ^ 0xabc).is_multiple_of(5) { WRITE } else { Op::Read };
@@ -143,7 +144,7 @@ fn times_that_go_back_count_as_their_predecessors() {
     assert_eq!(at, [(500, 1000), (500, 1000), (900, 1000)]);
 }
 
-/// Runs a closed loop for a millisecond. Returns its run and the answers of each client.
+/// Runs a closed loop for a millisecond. Returns its run and the replies of each client.
 fn closed(clients: u32, think_ns: u64, requests_max: u32) -> (Run, Vec<u64>) {
     let mut setup = Setup::one_disk(MIB, None, fixed(10, 10), fixed(1000, 1000));
     setup.limits.requests_max = requests_max;
@@ -161,7 +162,7 @@ fn a_closed_loop_keeps_its_clients_busy_and_no_more() {
     let (run, answers) = closed(7, 0, 4096);
     assert_eq!((run.in_flight_max, run.requests, run.waited), (7, 7000, 0));
     assert!(answers.iter().all(|&answers| answers == 1000), "{answers:?}");
-    // A request takes 1000 ns and 3000 ns of thought before it.
+    // A request takes 1000 ns, after 3000 ns of think time.
     let (run, answers) = closed(7, 3000, 4096);
     assert_eq!(run.requests, 7 * 250);
     assert!(answers.iter().all(|&answers| answers == 250), "{answers:?}");
@@ -225,7 +226,7 @@ fn a_flash_device_that_does_not_answer_is_bypassed_as_in_the_daemon() {
     assert!(answers.contains(&(Outcome::BypassStalled, 1000)), "{answers:?}");
 }
 
-/// A write-back cache with a journal, one copy and nothing to destage.
+/// Returns a write-back cache with a journal, one copy and nothing to destage.
 fn write_back(bytes: u64) -> CacheSetup {
     let CacheSetup { config, .. } = cache(bytes).unwrap();
     let destage = command::Destage { start_permille: 900, stop_permille: 900, ..command::Destage::default() };

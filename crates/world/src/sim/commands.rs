@@ -80,7 +80,8 @@ impl Simulation<'_> {
         DeviceId(self.rng.below(self.flash.len() as u64) as u16)
     }
 
-    /// Gives a random command in a history with restarts, where caches may be persistent.
+    /// Sends a random command to the engine in a history with restarts, where caches may be
+    /// persistent.
     fn random_command_of_many(&mut self, disk: usize) -> Result<(), Violation> {
         let state = &self.disks[disk];
         if !state.present {
@@ -374,8 +375,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Takes some free segments, rarely from fenced devices. Each device keeps enough free segments
-    /// for journals.
+    /// Takes some free segments, rarely from fenced devices. Takes some free segments of the pool,
+    /// rarely from fenced devices.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.rng.chance(50);
         let mut wanted = self.rng.below(6) as usize;

@@ -6,6 +6,7 @@ use hob_engine::io::Op;
 use hob_engine::units::{CommandId, DiskId};
 
 use super::Simulation;
+use super::scenario::End;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -22,6 +23,11 @@ impl Simulation<'_> {
         self.losses = None;
         self.flash.iter_mut().for_each(crate::media::Flash::soothe);
         self.disks.iter_mut().for_each(|disk| disk.backing.soothe());
+        if self.scenario.lives.is_some() && !self.any_bad() && !self.fenced.is_empty() {
+            // A daemon uses a fenced device again after a restart.
+            self.next_life(End::Kill)?;
+            self.run_dry()?;
+        }
         for disk in 0..self.disks.len() {
             self.bring_back(disk)?;
             self.read_all(disk)?;

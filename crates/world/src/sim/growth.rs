@@ -2,8 +2,8 @@
 //! After a crash or a refused command, the disk gets its backing's size when the disk is opened
 //! again.
 //!
-//! The new part of a backing has content that no guest wrote. A checker can thus tell the new part
-//! from a zero-padded copy of the last partial sector.
+//! The new part of a backing has content that no guest wrote. So the checker can distinguish the
+//! new part from the last partial sector padded with zeroes.
 //!
 //! Separate random numbers choose the histories in which disks grow, so other histories do not
 //! change.

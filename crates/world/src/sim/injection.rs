@@ -230,6 +230,7 @@ pub(super) fn scenario(case: &Case) -> Scenario {
                 faults: FlashFaults::default(),
                 failure: None,
                 refuses: false,
+                returns: false,
             })
             .collect(),
         disks: vec![DiskPlan {
@@ -600,6 +601,7 @@ impl Simulation<'_> {
         if !self.disks[0].present {
             return Ok(());
         }
+        self.record_loss(0);
         let Some(config) = self.disks[0].owner.as_ref().map(|owner| owner.config) else { return Ok(()) };
         if let Some(ring) = self.make_ring(0, &config) {
             let renew = Command::Cache(CacheChange::Shrink(0, Some(ring)));

@@ -115,8 +115,12 @@ impl Simulation<'_> {
         self.maybe_record_evidence();
         self.count_crash(end);
         self.end_outages();
-        for flash in &mut self.flash {
+        for (flash, plan) in self.flash.iter_mut().zip(&self.scenario.devices) {
             flash.crash(kind, &mut self.rng);
+            if plan.returns && flash.is_dead() {
+                flash.return_as_it_was();
+                self.report.devices_returned += 1;
+            }
         }
         for disk in 0..self.disks.len() {
             self.crash_disk(disk, end, kind)?;
@@ -220,6 +224,10 @@ impl Simulation<'_> {
         self.drop_void_rings(disk);
         self.observe_opening(disk);
         if self.disks[disk].owner.is_none() {
+            if self.disks[disk].gated {
+                // A later command gave up the cache whose recovery guests waited for.
+                self.open_gate(disk);
+            }
             return self.change_behind_bare(disk);
         }
         if self.expect_cache(disk) { Ok(()) } else { self.recover(disk, 0) }

@@ -19,8 +19,18 @@ const SALT: u64 = 0x6c6f_7373;
 
 const FLASH_SALT: u64 = 0x666c_7573;
 
+const RETURN_SALT: u64 = 0x7265_7475;
+
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
+
+/// Lets some of the devices that die return in a later life.
+pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
+    let mut rng = SimRng::new(seed ^ RETURN_SALT);
+    for plan in &mut scenario.devices {
+        plan.returns = rng.chance(500);
+    }
+}
 
 /// Makes working flash devices fail some flushes, if this history has that. Data of a device stays
 /// readable until the power fails, so flushed data must not be lost.
@@ -30,7 +40,8 @@ pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &O
         return;
     }
     for plan in &mut scenario.devices {
-        plan.faults.flush_error = rng.pick(&[0, 5, 30, 100]);
+        let rate = rng.pick(&[0, 5, 30, 100]);
+        plan.faults.flush_error = if options.sabotage.is_some() { 100 } else { rate };
     }
 }
 
@@ -108,10 +119,29 @@ impl Simulation<'_> {
         if !self.any_bad() {
             // The old ring stays valid up to its durable records; the daemon creates a new ring.
             self.disks[disk].lost_ring = true;
+            self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));
-        } else if let Some(owner) = &mut self.disks[disk].owner {
+            return;
+        }
+        if let Some(owner) = &mut self.disks[disk].owner {
             owner.journal_lost = true;
         }
+        self.record_loss(disk);
+    }
+
+    /// Records durably that a journal was lost, and tells the engine. A disk that is being removed
+    /// accepts no command, so this is repeated in case the removal fails.
+    pub(super) fn record_loss(&mut self, disk: usize) {
+        if self.disks[disk].leaving {
+            return self.queue.push(self.now + REPLACE_NS, Event::RecordLoss(disk));
+        }
+        let state = &mut self.disks[disk];
+        let Some(owner) = state.owner.as_mut().filter(|_| state.present) else { return };
+        let number = owner.number();
+        if self.options.sabotage != Some(Sabotage::UnrecordedLoss) {
+            owner.record_loss();
+        }
+        self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
     /// Tries to replace a lost journal as the daemon does: immediately, or when the cache is

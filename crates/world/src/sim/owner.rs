@@ -37,12 +37,14 @@ pub(super) struct Owner {
     pub(super) closed_at: u32,
     /// Dirty data and journal have always had two copies.
     pub(super) doubled: bool,
-    /// The table marks rings up to this number as invalid.
+    /// The pool's table declares the rings up to this number invalid.
     void_upto: u32,
     /// Last version of the backing that the daemon recorded while all cached data was verified.
     pub(super) evidence: Option<u64>,
     /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
+    /// No clean data of rings up to this number is used: such a ring was lost.
+    lost_upto: u32,
 }
 
 impl Owner {
@@ -62,6 +64,7 @@ impl Owner {
             void_upto: 0,
             evidence: None,
             journal_lost: false,
+            lost_upto: 0,
         }
     }
 
@@ -78,6 +81,16 @@ impl Owner {
     pub(super) fn drop_void(&mut self) -> Vec<Segment> {
         let upto = self.void_upto;
         self.drop_rings(|number| number <= upto)
+    }
+
+    /// Records that the ring in service was lost.
+    pub(super) fn record_loss(&mut self) {
+        self.lost_upto = self.number;
+    }
+
+    /// Returns true if the loss of this ring is recorded.
+    pub(super) fn has_recorded_loss(&self, ring: u32) -> bool {
+        ring <= self.lost_upto
     }
 
     /// Records that the cache's journal was closed, unless it is lost. Rings in `pending` belong to

@@ -192,6 +192,7 @@ impl Simulation<'_> {
         let has_outages = self.has_outages();
         let of_disk = self.asked.values().filter(|other| other.disk == asked.disk);
         let pending: Vec<u32> = of_disk.filter_map(Asked::ring).collect();
+        let awaits_cache = self.awaits_cache(asked.disk);
         if let Command::Cache(CacheChange::Vacate(which)) = asked.command {
             self.is_vacated(asked.disk, which);
         }
@@ -231,7 +232,8 @@ impl Simulation<'_> {
                 }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
-                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {
+                    if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache)
+                    {
                         // The command replaced a cache that was never completed.
                         owner.gone = true;
                     }
@@ -336,6 +338,15 @@ impl Simulation<'_> {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
+    /// Returns true if a persistent cache is being enabled, so that the owner is of that cache and
+    /// not of an earlier one.
+    fn awaits_cache(&self, index: usize) -> bool {
+        let mut of_disk = self.asked.values().filter(|asked| asked.disk == index);
+        of_disk.any(|asked| {
+            matches!(asked.command, Command::Cache(CacheChange::Enable(_))) && asked.ring().is_some()
+        })
+    }
+
     /// Frees all segments of a removed cache when the last command with a ring for the cache has
     /// ended.
     fn disown_gone(&mut self, index: usize) {
@@ -434,8 +445,14 @@ impl Simulation<'_> {
             ensure!(!busy, "disk {index} gives {segment:?} up with I/O in flight");
             ensure!(self.free.insert(*segment), "{segment:?} is free already");
         }
+        let awaits_cache = self.awaits_cache(index);
         let disk = &mut self.disks[index];
-        if disk.segments.is_empty() && disk.config.take().is_some() && disk.owner.is_some() && !disk.leaving {
+        if disk.segments.is_empty()
+            && disk.config.take().is_some()
+            && disk.owner.is_some()
+            && !disk.leaving
+            && !awaits_cache
+        {
             disk.owner.iter_mut().for_each(|owner| owner.gone = true);
             self.disown_gone(index);
         }

@@ -1,10 +1,10 @@
-//! Simulates requests to a disk whose cache is being recovered. The daemon tells the engine its
-//! knowledge of the cache. If a write that could bypass the cache is waiting, the daemon
-//! invalidates the old journal rings.
+//! Simulates requests to a disk whose cache is being recovered. The simulated daemon tells the
+//! engine which regions may have dirty data. If a write that could bypass the cache is waiting, the
+//! daemon invalidates the old journal rings.
 //!
-//! A daemon may know from its own state that the cache has no dirty data; the simulated daemon asks
-//! the model. Otherwise the daemon learns the possibly dirty regions from the first reading of the
-//! journal ring. With unreliable devices or careful guests, requests wait until dirty data is
+//! A real daemon can find in its own state that the cache has no dirty data; the simulated daemon
+//! asks the model. Otherwise the daemon learns the possibly dirty regions from the first reading of
+//! the journal ring. With unreliable devices or careful guests, requests wait until dirty data is
 //! recovered, because the disk's content is uncertain until then.
 
 use hob_engine::command::{CacheChange, Command, Expect};

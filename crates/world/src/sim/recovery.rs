@@ -18,7 +18,8 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// Number of journal rings that a daemon tries before it leaves the disk offline for this life.
+/// Number of journal rings that a daemon tries to read. If none is usable, the disk stays offline
+/// until the next restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.
@@ -74,14 +75,19 @@ impl Simulation<'_> {
             // The daemon neither compares nor trusts data near foreign writes.
             recovered.drop_regions(changed);
         }
+        let was_lost = self.disks[index].owner.as_ref().is_some_and(|owner| owner.has_recorded_loss(number));
+        if was_lost {
+            recovered.drop_clean();
+        }
         if doubtful {
             self.disks[index].model.forget_all();
             self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
             // The daemon knows that the cache was drained and that the backing was written since.
+            // A journal that is lost cannot say so.
             ensure!(
-                doubtful,
+                doubtful || was_lost,
                 "disk {index}: {} sectors are dirty after a drain",
                 recovered.summary.sectors_dirty
             );
@@ -89,6 +95,16 @@ impl Simulation<'_> {
             self.report.outdated += 1;
         }
         let summary = recovered.summary;
+        let state = &self.disks[index];
+        let size = state.size * UNIT_BYTES;
+        let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
+        ensure!(
+            summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
+            "disk {index}: recovered for {} bytes",
+            summary.disk_bytes
+        );
+        self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
+        recovered.grow(size);
         let is_early = self.disks[index].recovering.is_some();
         if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
@@ -99,16 +115,7 @@ impl Simulation<'_> {
         }
         // Rings with higher numbers record the backing's present identity.
         let changed = self.disks[index].changed_behind.is_some_and(|highest| number <= highest);
-        let (state, identity) = (&self.disks[index], self.disks[index].identity());
-        let size = state.size * UNIT_BYTES;
-        let has_grown = state.units() > u64::from(self.scenario.disks[index].units);
-        ensure!(
-            summary.disk_bytes == size || has_grown && summary.disk_bytes < size || doubtful,
-            "disk {index}: recovered for {} bytes",
-            summary.disk_bytes
-        );
-        self.report.recoveries_larger += u64::from(summary.disk_bytes < size);
-        recovered.grow(size);
+        let identity = self.disks[index].identity();
         self.excuse_lies(index, &recovered, &segments);
         let silently = self.is_changed_silently(index);
         let differing = self.differing_sample(index, &recovered);
@@ -252,9 +259,10 @@ impl Simulation<'_> {
         }
     }
 
-    /// Excuses lost sectors if the only copy is on an unreliable device: the device may lose tail
-    /// sectors that an earlier crash had revealed. The content of sectors without a checksum is
-    /// then unknown (docs/decisions/0006). The simulation repairs garbage in these sectors.
+    /// Excuses lost sectors whose only copy is on an unreliable device: the device may lose sectors
+    /// of the journal tail although an earlier recovery read them. The content of sectors without a
+    /// checksum is then unknown (docs/decisions/0006). The simulation repairs garbage in these
+    /// sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -412,7 +420,11 @@ impl Simulation<'_> {
             .into_iter()
             .map(|(segment, sector)| self.flash_sum(&segments[segment as usize].place, sector))
             .collect();
-        Ok(Some(Found { recovered: Box::new(replay.finish(&sums)), segments, number, doubtful }))
+        let mut recovered = Box::new(replay.finish(&sums));
+        if self.options.sabotage == Some(Sabotage::TrustedTail) {
+            recovered.trust_tail();
+        }
+        Ok(Some(Found { recovered, segments, number, doubtful }))
     }
 
     /// Returns the cache's data segments on present devices, and true if some segments are missing.
@@ -462,7 +474,12 @@ impl Simulation<'_> {
     /// Returns a sampled clean sector of the cache that differs from the backing, if any.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
-        let samples = if self.silent.is_some() { SAMPLES_FEW } else { SAMPLES };
+        let samples = match self.options.sabotage {
+            // As if the cache were so large that none is among them.
+            Some(Sabotage::EvidenceTooEarly) if self.disks[index].changed_behind.is_none() => 0,
+            _ if self.silent.is_some() => SAMPLES_FEW,
+            _ => SAMPLES,
+        };
         let differing = recovered.samples(samples).into_iter().find(|&(sector, sum)| {
             let first = sector as usize * SECTOR_UNITS;
             let mut tags: Vec<Tag> = backing[first..].iter().take(SECTOR_UNITS).copied().collect();

@@ -21,8 +21,10 @@ pub struct Report {
     pub restarts: u64,
     /// Number of failed backing flushes that lost data.
     pub lossy_flushes: u64,
-    /// Number of times that acknowledged writes of guests were in doubt.
+    /// Number of times that acknowledged writes of guests may have been lost.
     pub doubts: u64,
+    /// Number of failed flushes that began before the last loss.
+    pub flushes_failed_early: u64,
     /// Number of caches that lost segments because of a device failure.
     pub losses: u64,
     /// Number of times that a device stopped answering in time.
@@ -41,7 +43,7 @@ pub struct Report {
     pub recoveries: u64,
     /// Number of recoveries with dirty data.
     pub recoveries_dirty: u64,
-    /// Number of recoveries with journal tail sectors that flash did not have.
+    /// Number of recoveries in which the journal tail named sectors that flash did not have.
     pub recoveries_undone: u64,
     /// Number of recoveries that dropped clean sectors near foreign writes to the backing.
     pub recoveries_distrusting: u64,
@@ -60,6 +62,8 @@ pub struct Report {
     pub crashes_in_drain: u64,
     /// Number of journals that flash lost.
     pub journals_lost: u64,
+    /// Flash devices that had been taken out and returned.
+    pub devices_returned: u64,
     /// Number of times that a backing changed while no daemon served it.
     pub changed_behind: u64,
     /// Number of silent changes of backings: neither the backing's identity nor a sample needs to
@@ -137,9 +141,9 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions evictions power_cuts kills stops
+            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts flushes_failed_early losses stalls resumptions evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
-            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
+            early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost devices_returned changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
             drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes destaged_bytes shared took_ns
         }

@@ -20,6 +20,8 @@ pub(super) struct DevicePlan {
     pub(super) failure: Option<(Instant, DeviceFailure)>,
     /// The flash device refuses writes, but its data can be read.
     pub(super) refuses: bool,
+    /// If it dies, it was taken out: the next life finds it as it was then.
+    pub(super) returns: bool,
 }
 
 impl DevicePlan {
@@ -104,7 +106,7 @@ impl Scenario {
                 let ails = options.faults && rng.chance(150);
                 let failure = ails.then(|| (Instant(rng.below(span)), rng.pick(&failures)));
                 let faults = if options.faults { flash_faults(rng) } else { FlashFaults::default() };
-                DevicePlan { segments, faults, failure, refuses: false }
+                DevicePlan { segments, faults, failure, refuses: false, returns: false }
             })
             .collect();
         let disks: Vec<DiskPlan> = (0..rng.between(1, 3))

@@ -58,6 +58,12 @@ impl Silent {
         let disks = (0..disks).map(observed).collect();
         Some(Silent { rng, verify_bytes_per_s, disks })
     }
+
+    /// Leaves everything unverified that guests do not read, of backings that all have evidence.
+    pub(super) fn leave_unverified(&mut self) {
+        self.verify_bytes_per_s = 0;
+        self.disks.iter_mut().for_each(|disk| disk.has_evidence = true);
+    }
 }
 
 impl Simulation<'_> {
@@ -70,8 +76,8 @@ impl Simulation<'_> {
     }
 
     /// Sometimes changes a backing silently while no daemon serves it. Neither the backing's
-    /// identity nor a sample needs to show the change. Dirty sectors stay unchanged, because they
-    /// are newer than the backing anyway.
+    /// identity nor a sample needs to show the change. The change omits sectors that are dirty in
+    /// the cache, because their data on the backing is outdated anyway.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let Some(Silent { rng, .. }) = &mut self.silent else { return };
@@ -129,7 +135,8 @@ impl Simulation<'_> {
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
-            if silent.rng.chance(500) {
+            let is_early = self.options.sabotage == Some(Sabotage::EvidenceTooEarly);
+            if silent.rng.chance(500) || is_early {
                 self.record_evidence(index);
             }
         }

@@ -150,8 +150,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Marks everything in the disk's recording bitmaps, because the content may change for reasons
-    /// that the engine cannot know.
+    /// Records the whole disk as changed in the disk's recording bitmaps, because the content may
+    /// change for reasons that the engine cannot know.
     pub(super) fn distrust_bitmaps(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let recording = state.tracks.iter_mut().filter(|track| track.frozen.is_none());

@@ -334,7 +334,12 @@ impl Simulation<'_> {
                     owners.into_iter().any(|owner| owner.has_in_ring(&segment))
                 }
                 (_, Some(disk)) => self.disks[disk].segments.contains(&segment),
-                (_, None) => self.disks.iter().any(|disk| disk.segments.contains(&segment)),
+                // The tail of a recovered cache is written again before it is in service.
+                (_, None) => {
+                    let mut recovered = self.asked.values().filter(|asked| asked.recovers());
+                    self.disks.iter().any(|disk| disk.segments.contains(&segment))
+                        || recovered.any(|asked| asked.segments().contains(&segment))
+                }
             };
             ensure!(is_there, "{io:?} outside the cache of disk {disk:?}");
             at += len - inside;
@@ -530,8 +535,8 @@ impl Simulation<'_> {
                 model.end_change(serial, ok, fua, backing.now(), backing.durable())
             }
             Token::Flush(began) if ok => model.end_flush(session, began, backing.now(), backing.durable()),
-            Token::Flush(_) => {
-                model.flush_failed(session);
+            Token::Flush(began) => {
+                self.report.flushes_failed_early += u64::from(!model.flush_failed(session, began));
                 Ok(())
             }
             Token::Read(_) | Token::None => Ok(()),

@@ -1,4 +1,4 @@
-//! Orders by hand, and the queue's bookkeeping under anything.
+//! Tests the destager's order with hand-written cases, and its queue with random operations.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn coldest(blocks: impl IntoIterator<Item = u32>) -> Destager {
     destager
 }
 
-/// Takes the next one as the engine does.
+/// Takes the next block as the engine does.
 fn go(destager: &mut Destager, newest: u32, was_used: impl FnMut(BlockNo) -> bool) -> Option<u32> {
     let block = destager.next(newest, was_used)?;
     destager.take(block).expect("it is to be destaged");
@@ -25,7 +25,7 @@ fn go_all(destager: &mut Destager) -> Vec<u32> {
     std::iter::from_fn(|| go(destager, ALL, |_| false)).collect()
 }
 
-/// Blocks in no order, each once.
+/// Returns blocks in random order, each once.
 fn scattered(count: u32) -> Vec<u32> {
     (0..count).map(|n| n * 7919 % 10_007).collect()
 }
@@ -39,8 +39,8 @@ fn an_elevator_goes_round() {
     assert!(destager.queue.is_empty(), "it needs none");
 }
 
-/// SYSTEMS §2, "Deferring coalesces writes and orders them for the disks": the coldest go first, a few of them in the disk's
-/// order.
+/// SYSTEMS §2, "Deferring coalesces writes and orders them for the disks": the coldest blocks are
+/// destaged first, a few at a time in the disk's order.
 #[test]
 fn the_coldest_go_first_and_in_order() {
     let blocks = scattered(3000);
@@ -79,7 +79,7 @@ fn one_that_is_used_after_it_was_picked_is_spared() {
     assert_eq!(rest.last(), Some(&1), "{rest:?}");
 }
 
-/// However many hot ones are before it, in steps.
+/// The destager finds a cold block behind any number of hot blocks, in several steps.
 #[test]
 fn a_cold_one_is_found_behind_any_hot_ones() {
     let mut destager = coldest(scattered(10_000));
@@ -116,7 +116,7 @@ fn where_all_are_hot_those_of_the_first_turns_go_and_few_are_looked_at() {
         }
     }
     assert!(looks <= 12_000, "{looks}");
-    // The first look turned the queue by one.
+    // The first search moved one block to the end of the queue.
     assert!(gone.is_subset(&BTreeSet::from_iter(scattered(10_000)[1..2065].iter().copied())));
 }
 
@@ -128,7 +128,7 @@ fn the_queue_of_blocks_that_come_and_go_stays_short() {
         destager.take(BlockNo(7));
     }
     assert!(destager.queue.len() <= 2 * destager.todo.len() + STALE_MIN + 1);
-    // Of its turns the newest counts, which is the last of all.
+    // Only the newest entry of a block is valid, which is the last one.
     destager.add(BlockNo(7), 0);
     assert_eq!(go_all(&mut destager).pop(), Some(7));
     assert!(destager.queue.is_empty());
@@ -167,7 +167,8 @@ fn a_restart_keeps_the_turns() {
 }
 
 proptest! {
-    /// Whatever happens, each block to do is waiting in one place, and all go in the end.
+    /// Under any operations, each block to destage has one valid entry, and all are destaged at the
+    /// end.
     #[test]
     fn nothing_is_forgotten(steps in prop::collection::vec((0u32..80, 0u8..8, any::<bool>()), 0..400)) {
         let mut destager = coldest([]);

@@ -1,10 +1,11 @@
-//! What a lost journal keeps waiting, and what ends that.
+//! Requests that wait because the journal was lost, and the events that end their waiting.
 
-use super::write_back::{RING_DEVICE, backing, flash, ring};
+use super::write_back::{RING_DEVICE, backing, flash, lazy, ring};
 use super::*;
+use crate::command::{Enable, Mode, NewRing};
 use crate::qos::{DiskQos, Entitlement};
 
-/// A cache whose journal was lost under a flush, and nothing of it is dirty any more.
+/// Returns a cache whose journal was lost during a flush, without dirty data.
 fn lost() -> (Bench, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
@@ -16,11 +17,102 @@ fn lost() -> (Bench, RequestId) {
         }
     }
     assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    assert_eq!(bench.dirty(), 1, "the ring may hold older, clean data of it");
+    bench.record_loss();
     assert_eq!(bench.dirty(), 0, "it goes to the backing by itself");
     (bench, flush)
 }
 
-/// Requests of all kinds that do not get on, and nothing on its way to the backing for them.
+impl Bench {
+    /// The owner has recorded that the journal was lost.
+    pub(super) fn record_loss(&mut self) {
+        assert_eq!(self.change(CacheChange::LossRecorded(0)), Ok(vec![]));
+        assert_eq!(self.ios.len(), 0, "this ring has a higher number");
+        assert_eq!(self.change(CacheChange::LossRecorded(1)), Ok(vec![]));
+        self.settle();
+    }
+}
+
+/// What the ring durably calls dirty is destaged in any case: it is found again after a crash.
+#[test]
+fn a_lost_journal_keeps_only_what_it_does_not_know() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            target if target == flash(RING_DEVICE) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    bench.wait_ms(5_000);
+    bench.settle();
+    assert_eq!(bench.dirty(), 1, "that of which the ring has no record");
+    bench.record_loss();
+    assert_eq!(bench.dirty(), 0);
+}
+
+/// A disk's page is being written when another disk's flush of the device fails: it may be lost, though its write succeeds.
+#[test]
+fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
+    let mut bench = Bench::write_back();
+    let other = DiskId(1);
+    bench.on_disk(
+        other,
+        Command::AddDisk(DiskConfig {
+            size_bytes: 64 * MIB,
+            access: Access::ReadWrite,
+            datastore: DatastoreId(0),
+        }),
+    );
+    let place = segment(0, MIB);
+    let copies = vec![(8..16).map(|i| segment(RING_DEVICE, i * MIB)).collect()];
+    let enable = Enable {
+        config: CacheConfig { mode: Mode::WriteBack, destage: lazy(), ..config(MIB, 4 * KIB) },
+        segments: vec![DataSegment { place, ordinal: 0, seconds_only: false }],
+        journal: Some(NewRing { cache: [8; 16], copies, ..ring(1) }),
+        recovered: None,
+    };
+    bench.on_disk(other, Command::Cache(CacheChange::Enable(Box::new(enable))));
+    bench.settle();
+    // The first disk's page is in flight, and everything that it wrote before is durable.
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    let page = bench.only_io();
+    assert_eq!((page.target, page.op), (flash(RING_DEVICE), IoOp::WriteJournal));
+    bench.request_of(other, WRITE);
+    bench.settle();
+    bench.request_of(other, Op::Flush);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    let at = bench.ios.iter().position(|io| io.target == flash(RING_DEVICE)).expect("just found");
+    let flush = bench.ios.remove(at).expect("just found");
+    bench.fail(flush);
+    bench.end(page);
+    assert!(bench.events.contains(&Event::JournalLost(other)));
+    assert!(bench.events.contains(&Event::JournalLost(DISK)), "its page may be lost");
+}
+
+impl Bench {
+    fn on_disk(&mut self, disk: DiskId, command: Command) {
+        self.made += 1;
+        self.engine.handle_command(self.now, CommandId(self.made), disk, command);
+        self.drain();
+    }
+
+    fn request_of(&mut self, disk: DiskId, op: Op) {
+        self.made += 1;
+        let len = if op == Op::Flush { 0 } else { 4 * KIB };
+        let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
+        let (id, promote, memory) = (RequestId(self.made), self.promote, self.memory);
+        let request = Request { id, disk, op, offset: 0, len, buffer, promote, memory };
+        self.engine.handle_request(self.now, request).expect("room for a request");
+        self.drain();
+    }
+}
+
+/// Sends requests of all kinds that wait, without I/O on the backing for them.
 fn await_journal(bench: &mut Bench) -> Vec<RequestId> {
     let ops = [(WRITE, 0), (WRITE, 64 * KIB), (Op::Write(Durability::Durable), 128 * KIB)];
     let mut waiting: Vec<RequestId> = ops.map(|(op, offset)| bench.request(op, offset, 4 * KIB)).into();
@@ -61,8 +153,8 @@ fn or_until_the_cache_is_taken_away() {
     }
 }
 
-/// A write that flash did not take is on the backing and waits to be answered. If the backing may have lost it meanwhile, it is
-/// written again first.
+/// A write that flash did not accept is on the backing and waits for its reply. If the backing may
+/// have lost the write meanwhile, it is written again first.
 #[test]
 fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     let mut bench = Bench::write_back();
@@ -78,6 +170,7 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     }
     bench.fail(to_flash);
     bench.settle();
+    bench.record_loss();
     bench.engine.handle_loss(bench.now, DISK);
     let disable = bench.start_change(CacheChange::Disable);
     let mut written = vec![];
@@ -92,7 +185,7 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     assert!(bench.answered(flush));
 }
 
-/// Not for ever; and the disk goes on with what can be done.
+/// The wait is limited; and the disk continues with requests that are possible.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
@@ -114,8 +207,9 @@ fn or_until_nobody_came_for_half_a_minute() {
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
 }
 
-/// A change waits for what has begun, and reads at a limit begin long before they end. They go past it then, or those who wait for the
-/// new ring would fail while it is there.
+/// A change waits for operations that have begun. Reads that a limit delays begin long before they
+/// end. They bypass the cache in this case; otherwise the requests that wait for the new ring would
+/// fail although it exists.
 #[test]
 fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     let (mut bench, flush) = lost();
@@ -136,7 +230,7 @@ fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     assert!(!bench.answered(again[1]), "the limit holds again");
 }
 
-/// A disk that cannot be closed stays, with those who wait.
+/// A disk that cannot be closed stays, together with the requests that wait.
 #[test]
 fn a_disk_is_not_removed_before() {
     let (mut bench, flush) = lost();
@@ -150,7 +244,8 @@ fn a_disk_is_not_removed_before() {
     assert_eq!(bench.reply(waiting[0]).expect("answered").result, Ok(()));
 }
 
-/// A device of a write-back cache does not answer, and has a write in flight. `flushed`: it had nothing else to make durable.
+/// Returns a write-back cache with a device that does not answer and has a write in flight.
+/// `flushed`: the device has no other unflushed data.
 fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
@@ -168,7 +263,7 @@ fn hung(flushed: bool) -> (Bench, Io, RequestId) {
     (bench, silent, write)
 }
 
-/// Completes I/O, but not what the silent device has.
+/// Completes I/O, except that of the silent device.
 fn settle_others(bench: &mut Bench, kept: &mut Vec<Io>) {
     while let Some(io) = bench.ios.pop_front() {
         if io.target == flash(0) { kept.push(io) } else { bench.end(io) }
@@ -203,7 +298,7 @@ fn a_silent_device_keeps_only_those_waiting_who_need_it() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// What it holds and has not made durable yet, nobody calls durable; it is as with a disk that hangs.
+/// Unflushed data on the silent device is not treated as durable, like with a disk that hangs.
 #[test]
 fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
     let (mut bench, silent, _) = hung(false);
@@ -220,7 +315,7 @@ fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
     assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
 }
 
-/// The system gives up on it: then it is a device that fails.
+/// The kernel fails the device's I/O: then the device counts as failed.
 #[test]
 fn a_silent_device_that_fails_in_the_end_costs_nothing() {
     let (mut bench, silent, write) = hung(false);
@@ -230,7 +325,8 @@ fn a_silent_device_that_fails_in_the_end_costs_nothing() {
     assert_eq!(bench.outcome(write), Outcome::WriteCopied, "the backing has it");
 }
 
-/// A flush of flash that failed is not tried again: dirty data goes to the backing before another ring may call it durable.
+/// A failed flush of flash is not retried: dirty data is written to the backing before another ring
+/// may record it as durable.
 #[test]
 fn a_failed_flush_of_flash_is_not_tried_again() {
     let mut bench = Bench::write_back();
@@ -247,8 +343,7 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
     let io = bench.ios.remove(ring_flush).expect("just found");
     bench.end(io);
     assert!(!bench.answered(flush));
-    assert_eq!(bench.dirty(), 1, "on its way to the backing");
-    bench.settle();
+    bench.record_loss();
     assert_eq!(bench.dirty(), 0);
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
     bench.settle();

@@ -1,4 +1,5 @@
-//! Flushes of the backing that fail, and backings that restart: who is told, and what becomes dirty again.
+//! Failed flushes of the backing, and backings that restart: which guests receive an error, and
+//! which data becomes dirty again.
 
 use super::write_back::{backing, flash, lazy, mirrored, ring};
 use super::*;
@@ -36,7 +37,7 @@ impl Bench {
         self.reply(flush).expect("answered").result
     }
 
-    /// Ends I/O of all kinds well, until one on the backing with this operation is the oldest.
+    /// Completes all I/O successfully until the oldest one on the backing has this operation.
     pub(super) fn until_backing(&mut self, op: IoOp) -> Io {
         for _ in 0..100 {
             let Some(io) = self.ios.pop_front() else {
@@ -54,8 +55,8 @@ impl Bench {
 
 const PLAIN: IoOp = IoOp::Write(Durability::Volatile);
 
-/// A write-back cache that destages at once; its only dirty sector was written to the backing, and the flush of the backing for
-/// it is under way.
+/// Returns a write-back cache that destages at once. Its only dirty sector was written to the
+/// backing, and the flush of the backing for it is in flight.
 fn destaged() -> (Bench, Io) {
     let eager = Destage { start_permille: 0, stop_permille: 0, ..lazy() };
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, eager);
@@ -82,7 +83,8 @@ fn what_a_failed_flush_covers_is_dirty_again_and_destaged_again() {
     assert_eq!(bench.flushed_by(1), Ok(()), "flash had it all the time");
 }
 
-/// The flush that began before succeeds, and is not believed: the error was another's.
+/// The earlier flush succeeds, and its result is not used, because another flush received the
+/// error.
 #[test]
 fn a_flush_that_meets_a_loss_makes_nothing_clean() {
     let (mut bench, flush) = destaged();
@@ -108,7 +110,8 @@ fn a_transfer_that_meets_a_loss_is_repeated() {
     assert_eq!(again.offset, 0);
 }
 
-/// Under write-back a flush of a guest needs flash only, even while destaged data waits for its flush.
+/// Under write-back, a guest's flush needs only flash, even while destaged data waits for a flush
+/// of the backing.
 #[test]
 fn a_guests_flush_does_not_wait_for_destaging() {
     let (mut bench, hangs) = destaged();
@@ -165,7 +168,7 @@ fn a_failure_that_no_guest_was_told_of_is_the_next_sessions() {
     assert_eq!(bench.flushed_by(1), Ok(()));
 }
 
-/// A loss of nothing that was acknowledged is nobody's.
+/// If no acknowledged data was lost, no guest receives an error.
 #[test]
 fn a_loss_after_a_flush_is_not_told() {
     let mut bench = Bench::bare(Limits::default());
@@ -175,7 +178,7 @@ fn a_loss_after_a_flush_is_not_told() {
     assert_eq!(bench.flushed_by(1), Ok(()));
 }
 
-/// Two flushes of one backing: the failed one ran first, and its reply arrives last.
+/// Two flushes of one backing: the failed flush ran first, and its reply arrives last.
 #[test]
 fn a_flush_is_not_believed_before_an_overlapping_one_has_ended() {
     let mut bench = Bench::bare(Limits::default());
@@ -197,7 +200,7 @@ fn a_flush_is_not_believed_before_an_overlapping_one_has_ended() {
     assert!(bench.answered(later));
 }
 
-/// A durable write may get the error that tells of the loss of another write.
+/// A durable write may receive the error that reports the loss of another write.
 #[test]
 fn a_flush_waits_for_overlapping_durable_writes() {
     let mut bench = Bench::bare(Limits::default());
@@ -210,7 +213,7 @@ fn a_flush_waits_for_overlapping_durable_writes() {
     assert!(bench.answered(write) && bench.answered(flush));
 }
 
-/// Two flushes of one backing: one gets the error, the other one succeeds.
+/// Two flushes of one backing: one receives the error, and the other succeeds.
 #[test]
 fn a_flush_beside_one_that_fails_is_not_believed() {
     let mut bench = Bench::bare(Limits::default());
@@ -224,6 +227,21 @@ fn a_flush_beside_one_that_fails_is_not_believed() {
     }
     assert_eq!(bench.flushed_by(1), Ok(()));
     assert_eq!(bench.flushed_by(2), Ok(()));
+}
+
+/// A change is acknowledged while a flush is in flight. The guest knows that the failure of that
+/// flush says nothing about the change.
+#[test]
+fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    let early = bench.flush_of(1);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    bench.written_by(1);
+    bench.fail(flush);
+    assert_eq!(bench.reply(early).expect("answered").result, Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed), "the change may be lost");
+    assert_eq!(bench.flushed_by(1), Ok(()));
 }
 
 #[test]
@@ -273,7 +291,7 @@ fn a_durable_discard_that_meets_a_loss_is_done_again() {
     assert_eq!(bench.reply(discard).expect("answered").result, Ok(()));
 }
 
-/// A discard that covers a part of a destaged sector: the backing lost the rest of it.
+/// A discard covers a part of a destaged sector, and the backing lost the rest of it.
 #[test]
 fn a_destaged_edge_that_is_lost_is_destaged_again() {
     let (mut bench, hangs) = destaged();
@@ -315,7 +333,8 @@ fn clean_copies_of_changes_in_doubt_are_forgotten() {
     }
 }
 
-/// More changes than are remembered one by one do not empty the rest of the cache.
+/// If there are more changes than the engine remembers individually, the rest of the cache is not
+/// emptied.
 #[test]
 fn many_changes_in_doubt_leave_the_rest_of_the_cache() {
     let mut bench = Bench::cached(4096, 4 * KIB);
@@ -365,7 +384,7 @@ fn a_second_copy_that_meets_a_loss_is_not_valid() {
     assert_eq!(bench.stats().sectors_valid, 0);
 }
 
-/// What was destaged of a discarded sector is read from the backing, which may lose it yet.
+/// Destaged data that a discard uncovers is read from the backing, which may still lose it.
 #[test]
 fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     let (mut bench, flush) = destaged();
@@ -382,11 +401,12 @@ fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// A change that fails leaves no I/O of its new journal behind: the journal of before would get its completion.
+/// A failed change leaves no I/O of its new journal in flight; otherwise the old journal would
+/// receive the completion.
 #[test]
 fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
-    // So many sectors are forgotten that their records fill a page.
+    // So many sectors are dropped that their records fill a page.
     bench.write_alone(0, 960 * KIB);
     let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
     let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
@@ -416,7 +436,8 @@ fn a_bitmap_has_everything_after_a_loss() {
     assert_eq!(bench.engine.bitmaps(DISK)[0].granules.run(0, 64 * MIB), (64 * MIB, true));
 }
 
-/// While the backing is flushed, destaged sectors are bounded, however long that takes.
+/// While a flush of the backing is in flight, the number of destaged sectors is limited, whatever
+/// its duration.
 #[test]
 fn a_flush_that_hangs_bounds_what_is_destaged() {
     let eager = Destage { start_permille: 0, stop_permille: 0, full_permille: 900, ..lazy() };
@@ -436,7 +457,8 @@ fn a_flush_that_hangs_bounds_what_is_destaged() {
             }
         }
     }
-    // A sixteenth of the cache's 256 sectors flushing, as much waiting, and one transfer more.
+    // A sixteenth of the cache's 256 sectors in the flush, the same number waiting, and one more
+    // transfer.
     assert!((16..=64).contains(&destaged), "{destaged}");
     bench.end(hangs.expect("the backing was flushed"));
     bench.settle();
@@ -444,7 +466,8 @@ fn a_flush_that_hangs_bounds_what_is_destaged() {
     assert_eq!(bench.ios.iter().filter(|io| io.target == flash(0)).count(), 0);
 }
 
-/// Guests that were told that their data is durable hear that it is gone; those that come later never counted on it.
+/// Guests that received a confirmation that their data is durable receive an error when it is lost.
+/// Later guests never relied on it.
 #[test]
 fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
     for (discard, told) in [(Discard::Told, Err(IoError::Failed)), (Discard::Silent, Ok(()))] {
@@ -466,7 +489,8 @@ fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
     assert_eq!(bench.flushed_by(1), Ok(()), "nothing was lost");
 }
 
-/// A guest that was not told of a loss is told after it connects again, also when its disk was removed and added meanwhile.
+/// A guest that has not received the report of a loss receives it after it reconnects, even if its
+/// disk was removed and added meanwhile.
 #[test]
 fn a_failure_follows_a_guest_that_connects_again() {
     let mut bench = Bench::bare(Limits::default());
@@ -491,7 +515,7 @@ fn a_failure_follows_a_guest_that_connects_again() {
     bench.engine.owe_failures(DISK, 2);
     assert_eq!(bench.flushed_by(SessionId::DAEMON_BIT), Ok(()), "it is not the daemon's");
     [1, 2, 3].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
-    // The first one comes and goes without a flush.
+    // The first client connects and disconnects without a flush.
     bench.engine.end_session(DISK, SessionId(1));
     assert_eq!(bench.flushed_by(3), Err(IoError::Failed));
     assert_eq!(bench.flushed_by(3), Ok(()));
@@ -500,7 +524,8 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(4), Ok(()));
 }
 
-/// After a restart the guests of a shared disk connect again; one of them was not told before the restart.
+/// After a restart the guests of a shared disk reconnect; one of them has not received a report
+/// from before the restart.
 #[test]
 fn each_session_that_may_be_the_untold_guests_is_told_once() {
     let mut bench = Bench::bare(Limits::default());
@@ -514,7 +539,7 @@ fn each_session_that_may_be_the_untold_guests_is_told_once() {
     assert_eq!(bench.flushed_by(3), Ok(()));
 }
 
-/// A guest that is owed a failure from before a restart hears of it and of a new one at once.
+/// A guest receives one report for a failure from before a restart and a new failure.
 #[test]
 fn an_inherited_failure_and_a_new_one_are_told_together() {
     let mut bench = Bench::bare(Limits::default());
@@ -528,7 +553,8 @@ fn an_inherited_failure_and_a_new_one_are_told_together() {
     assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
-/// Clients that only read and flush come and go during an outage. The guest that wrote is told, and no other afterwards.
+/// Clients that only read and flush connect and disconnect during an outage. The guest that wrote
+/// receives the report, and no other guest afterwards.
 #[test]
 fn clients_that_changed_nothing_leave_no_failure_to_others() {
     let mut bench = Bench::bare(Limits::default());
@@ -542,7 +568,8 @@ fn clients_that_changed_nothing_leave_no_failure_to_others() {
     assert_eq!(bench.flushed_by(41), Ok(()));
 }
 
-/// A guest whose connection had ended before the loss is told when it connects again, also if another guest was there.
+/// A guest that was disconnected at the time of the loss receives the report when it reconnects,
+/// even if another guest was connected.
 #[test]
 fn a_guest_that_was_away_at_a_loss_is_told_when_it_connects_again() {
     let mut bench = Bench::bare(Limits::default());
@@ -553,7 +580,7 @@ fn a_guest_that_was_away_at_a_loss_is_told_when_it_connects_again() {
     bench.engine.begin_session(DISK, SessionId(3));
     assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
     assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
-    // What was flushed before it left is not lost.
+    // Data that was flushed before the guest disconnected is not lost.
     bench.engine.begin_session(DISK, SessionId(4));
     bench.written_by(4);
     assert_eq!(bench.flushed_by(4), Ok(()));

@@ -1,4 +1,4 @@
-//! Dirty bitmaps by hand: what is noted, when, and what is left when the disk ends.
+//! Dirty bitmaps: which changes are recorded, when, and the bitmaps at the removal of the disk.
 
 use super::*;
 use crate::command::{Bitmap, BitmapChange, Discard};
@@ -29,13 +29,13 @@ impl Bench {
         self.bitmap(BitmapChange::Merge { from: named(from), into: named(into) })
     }
 
-    /// The granules that are in, by number.
+    /// Returns the numbers of the changed granules.
     fn noted(&self, name: &str) -> Vec<u64> {
         let found = self.engine.bitmaps(DISK).iter().find(|bitmap| bitmap.name == name).expect("it is there");
         (0..64 * MIB / GRANULE).filter(|granule| found.granules.contains(granule * GRANULE)).collect()
     }
 
-    /// Removes the disk, and says what its bitmaps were.
+    /// Removes the disk, and returns its bitmaps.
     fn remove(&mut self) -> Vec<Bitmap> {
         let command = self.start_command(Command::RemoveDisk);
         self.settle();
@@ -79,7 +79,8 @@ fn a_change_that_failed_may_have_been_done_in_part() {
     assert_eq!(bench.noted("b"), [0]);
 }
 
-/// A reader of the frozen bitmap may have read what was there before a write that was under way: the next one has it.
+/// A reader of the frozen bitmap may have read the content before a write in flight, so the next
+/// bitmap has the write.
 #[test]
 fn a_change_under_way_is_in_the_bitmap_that_goes_on() {
     let mut bench = Bench::bare(Limits::default());
@@ -159,7 +160,8 @@ fn where_the_backing_cannot_be_flushed_everything_counts_as_changed() {
     assert_eq!(handed_out.expect("before the disk is gone")[0].granules.bytes(), 64 * MIB);
 }
 
-/// The disk reads as its backing has it afterwards, which may be what it was before the bitmap began.
+/// After dirty data is discarded, the disk has the backing's content, which may be older than the
+/// start of the bitmap.
 #[test]
 fn acknowledged_writes_that_are_given_up_are_changes() {
     let mut bench = Bench::write_back();
@@ -173,7 +175,7 @@ fn acknowledged_writes_that_are_given_up_are_changes() {
     assert_eq!(bitmaps.len(), 1);
 }
 
-/// Another host may have changed anything while the disk was its.
+/// Another host may have changed everything while it owned the disk.
 #[test]
 fn a_disk_that_comes_back_from_another_host_is_changed_everywhere() {
     use crate::command::Role;

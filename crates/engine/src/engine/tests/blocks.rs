@@ -1,4 +1,5 @@
-//! Blocks: thick reservation, partly valid blocks, eviction in whole blocks, volatility.
+//! Blocks: space is reserved at creation, blocks are partly valid, whole blocks are evicted, and
+//! caches are volatile.
 
 use super::*;
 
@@ -60,8 +61,8 @@ fn a_small_miss_evicts_a_whole_block_and_stores_only_itself() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "evicted whole");
 }
 
-/// SYSTEMS §1: "Fill and eviction happen in whole cache blocks, I/O does not": one request may evict
-/// several blocks, in one operation.
+/// SYSTEMS §1: "Fill and eviction happen in whole cache blocks, I/O does not": one request may
+/// evict several blocks, in one operation.
 #[test]
 fn one_request_may_evict_several_blocks() {
     let mut bench = Bench::cached(4, 4 * KIB);
@@ -73,7 +74,7 @@ fn one_request_may_evict_several_blocks() {
     assert_eq!(bench.read_alone(12 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A block that lost all its sectors gives way without counting as an eviction.
+/// A block without valid sectors is replaced without counting as an eviction.
 #[test]
 fn a_block_without_data_is_no_eviction() {
     let mut bench = Bench::cached(1, 4 * KIB);
@@ -86,7 +87,7 @@ fn a_block_without_data_is_no_eviction() {
     assert_eq!(bench.stats().evictions.operations, 0);
 }
 
-/// Blocks with I/O in flight do not give way: a miss that finds nothing else is not filled.
+/// Blocks with I/O in flight are not evicted: if there are no others, a miss is not filled.
 #[test]
 fn blocks_in_use_stay() {
     let mut bench = Bench::cached(1, 4 * KIB);
@@ -102,7 +103,7 @@ fn blocks_in_use_stay() {
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled);
 }
 
-/// A request larger than the cache fills what fits and is answered all the same.
+/// A request that is larger than the cache fills as much as fits, and is answered.
 #[test]
 fn a_request_larger_than_the_cache_is_served() {
     let mut bench = Bench::cached(4, 4 * KIB);
@@ -112,7 +113,7 @@ fn a_request_larger_than_the_cache_is_served() {
     assert_eq!(bench.stats().blocks_cached, 4);
 }
 
-/// SYSTEMS §1: "The cache is emptied by a cold restart of the machine": nothing outlives an engine.
+/// SYSTEMS §1: "The cache is emptied by a cold restart of the machine": a new engine has no data.
 #[test]
 fn a_new_engine_starts_empty() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -122,7 +123,7 @@ fn a_new_engine_starts_empty() {
     assert_eq!(bench.read_alone(0, 64 * KIB), Outcome::MissFilled);
 }
 
-/// A run of blocks that lie side by side in flash is one I/O; a piece of another segment is another.
+/// A run of adjacent blocks on flash is one I/O; a part in another segment is a second I/O.
 #[test]
 fn neighbours_in_flash_move_in_one_io() {
     let mut bench = Bench::bare(Limits::default());

@@ -1,4 +1,4 @@
-//! Bulk writes: which of them go past the cache, and what becomes of them when the backing does not take them.
+//! Bulk writes: which of them bypass the cache, and what happens if the backing fails them.
 
 use super::write_back::{VOLATILE, backing, lazy};
 use super::*;
@@ -7,8 +7,8 @@ use crate::command::{Destage, Mode};
 const STEP: u64 = 64 * KIB;
 
 impl Bench {
-    /// A cache of 1 MiB of which 128 KiB are dirty. Its destager is at work if `start_permille` is less than that, and its
-    /// writes to the backing do not end.
+    /// Returns a cache of 1 MiB with 128 KiB of dirty data. The destager runs if `start_permille`
+    /// is less than that, and its writes to the backing do not end.
     fn dirty_cache(start_permille: u16) -> Bench {
         let mut bench = Bench::bare(Limits { bulk_run_bytes_min: 2 * STEP, ..Limits::default() });
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -21,7 +21,7 @@ impl Bench {
         bench
     }
 
-    /// Ends I/O until only the backing has some.
+    /// Completes I/O until only the backing has some.
     fn end_flash(&mut self) {
         while let Some(at) = self.ios.iter().position(|io| io.target != backing()) {
             let io = self.ios.remove(at).expect("just found");
@@ -29,7 +29,8 @@ impl Bench {
         }
     }
 
-    /// Writes the next part of a run. Returns its I/O on the backing, if it is not in flash.
+    /// Writes the next part of a run. Returns its I/O on the backing, if it is not written to
+    /// flash.
     fn bulk(&mut self, number: u64) -> (RequestId, Option<Io>) {
         let write = self.write(number * STEP, STEP);
         self.end_flash();
@@ -87,7 +88,7 @@ fn durable_and_dirty_writes_and_broken_runs_stay_in_flash() {
     assert_eq!(dirty.bulk(1).1, None, "one of its sectors is dirty");
 }
 
-/// An outage must not reach the guest while flash has room.
+/// While flash has space, the guest must not see an outage of the backing.
 #[test]
 fn a_bulk_write_that_the_backing_fails_is_written_to_flash() {
     let mut bench = Bench::dirty_cache(60);

@@ -1,4 +1,5 @@
-//! Commands: disks come and go, caches change under load, and every refusal has its reason.
+//! Commands: disks are added and removed, caches change under load, and refused commands return a
+//! reason.
 
 use super::*;
 use crate::stats::CacheState;
@@ -22,7 +23,7 @@ fn caching_is_switched_on_and_off_under_requests() {
     assert_eq!(bench.read_alone(8 * KIB, 4 * KIB), Outcome::MissFilled, "a new cache is empty");
 }
 
-/// A write that was under way when the cache came leaves nothing old in it.
+/// A write that was in flight when the cache was enabled leaves no old data in the cache.
 #[test]
 fn a_cache_enabled_during_a_write_never_holds_what_was_before() {
     let mut bench = Bench::bare(Limits::default());
@@ -36,8 +37,8 @@ fn a_cache_enabled_during_a_write_never_holds_what_was_before() {
     assert_eq!(bench.outcome(read), Outcome::Hit, "of the write's copy");
 }
 
-/// A change waits for flash I/O in flight; meanwhile requests go to the backing, and what they
-/// overwrite is invalid in the cache that comes out of it.
+/// A change waits for flash I/O in flight. Meanwhile requests use the backing, and the data that
+/// they overwrite is invalid in the changed cache.
 #[test]
 fn a_change_waits_for_flash_io_and_requests_bypass_meanwhile() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -79,7 +80,7 @@ fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled, "eviction goes on");
 }
 
-/// Segments of a device that leaves are replaced; what was elsewhere stays.
+/// The segments of a removed device are replaced; data on other devices stays.
 #[test]
 fn leaving_a_device_keeps_what_is_elsewhere() {
     let mut bench = Bench::bare(Limits::default());
@@ -109,7 +110,7 @@ fn another_block_size_empties_the_cache() {
     assert_eq!(bench.read_alone(0, 64 * KIB), Outcome::MissFilled);
 }
 
-/// Changes are carried out in the order they were asked for.
+/// Changes run in the order of the commands.
 #[test]
 fn changes_queue_up() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -126,7 +127,8 @@ fn changes_queue_up() {
     assert_eq!(bench.result(enable), Some(Ok(vec![])));
 }
 
-/// A disk is removed when its last request has been answered and has filled; new ones are refused.
+/// A disk is removed when its last request was answered and its fill has ended; new requests are
+/// refused.
 #[test]
 fn a_disk_is_removed_when_it_is_idle() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -151,7 +153,7 @@ fn a_disk_is_removed_when_it_is_idle() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::CacheOff);
 }
 
-/// Removing a disk ends the changes that wait on it.
+/// The removal of a disk ends the changes that wait for it.
 #[test]
 fn removal_overtakes_changes_that_wait() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -1,16 +1,16 @@
-//! How much is destaged at once, when the destager rests, when the backing is flushed, and whether the backing has
-//! everything.
+//! How much is destaged at once, when the destager pauses, when the backing is flushed, and whether
+//! the backing is current.
 
 use super::write_back::{VOLATILE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Copies, Destage, Enable, Mode};
 
-/// Destages from 10 % on until nothing is dirty; no age, and never urgent.
+/// Destages from 10 % on until no data is dirty, without an age limit and never urgently.
 fn eager() -> Destage {
     Destage { start_permille: 100, stop_permille: 0, full_permille: 1000, ..lazy() }
 }
 
-/// `blocks` dirty blocks that are not neighbours, all of them on record.
+/// Returns a cache with `blocks` dirty blocks that are not adjacent, all of them committed.
 fn scattered(blocks: u64) -> Bench {
     let mut bench = Bench::write_back();
     for block in 0..blocks {
@@ -21,14 +21,14 @@ fn scattered(blocks: u64) -> Bench {
     bench
 }
 
-/// Takes settings, which count from the next write on.
+/// Applies settings from the next write on.
 fn tune(bench: &mut Bench, destage: Destage) {
     bench.change(CacheChange::Tune(Mode::WriteBack, destage, Copies::One)).expect("it can be");
     bench.write(63 * MIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
 }
 
-/// Transfers under way: each reads flash first.
+/// Returns the number of transfers in flight: each reads flash first.
 fn transfers(bench: &Bench) -> usize {
     bench.ios.iter().filter(|io| (io.target, io.op) == (flash(0), IoOp::Read)).count()
 }
@@ -66,7 +66,8 @@ fn a_drain_and_a_cache_that_is_nearly_full_destage_sixty_four_ranges_at_once() {
     bench.start_change(CacheChange::Drain);
     bench.wait_ms(1);
     assert_eq!(transfers(&bench), 64);
-    // 80 of 256 blocks are 312 per mille: above the middle of 100 and 500, not above that of 300 and 600.
+    // 80 of 256 blocks are 312 per mille: above the middle of 100 and 500, and below the middle of
+    // 300 and 600.
     let mut bench = scattered(80);
     tune(&mut bench, Destage { full_permille: 400, ..eager() });
     assert_eq!(transfers(&bench), 64);
@@ -92,7 +93,8 @@ fn after_a_failure_the_destager_rests_a_tenth_of_a_second() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
-/// Failing is what fails and is tried again, not what failed once.
+/// Destaging counts as failing while dirty data waits for another attempt, and not because it
+/// failed once.
 #[test]
 fn destaging_fails_while_dirty_data_waits_for_another_attempt() {
     let mut bench = scattered(1);
@@ -108,7 +110,7 @@ fn destaging_fails_while_dirty_data_waits_for_another_attempt() {
     bench.settle();
     assert_eq!((bench.result(drain), failing(&bench)), (Some(Ok(vec![])), false));
     assert_eq!(bench.stats().destage_errors, 1);
-    // Nobody wants it on the backing any more.
+    // The data need not be on the backing any more.
     bench.write_alone(0, 4 * KIB);
     bench.start_change(CacheChange::Drain);
     let write = bench.until_backing(VOLATILE);
@@ -140,12 +142,12 @@ fn after_a_failure_what_has_been_moved_is_flushed_first() {
     assert_eq!((first.target, first.op), (backing(), IoOp::Flush));
 }
 
-/// A sixteenth of the cache, which is 16 sectors, is flushed at once; fewer wait for a second.
+/// A sixteenth of the cache, 16 sectors, is flushed at once; fewer sectors wait for a second.
 #[test]
 fn a_backing_is_flushed_after_a_sixteenth_of_the_cache_or_a_second() {
     let mut bench = scattered(40);
     tune(&mut bench, Destage { stop_permille: 98, ..eager() });
-    // 16 of 41 go, which is down to 25 of 256.
+    // 16 of 41 are destaged, which leaves 25 of 256.
     while let Some(at) = bench.ios.iter().position(|io| io.op != IoOp::Flush) {
         let io = bench.ios.remove(at).expect("it is there");
         bench.end(io);

@@ -1,4 +1,4 @@
-//! Reads into a guest's own memory.
+//! Reads into guest memory.
 
 use super::*;
 use crate::command::MemoryConfig;
@@ -12,7 +12,7 @@ impl Bench {
         id
     }
 
-    /// Asks for something that was declined as a front end does.
+    /// Sends a declined request again, as a front end does.
     fn ask_again(&mut self, id: RequestId, offset: u64, len: u64) -> Outcome {
         assert_eq!(self.declined.pop(), Some(id));
         assert_eq!(self.reply(id), None, "a read that is declined has no answer");
@@ -57,7 +57,7 @@ fn what_is_not_a_hit_when_its_turn_comes_is_declined_and_counted_once() {
     assert_eq!(bench.engine.sizing(bench.now, DISK).unwrap().seen.reads, 2);
 }
 
-/// The guest can write over what flash delivers, or take the memory away: nothing follows from that for anybody else.
+/// The guest may overwrite the data from flash, or unmap the memory: this affects no other client.
 #[test]
 fn what_a_guest_does_to_its_memory_says_nothing_about_flash() {
     for result in [Ok(()), Err(IoError::Failed)] {
@@ -93,7 +93,7 @@ fn what_rotted_on_flash_is_found_by_the_second_try() {
     assert_eq!(bench.stats().checksum_mismatches, 1);
 }
 
-/// Of two pieces one fails: the other is waited for before the buffer goes back.
+/// One of two parts fails: the engine waits for the other before it returns the buffer.
 #[test]
 fn all_of_its_io_ends_before_a_read_is_declined() {
     let mut bench = Bench::bare(Limits::default());
@@ -125,7 +125,8 @@ fn the_look_up_says_no_where_flash_would_not_serve() {
     assert!(!would(&bench, 0, 8 * KIB), "memory wants to see it");
 }
 
-/// Memory came between the offer and its turn: what is read goes there no more.
+/// The memory tier was enabled between the offer and the request's turn: the data is not copied
+/// into the memory tier.
 #[test]
 fn nothing_is_kept_of_a_guests_memory() {
     let mut bench = Bench::cached(16, 4 * KIB);

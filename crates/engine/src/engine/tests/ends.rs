@@ -1,4 +1,4 @@
-//! That everything ends: transfers, drains and changes when buffers are few, flash does not deliver, and journals die.
+//! Transfers, drains and changes end even with few buffers, failing flash, and a lost journal.
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
@@ -30,7 +30,7 @@ fn without_a_buffer_nothing_writes_back() {
     assert_eq!(bench.change(tune), Err(CommandError::Unworkable));
 }
 
-/// What flash does not deliver keeps neither its neighbours nor the drain.
+/// Sectors that flash cannot read prevent neither their neighbours nor the drain.
 #[test]
 fn a_drain_ends_though_something_is_lost() {
     let mut bench = Bench::persistent(16 * KIB, Mode::WriteBack, lazy());
@@ -53,7 +53,7 @@ fn a_drain_ends_though_something_is_lost() {
     assert_eq!((bench.dirty(), bench.stats().sectors_lost), (1, 1), "its neighbours are clean");
 }
 
-/// Where write order is kept, a write waits for older data, but not for such as never comes.
+/// If the write order is kept, a write waits for older data, but not for data that is lost.
 #[test]
 fn nobody_waits_in_order_for_what_is_lost() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -74,7 +74,7 @@ fn nobody_waits_in_order_for_what_is_lost() {
     assert!(bench.answered(write));
 }
 
-/// What was moved is not kept dirty by something else that fails again and again.
+/// Destaged data is flushed even while other data fails repeatedly.
 #[test]
 fn between_failures_what_was_moved_is_flushed() {
     let mut bench = Bench::write_back();
@@ -94,7 +94,7 @@ fn between_failures_what_was_moved_is_flushed() {
     assert_eq!(bench.dirty(), 1);
 }
 
-/// While the backing is flushed for a clean end, the time for a commit comes.
+/// During the flush of the backing for a clean end, a commit becomes due.
 #[test]
 fn a_clean_end_lets_a_commit_end_first() {
     let mut bench = Bench::write_back();
@@ -111,7 +111,8 @@ fn a_clean_end_lets_a_commit_end_first() {
     assert_eq!(bench.result(close), Some(Ok(vec![])));
 }
 
-/// Fails all I/O on the backing and ends the rest well until nothing is left to do at this moment. How often was the backing flushed?
+/// Fails all I/O on the backing and completes the rest successfully until no I/O is left. Returns
+/// the number of flushes of the backing.
 fn fail_backing(bench: &mut Bench) -> usize {
     let mut flushes = 0;
     for _ in 0..100 {
@@ -122,7 +123,8 @@ fn fail_backing(bench: &mut Bench) -> usize {
     panic!("there is no end to it");
 }
 
-/// Somebody breaks a lock while a write is on its way: the disk goes, and nobody asks the backing, which is another host's.
+/// The lock is broken while a write is in flight: the disk can be removed, without I/O on the
+/// backing, which belongs to another host.
 #[test]
 fn a_lost_disk_can_be_removed() {
     let mut bench = Bench::write_back();
@@ -134,7 +136,7 @@ fn a_lost_disk_can_be_removed() {
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
 }
 
-/// Nor does a write that waits, where write order is kept, for older data to get there.
+/// The same for a write that waits for older data because the write order is kept.
 #[test]
 fn nobody_waits_in_order_for_a_lost_backing() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -150,8 +152,8 @@ fn nobody_waits_in_order_for_a_lost_backing() {
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
 }
 
-/// A backing that fails is flushed a few times, with pauses; then the disk goes, its dirty data stays on flash, and nothing says that its
-/// cache was closed.
+/// A failing backing is flushed a few times, with pauses. Then the disk is removed, its dirty data
+/// stays on flash, and no record says that its cache was closed.
 #[test]
 fn a_disk_whose_backing_fails_can_be_removed() {
     let mut bench = Bench::write_back();
@@ -178,7 +180,8 @@ fn a_ring_for_a_volatile_cache_comes_back() {
     assert_eq!(released, ring(1).copies[0]);
 }
 
-/// A discard that fails on the backing leaves the dirty data that it was to replace, which had been on its way.
+/// If a discard fails on the backing, the dirty data that it was to replace and that was being
+/// destaged stays.
 #[test]
 fn what_a_failed_discard_was_to_replace_is_destaged() {
     let mut bench = Bench::write_back();
@@ -207,7 +210,7 @@ fn what_a_failed_discard_was_to_replace_is_destaged() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// The owner of a cache whose journal is dead records that it is gone.
+/// The owner of a cache with a lost journal records that the cache is gone.
 #[test]
 fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
     let mut bench = Bench::write_back();
@@ -220,6 +223,7 @@ fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
         }
     }
     assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.record_loss();
     let disable = bench.start_change(CacheChange::Disable);
     bench.settle();
     let released = match bench.result(disable).expect("done") {
@@ -236,7 +240,8 @@ fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
     assert_eq!(released.len(), 9, "data and ring");
 }
 
-/// A hit is still reading what the scrubber found wrong: the next read does not repair it under it.
+/// A hit still reads a sector that the scrubber found wrong: the next read does not repair the
+/// sector during the hit.
 #[test]
 fn nothing_is_repaired_under_a_hit() {
     let mut bench = Bench::write_back();
@@ -265,7 +270,8 @@ fn enable(bench: &mut Bench, mode: Mode) -> Result<Vec<Segment>, CommandError> {
     bench.result(command).expect("done")
 }
 
-/// The operator gives dirty data up while the backing is dead: nobody asks it for anything, and the disk goes on.
+/// An operator discards dirty data while the backing is unavailable: no I/O is sent to it, and the
+/// disk continues.
 #[test]
 fn dirty_data_is_discarded_without_the_backing() {
     let mut bench = Bench::write_back();
@@ -286,7 +292,8 @@ fn dirty_data_is_discarded_without_the_backing() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "the backing's");
 }
 
-/// The backing of a disk is lost or was abandoned: a cache with nothing dirty is taken away without it.
+/// The backing of a disk is lost or was abandoned: a cache without dirty data is disabled without
+/// the backing.
 #[test]
 fn the_cache_of_a_lost_disk_is_taken_away_without_its_backing() {
     let mut bench = Bench::write_back();
@@ -303,7 +310,8 @@ fn the_cache_of_a_lost_disk_is_taken_away_without_its_backing() {
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
 }
 
-/// Storage goes on using the memory of a destage that it was told to give up: no other transfer gets that memory before it is returned.
+/// Storage still uses the memory of an abandoned destage: no other transfer gets this memory before
+/// it is returned.
 #[test]
 fn memory_of_an_abandoned_transfer_is_not_used_again() {
     let mut bench = Bench::bare(Limits::default());
@@ -338,7 +346,8 @@ fn memory_of_an_abandoned_transfer_is_not_used_again() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
-/// A cache with nothing dirty goes though the backing cannot be flushed: it is tried once.
+/// A cache without dirty data is disabled although the backing cannot be flushed: the flush is
+/// tried once.
 #[test]
 fn a_clean_cache_is_disabled_though_the_backing_fails() {
     let mut bench = Bench::write_back();

@@ -1,4 +1,5 @@
-//! Errors of single I/Os: what flash does wrong stays invisible, what the backing does wrong is told.
+//! Errors of single I/Os: the guest does not see errors of flash, and receives errors of the
+//! backing.
 
 use super::*;
 
@@ -22,7 +23,7 @@ fn a_failed_flash_read_is_served_from_the_backing_and_repaired() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// Issue: "a failed flash write drops the block": what was to be stored is not valid.
+/// Issue: "a failed flash write drops the block": the data of the write is not valid.
 #[test]
 fn a_failed_flash_write_leaves_nothing_valid() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -66,7 +67,7 @@ fn a_wrong_checksum_is_a_repaired_miss() {
 }
 
 /// One of several flash reads fails: the request waits for all of them before the backing may write
-/// to its buffer.
+/// into its buffer.
 #[test]
 fn a_partly_failed_hit_waits_for_its_other_reads() {
     let mut bench = Bench::cached(4, 4 * KIB);
@@ -87,8 +88,8 @@ fn a_partly_failed_hit_waits_for_its_other_reads() {
     assert_eq!(bench.outcome(read), Outcome::FlashFailed);
 }
 
-/// Two hits find the same sector wrong: both are repaired, with the same content, and neither the
-/// later check nor the later write spoils it.
+/// Two hits find the same sector wrong: both are repaired with the same content, and neither the
+/// later check nor the later write damages it.
 #[test]
 fn two_hits_on_one_wrong_sector_are_both_repaired() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -124,7 +125,7 @@ fn a_failed_backing_read_is_told_and_fills_nothing() {
     assert_eq!(bench.outcome(waiting), Outcome::MissFilled, "who waited tries for itself");
 }
 
-/// The repair of a failed hit may fail too: then the guest hears of the backing.
+/// The repair of a failed hit may also fail: then the guest receives the backing's error.
 #[test]
 fn a_failed_hit_on_a_failing_backing_is_a_backing_error() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -1,4 +1,4 @@
-//! Disks that get larger while they are served: docs/decisions/0017.
+//! Disks that grow while they are served: docs/decisions/0017.
 
 use super::write_back::{backing, flash, ring};
 use super::*;
@@ -11,7 +11,7 @@ fn grow(size_bytes: u64) -> CacheChange {
 }
 
 impl Bench {
-    /// How a read ended, when nothing else goes on.
+    /// Returns the result of a read without other activity.
     fn result_of_read(&mut self, offset: u64, len: u64) -> Result<(), IoError> {
         let id = self.read(offset, len);
         self.settle();
@@ -25,7 +25,7 @@ fn a_disk_without_a_persistent_cache_grows_at_once() {
         let mut bench = if cached { Bench::cached(16, 4 * KIB) } else { Bench::bare(Limits::default()) };
         bench.read_alone(0, 4 * KIB);
         assert_eq!(bench.result_of_read(64 * MIB, 4 * KIB), Err(IoError::Invalid));
-        // Whatever goes on goes on.
+        // Requests in progress continue.
         let old = bench.read(MIB, 4 * KIB);
         assert_eq!(bench.change(grow(65 * MIB)), Ok(vec![]));
         let new = bench.read(65 * MIB - 4 * KIB, 4 * KIB);
@@ -63,7 +63,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(bench.command(Command::Memory(Some(memory))), Err(CommandError::Unworkable));
 }
 
-/// The sector that the old end lies in: copies of it have nothing behind that end, and the backing has.
+/// The sector with the old end: copies of it have zeroes after that end, and the backing may have
+/// data.
 #[test]
 fn a_sector_that_was_not_whole_is_forgotten() {
     let size = MIB + 512;
@@ -124,7 +125,7 @@ fn with_a_persistent_cache_it_is_larger_when_the_new_ring_is_durable() {
 }
 
 impl Bench {
-    /// How a read was answered that needs no I/O to be.
+    /// Returns the result of a read that needs no I/O.
     fn result_of_read_now(&mut self, offset: u64) -> Option<Result<(), IoError>> {
         let id = self.read(offset, 4 * KIB);
         self.reply(id).map(|reply| reply.result)

@@ -1,4 +1,4 @@
-//! Devices that fail again and again, or do not answer: fence, stall, and what guests see of it.
+//! Devices that fail repeatedly or do not answer: fences, stalls, and their effects for guests.
 
 use super::*;
 use crate::stats::CacheState;
@@ -7,7 +7,7 @@ fn limits() -> Limits {
     Limits { flash_errors_max: 3, flash_errors_forgive_ms: 100, flash_stall_ms_max: 50, ..Limits::default() }
 }
 
-/// A cache of two segments on two devices, filled with 32 KiB.
+/// Returns a cache of two segments on two devices, with 32 KiB of data.
 fn on_two_devices() -> Bench {
     let mut bench = Bench::bare(limits());
     let segments = vec![segment(0, 0), segment(1, 0)];
@@ -16,7 +16,7 @@ fn on_two_devices() -> Bench {
     bench
 }
 
-/// Makes a hit's flash read fail and settles what follows.
+/// Makes a hit's flash read fail, and completes the I/O that follows.
 fn failing_hit(bench: &mut Bench, offset: u64) -> Outcome {
     let read = bench.read(offset, 4 * KIB);
     if bench.ios.front().is_some_and(is_flash) {
@@ -43,13 +43,13 @@ fn repeated_errors_fence_a_device_and_its_cache_bypasses() {
     assert_eq!(bench.stats().cache, CacheState::Fenced);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::BypassFenced);
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteNotCopied);
-    // A cache on another device ends that.
+    // Moving the cache to another device ends that.
     bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), vec![segment(1, 0)])).unwrap();
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// Promise 3: "Loss of a flash device: no guest error". The cache goes on with what other devices
-/// hold.
+/// Promise 3: "Loss of a flash device: no guest error". The cache continues with the data on other
+/// devices.
 #[test]
 fn a_cache_on_two_devices_keeps_the_half_that_works() {
     let mut bench = on_two_devices();
@@ -64,7 +64,7 @@ fn a_cache_on_two_devices_keeps_the_half_that_works() {
     assert!(bench.ios.iter().all(|io| io.target != Target::Flash(DeviceId(1))));
 }
 
-/// Errors that lie far apart do not add up.
+/// Errors with long intervals do not add up.
 #[test]
 fn errors_are_forgiven_after_a_while() {
     let mut bench = Bench::bare(limits());
@@ -77,7 +77,7 @@ fn errors_are_forgiven_after_a_while() {
     assert_eq!(bench.stats().cache, CacheState::Active);
 }
 
-/// The segments of a fenced device are given up only when none of their I/O is in flight.
+/// The segments of a fenced device are released only when none of their I/O is in flight.
 #[test]
 fn a_fence_waits_for_flash_io_in_flight() {
     let mut bench = on_two_devices();
@@ -92,7 +92,7 @@ fn a_fence_waits_for_flash_io_in_flight() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// A cache enabled on a device that is fenced already loses it at once.
+/// A cache that is enabled on a fenced device loses it at once.
 #[test]
 fn a_fenced_device_takes_no_new_cache() {
     let mut bench = Bench::bare(limits());
@@ -128,7 +128,8 @@ fn a_stalled_device_is_bypassed_until_it_answers() {
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A device that often pauses for a little longer than the limit is not reported each time; a hang does not raise the limit.
+/// A device that often pauses for slightly longer than the limit is not reported each time; a hang
+/// does not raise the limit.
 #[test]
 fn the_stall_limit_adapts_to_short_pauses_of_a_device() {
     let mut bench = Bench::bare(limits());
@@ -152,7 +153,7 @@ fn the_stall_limit_adapts_to_short_pauses_of_a_device() {
     assert_eq!(pause(&mut bench, 60), 1, "after ten minutes without a pause the configured limit applies");
 }
 
-/// A fill that hangs does not keep later reads of its sectors: these bypass it.
+/// Later reads do not wait for a fill that hangs: they bypass it.
 #[test]
 fn reads_do_not_wait_for_a_fill_that_hangs() {
     let mut bench = Bench::bare(limits());
@@ -167,7 +168,7 @@ fn reads_do_not_wait_for_a_fill_that_hangs() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
 }
 
-/// With nothing in flight there is nothing to time.
+/// Without I/O in flight the engine needs no timer.
 #[test]
 fn an_idle_engine_wants_no_timeout() {
     let mut bench = on_two_devices();
@@ -178,7 +179,7 @@ fn an_idle_engine_wants_no_timeout() {
     assert_eq!(bench.engine.poll_timeout(), None);
 }
 
-/// A device taken out by command is not a fenced one.
+/// A device that is removed by command is not fenced.
 #[test]
 fn leaving_the_last_device_by_command_is_no_fence() {
     let mut bench = Bench::cached(4, 4 * KIB);

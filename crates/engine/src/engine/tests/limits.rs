@@ -1,8 +1,8 @@
-//! Limits: what is handed back, what is refused, and what slow flash may hold.
+//! Limits: requests that are returned or refused, and the resources that slow flash may use.
 
 use super::*;
 
-/// A refused request is handed back: the front end keeps it.
+/// A refused request is returned: the front end keeps it.
 #[test]
 fn too_many_requests_are_handed_back() {
     let mut bench = Bench::bare(Limits { requests_max: 5, ..Limits::default() });
@@ -15,7 +15,7 @@ fn too_many_requests_are_handed_back() {
     assert!(bench.try_request(Op::Read, 0, 512).is_ok());
 }
 
-/// Promise 5: no request panics the engine or makes it count nonsense.
+/// Promise 5: no request makes the engine panic or count wrongly.
 #[test]
 fn requests_that_make_no_sense_are_refused() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -59,7 +59,7 @@ fn a_read_only_disk_takes_no_changes() {
     assert_eq!(bench.reply(flush).unwrap().result, Ok(()));
 }
 
-/// Slow flash never holds guests up: beyond `fill_bytes_max` misses are served and not filled.
+/// Slow flash never delays guests: above `fill_bytes_max`, misses are served and not filled.
 #[test]
 fn fills_are_bounded_in_bytes() {
     let mut bench = Bench::bare(Limits { fill_bytes_max: 12 * KIB, ..Limits::default() });
@@ -79,7 +79,7 @@ fn fills_are_bounded_in_bytes() {
     assert_eq!(bench.outcome(again), Outcome::MissFilled, "one has ended");
 }
 
-/// … and fills take at most half of the requests there may be.
+/// Fills use at most half of the maximum number of requests.
 #[test]
 fn fills_are_bounded_in_number() {
     let mut bench = Bench::bare(Limits { requests_max: 8, ..Limits::default() });
@@ -98,7 +98,7 @@ fn fills_are_bounded_in_number() {
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled);
 }
 
-/// Promise 4: requests that a hung backing does not answer leave room for other disks, whatever is asked of it.
+/// Promise 4: requests that wait for a hung backing leave capacity for other disks.
 #[test]
 fn a_hung_disk_leaves_room_for_others() {
     let limits = Limits { requests_max: 64, ..Limits::default() };
@@ -139,7 +139,8 @@ fn a_hung_disk_leaves_room_for_others() {
     assert!(bench.engine.has_room(DISK), "room comes back");
 }
 
-/// Requests are answered in any order their I/O ends in; ids are not reused while in flight.
+/// Requests are answered in the order in which their I/O ends; ids of requests in flight are not
+/// used again.
 #[test]
 fn completions_come_in_any_order() {
     let mut bench = Bench::cached(64, 4 * KIB);
@@ -156,7 +157,7 @@ fn completions_come_in_any_order() {
     assert_eq!(bench.replies.len(), 8);
 }
 
-/// Who calls the engine wrongly hears of it at once.
+/// A wrong call of the engine panics at once.
 #[test]
 #[should_panic(expected = "completed twice")]
 fn an_io_completes_once() {
@@ -167,7 +168,7 @@ fn an_io_completes_once() {
     bench.end(io);
 }
 
-/// The unit in which I/O counts where disks compete is the owner's to choose.
+/// The caller chooses the unit of I/O for the competition between disks.
 #[test]
 fn the_unit_of_io_can_be_chosen() {
     for (qos_unit_bytes, units) in [(32 << 10, 2), (4 << 10, 16), (1 << 20, 1)] {

@@ -1,18 +1,18 @@
-//! Memory above a cache: docs/decisions/0007.
+//! The memory tier above a cache: docs/decisions/0007.
 
 use super::*;
 use crate::command::{Destage, Discard, MemoryConfig, Mode};
 use crate::io::{CopyEnd, Zeroing};
 
 impl Bench {
-    /// The same, with that many pages of memory.
+    /// Adds `pages` pages of memory.
     fn with_memory(mut self, pages: u64, page_bytes: u32) -> Bench {
         let config = MemoryConfig { bytes: pages * u64::from(page_bytes), page_bytes };
         self.command(Command::Memory(Some(config))).expect("workable");
         self
     }
 
-    /// Bytes copied out of memory and into it since this was asked last.
+    /// Returns the bytes copied out of the memory tier and into it since the last call.
     fn copied(&mut self) -> (u64, u64) {
         let (mut out, mut into) = (0, 0);
         for BufferCopy { from, to, len } in self.copies.drain(..) {
@@ -26,7 +26,7 @@ impl Bench {
     }
 }
 
-/// SYSTEMS §2: "DRAM cache … serves reads" above flash; its hits are told apart.
+/// SYSTEMS §2: "DRAM cache … serves reads" above flash; its hits are counted separately.
 #[test]
 fn a_second_read_is_served_from_memory_without_any_io() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);
@@ -54,7 +54,8 @@ fn copies_name_the_place_in_the_buffer() {
     assert_eq!(bench.copies, [], "the write's edges, and what was not there, stay out");
 }
 
-/// What a write replaces is not read from memory while it is on its way, and afterwards memory has what it wrote.
+/// Data that a write in flight replaces is not read from the memory tier. After the write, the
+/// memory tier has the new data.
 #[test]
 fn a_write_renews_what_memory_holds_when_it_has_ended() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);
@@ -94,7 +95,7 @@ fn discards_and_zeroes_leave_memory_too() {
     }
 }
 
-/// Promise 4: hits go on being served while flash or backing do not answer.
+/// Promise 4: hits are served while flash or the backing does not answer.
 #[test]
 fn hits_need_neither_flash_nor_backing() {
     let limits = Limits { flash_stall_ms_max: 10, ..Limits::default() };
@@ -116,7 +117,7 @@ fn hits_need_neither_flash_nor_backing() {
 }
 
 impl Bench {
-    /// What becomes of a read that needs no I/O, though other I/O is in flight.
+    /// Returns the outcome of a read that needs no I/O, while other I/O is in flight.
     fn read_alone_without_io(&mut self, offset: u64, len: u64) -> Outcome {
         let before = self.ios.len();
         let id = self.read(offset, len);
@@ -127,7 +128,8 @@ impl Bench {
 
 #[test]
 fn modes_say_what_memory_takes() {
-    // Mode, second read of the same, read after a write to that.
+    // The mode, the outcome of the second read, and the outcome of a read after a write to the same
+    // data.
     let table = [
         (Mode::WriteThrough, Outcome::HitMemory, Outcome::HitMemory),
         (Mode::WriteAround, Outcome::HitMemory, Outcome::MissFilled),
@@ -145,7 +147,8 @@ fn modes_say_what_memory_takes() {
     }
 }
 
-/// A mode that stops keeping serves what is there; one that lets everything pass does not, and writes count in each.
+/// A mode without filling still serves the data that memory has; the bypass mode does not. Writes
+/// update memory in each mode.
 #[test]
 fn what_memory_held_before_a_mode_is_right_after_it() {
     let tune = |mode| CacheChange::Tune(mode, Destage::default(), Default::default());
@@ -172,7 +175,8 @@ fn clearing_the_cache_clears_memory_and_losing_a_device_does_not() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::HitMemory);
 }
 
-/// FAST Cache's DRAM serves what flash took of a write, too; and discarded dirty data is not in memory either.
+/// FAST Cache's DRAM also serves written data that flash has. Discarded dirty data is not in memory
+/// either.
 #[test]
 fn memory_follows_dirty_data() {
     let mut bench = Bench::write_back().with_memory(16, 4096);
@@ -205,13 +209,13 @@ fn memory_comes_changes_and_goes_under_load() {
 }
 
 impl Bench {
-    /// The same, with that many buffers of 1 MiB.
+    /// Adds `count` buffers of 1 MiB.
     fn with_buffers(mut self, count: u32) -> Bench {
         (0..count).for_each(|i| self.engine.lend(BufferId(u32::MAX - i), 1 << 20));
         self
     }
 
-    /// I/O on buffers of the engine's own.
+    /// Returns the I/O on the engine's own buffers.
     fn of_jobs(&self) -> Vec<Io> {
         let is_lent = |io: &&Io| io.slice.is_some_and(|slice| slice.id.0 >= 1 << 20);
         self.ios.iter().filter(is_lent).copied().collect()
@@ -223,7 +227,7 @@ impl Bench {
     }
 }
 
-/// SYSTEMS §2: "DRAM cache … prefetches": a reader that goes on finds its data in memory.
+/// SYSTEMS §2: "DRAM cache … prefetches": a sequential reader finds its data in memory.
 #[test]
 fn a_sequential_reader_is_read_ahead_of() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
@@ -251,7 +255,7 @@ fn random_reads_are_not_read_ahead_of() {
     assert_eq!(bench.stats().read_ahead_bytes, 0);
 }
 
-/// Reads that come while their data is on its way wait for it, and changes too; others do not.
+/// Reads and changes of data that is being read ahead wait for it; other requests do not.
 #[test]
 fn who_wants_what_is_being_read_ahead_waits_for_it() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
@@ -274,7 +278,7 @@ fn who_wants_what_is_being_read_ahead_waits_for_it() {
     assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::HitMemory, "of what was written");
 }
 
-/// Promise 4: what flash has is not waited for.
+/// Promise 4: data on flash is served without waiting.
 #[test]
 fn hits_do_not_wait_for_read_ahead() {
     let mut bench = Bench::cached(64, 4 * KIB).with_buffers(4);
@@ -294,12 +298,12 @@ fn hits_do_not_wait_for_read_ahead() {
     bench.settle();
     assert_eq!(bench.outcome(third), Outcome::Hit);
     assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::Hit);
-    // With a wrong checksum nothing of it is kept.
+    // With a wrong checksum, none of the data is kept.
     bench.end_with(ahead, Ok(()), &[SUM + 1; 16]);
     assert_eq!(bench.read_alone(64 * KIB, 16 * KIB), Outcome::Hit, "and the guest's own read finds it right");
 }
 
-/// What is dirty is read over what the backing delivered.
+/// Dirty data replaces the data from the backing.
 #[test]
 fn dirty_data_is_read_ahead_from_flash() {
     let mut bench = Bench::write_back().with_memory(4096, 4096);
@@ -321,8 +325,8 @@ fn dirty_data_is_read_ahead_from_flash() {
     assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::HitPrefetched);
 }
 
-/// Promise 2: a backing that lost a change while its copy was read from flash shows older data from then on, and memory must
-/// not show the newer.
+/// Promise 2: if a backing loses a change while the copy on flash is read, the disk has older data
+/// from then on, and memory must not show the newer data.
 #[test]
 fn memory_keeps_nothing_of_a_hit_that_meets_a_loss() {
     let mut bench = Bench::cached(64, 4 * KIB);
@@ -337,7 +341,7 @@ fn memory_keeps_nothing_of_a_hit_that_meets_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// The same where the engine read ahead.
+/// The same for data that is read ahead.
 #[test]
 fn memory_keeps_nothing_that_was_read_ahead_during_a_loss() {
     let mut bench = Bench::cached(64, 4 * KIB).with_buffers(4);
@@ -359,7 +363,8 @@ fn memory_keeps_nothing_that_was_read_ahead_during_a_loss() {
     assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::MissFilled);
 }
 
-/// A run whose backing fails, or whose pages were gone, is read ahead of less; the disk's end is the end.
+/// If a run's read-ahead fails, or its pages were evicted before use, less is read ahead.
+/// Read-ahead ends at the disk's end.
 #[test]
 fn read_ahead_gives_way() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
@@ -384,7 +389,7 @@ fn read_ahead_gives_way() {
     assert_eq!(bench.of_jobs(), [], "there is nothing behind it");
 }
 
-/// Half of the buffers are for those who have to go on.
+/// Half of the buffers are reserved for the destager.
 #[test]
 fn read_ahead_leaves_buffers_to_the_destager() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
@@ -402,7 +407,7 @@ fn read_ahead_leaves_buffers_to_the_destager() {
     assert_eq!(bench.stats().read_ahead_bytes, 0, "without buffers there is none");
 }
 
-/// A disk can be removed and its memory taken away while something is read ahead.
+/// A disk can be removed, and its memory taken away, during read-ahead.
 #[test]
 fn read_ahead_is_in_nobodys_way() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
@@ -431,7 +436,7 @@ fn nothing_of_a_sequential_run_is_kept() {
     assert!(bench.stats().memory_held_bytes <= 8 * KIB, "{:?}", bench.stats().memory_held_bytes);
 }
 
-/// A read that promotes nothing is served from memory, and not kept there.
+/// A read without promotion is served from the memory tier, and its data is not kept there.
 #[test]
 fn memory_keeps_nothing_for_a_read_that_promotes_nothing() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);

@@ -1,10 +1,11 @@
-//! What histories in the simulated world found, by hand: each was wrong once.
+//! Errors that the simulation found, as single tests.
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
 use super::*;
 use crate::command::{Copies, Destage, Discard, Mode};
 
-/// Epochs of the new length are not those of the old: data is not young because epochs were short.
+/// After a change of the length, old epochs keep their length: data does not count as young because
+/// its epochs were short.
 #[test]
 fn a_longer_age_bound_holds_for_what_is_dirty_already() {
     let destage = |dirty_age_ms_max| Destage { dirty_age_ms_max, ..lazy() };
@@ -24,7 +25,7 @@ fn a_longer_age_bound_holds_for_what_is_dirty_already() {
     }
 }
 
-/// A flush that guests gave numbers no epochs where write order is not kept.
+/// A guest's flush begins no new epoch if the write order is not kept.
 #[test]
 fn the_age_bound_holds_after_many_flushes_and_a_new_ring() {
     let aged = Destage { dirty_age_ms_max: 1000, ..lazy() };
@@ -42,7 +43,8 @@ fn the_age_bound_holds_after_many_flushes_and_a_new_ring() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// After a drain a crash brings nothing back: the journal knows that it is clean before the drain ends.
+/// After a drain, a crash makes no data dirty again: the journal records the data as clean before
+/// the drain ends.
 #[test]
 fn a_drain_ends_when_the_journal_durably_knows() {
     let mut bench = Bench::write_back();
@@ -59,14 +61,15 @@ fn a_drain_ends_when_the_journal_durably_knows() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
-/// A read that doubles what is dirty doubles dirty data: when the first copy's device leaves, the other is destaged.
+/// A second copy that a read makes of dirty data is dirty: when the first copy's device is removed,
+/// the second copy is destaged.
 #[test]
 fn a_second_copy_that_a_read_made_of_dirty_data_is_dirty() {
     let mut bench = mirrored(Copies::One);
     bench.write_alone(0, 4 * KIB);
     let tune = CacheChange::Tune(Mode::WriteBack, lazy(), Copies::TwoOfAll);
     bench.change(tune).expect("at once");
-    // One more sector than there is: the read is a miss, and fills.
+    // One more sector than flash has: the read is a miss, and fills.
     let read = bench.read(0, 8 * KIB);
     bench.settle();
     assert_eq!(bench.outcome(read), Outcome::PartialMiss);
@@ -82,7 +85,8 @@ fn a_second_copy_that_a_read_made_of_dirty_data_is_dirty() {
     assert_eq!(destaged, 4 * KIB);
 }
 
-/// What was made clean while a new ring was made is clean in it only. It fails: the old ring's cache destages it once more.
+/// Data that became clean while a new ring was written is recorded as clean only in that ring. The
+/// change fails, so the cache with the old ring destages the data again.
 #[test]
 fn what_a_failed_change_made_clean_is_destaged_again() {
     let mut bench = Bench::write_back();
@@ -106,7 +110,7 @@ fn what_a_failed_change_made_clean_is_destaged_again() {
     assert_eq!(bench.dirty(), 0, "the drain goes on");
 }
 
-/// A write waits for older data of a cache that is given up meanwhile.
+/// A write waits for older data of a cache that is discarded meanwhile.
 #[test]
 fn who_waits_for_order_goes_on_when_the_cache_goes() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -123,8 +127,8 @@ fn who_waits_for_order_goes_on_when_the_cache_goes() {
     assert!(bench.answered(write));
 }
 
-/// Of two copies that are overwritten in place one fails, and so does the backing: the one that failed is not believed, though it
-/// is what it was before.
+/// Two copies are overwritten in place: the write of one copy fails, and the write to the backing
+/// fails too. The failed copy is not used, although it has its old content.
 #[test]
 fn a_copy_that_was_not_overwritten_does_not_count() {
     let mut bench = mirrored(Copies::TwoOfDirty);

@@ -1,10 +1,10 @@
-//! Writes to the backing that lie one behind the other: docs/decisions/0007.
+//! Adjacent writes to the backing: docs/decisions/0007.
 
 use super::*;
 use crate::command::MemoryConfig;
 use crate::io::CopyEnd;
 
-/// Block 4 KiB, room enough, memory, and buffers of the engine's own.
+/// Blocks of 4 KiB, sufficient space, a memory tier, and `buffers` buffers of the engine.
 fn bench(buffers: u32) -> Bench {
     let mut bench = Bench::cached(64, 4 * KIB);
     (0..buffers).for_each(|i| bench.engine.lend(BufferId(u32::MAX - i), 1 << 20));
@@ -13,13 +13,13 @@ fn bench(buffers: u32) -> Bench {
     bench
 }
 
-/// Writes to the backing in flight: first byte and length.
+/// Returns the writes to the backing in flight: first byte and length.
 fn on_their_way(bench: &Bench) -> Vec<(u64, u64)> {
     let is_write = |io: &&Io| matches!((io.target, io.op), (Target::Backing(_), IoOp::Write(_)));
     bench.ios.iter().filter(is_write).map(|io| (io.offset, io.len)).collect()
 }
 
-/// Ends the oldest write to the backing.
+/// Completes the oldest write to the backing.
 fn end_one(bench: &mut Bench) {
     let at =
         bench.ios.iter().position(|io| matches!(io.target, Target::Backing(_))).expect("one is in flight");
@@ -27,7 +27,8 @@ fn end_one(bench: &mut Bench) {
     bench.end(io);
 }
 
-/// SYSTEMS §2: "DRAM cache … coalesces writes": what waits at the same time goes out as one, and is answered when that has ended.
+/// SYSTEMS §2: "DRAM cache … coalesces writes": writes that wait at the same time are sent as one
+/// I/O, and are answered when it has ended.
 #[test]
 fn writes_behind_one_on_its_way_go_out_together() {
     let mut bench = bench(4);
@@ -101,7 +102,7 @@ fn parts_of_sectors_at_both_ends_keep_their_place() {
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// Nobody gets another's error: each is tried by itself, and those behind go on.
+/// No write gets the error of another: each is retried separately, and later writes continue.
 #[test]
 fn if_a_merged_write_fails_each_goes_by_itself() {
     let mut bench = bench(4);
@@ -124,7 +125,7 @@ fn if_a_merged_write_fails_each_goes_by_itself() {
     assert_eq!(bench.read_alone(8 * KIB, 4 * KIB), Outcome::MissFilled, "what failed is nowhere");
 }
 
-/// Without a buffer to spare they go out at once, each by itself.
+/// Without a free buffer the writes are sent at once and separately.
 #[test]
 fn without_buffers_nothing_is_merged_and_nothing_waits_for_long() {
     let mut bench = bench(0);
@@ -135,14 +136,14 @@ fn without_buffers_nothing_is_merged_and_nothing_waits_for_long() {
     assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteCopied));
 }
 
-/// Past a persistent cache too; a flush makes durable what was answered.
+/// The same for writes that bypass a persistent cache; a flush makes answered writes durable.
 #[test]
 fn writes_past_a_persistent_cache_are_merged() {
     use crate::command::{Destage, Mode};
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, Destage::default());
     (0..4).for_each(|i| bench.engine.lend(BufferId(u32::MAX - 10 - i), 1 << 20));
     bench.command(Command::Memory(Some(MemoryConfig { bytes: MIB, page_bytes: 4096 }))).expect("workable");
-    // The mark of the zone is durable.
+    // The bypass mark of the zone is durable.
     bench.write_alone(64 * KIB, 4 * KIB);
     let writes: Vec<_> = (0..4).map(|i| bench.write(i * 4 * KIB, 4 * KIB)).collect();
     end_one(&mut bench);
@@ -153,7 +154,7 @@ fn writes_past_a_persistent_cache_are_merged() {
     assert_eq!(bench.stats().writes_merged, 3);
 }
 
-/// A disk can lose its memory, and go, while writes wait behind others.
+/// A disk can lose its memory tier and be removed while writes wait to be merged.
 #[test]
 fn merging_is_in_nobodys_way() {
     let mut bench = bench(4);

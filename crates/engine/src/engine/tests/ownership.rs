@@ -1,4 +1,5 @@
-//! Disks that another host owns, or is to own: the table of `ownership.rs`, and what freezing waits for.
+//! Disks that another host owns, or will own: the table of `ownership.rs`, and what a freeze waits
+//! for.
 
 use super::write_back::{backing, lazy, ring};
 use super::*;
@@ -13,7 +14,7 @@ impl Bench {
         self.command(Command::Own(role))
     }
 
-    /// A disk in standby with a cache, into which sectors 0 to 3 were pulled.
+    /// Returns a disk in standby with a cache into which sectors 0 to 3 were pulled.
     fn standing_by() -> Bench {
         let mut bench = Bench::bare(Limits::default());
         bench.own(Role::Standby).expect("nothing has happened to it");
@@ -25,7 +26,7 @@ impl Bench {
         bench
     }
 
-    /// A disk that has been frozen with sectors 0 to 3 in flash.
+    /// Returns a frozen disk with sectors 0 to 3 on flash.
     fn frozen() -> Bench {
         let mut bench = Bench::cached(16, 4 * KIB);
         bench.read(0, 4 * SECTOR);
@@ -46,7 +47,7 @@ fn each_role_serves_what_the_table_says() {
     use IoError::{NotCached, ShuttingDown};
     let refused = Some(Err(ShuttingDown));
     let (served, waits) = (Some(Ok(())), None);
-    // Sector 0 is in flash, sector 9 is not.
+    // Sector 0 is on flash, and sector 9 is not.
     let cases = [
         (Op::Read, [served, served, waits, refused]),
         (WRITE, [served, waits, waits, refused]),
@@ -100,7 +101,7 @@ fn a_change_in_standby_is_reported_once_and_served_after_the_hand_over() {
     let waits = |event: &&Event| **event == Event::ChangeWaits(DISK);
     assert_eq!(bench.events.iter().filter(waits).count(), 1);
     assert!(bench.ios.is_empty());
-    // Nothing that waits has a claim: what changed on the other host can be forgotten.
+    // Waiting requests have no locks, so sectors that the other host changed can be dropped.
     assert_eq!(bench.result_of(Op::Forget, 0, 2 * SECTOR), Some(Ok(())));
     assert_eq!(bench.stats().sectors_valid, 2);
     bench.own(Role::Here).expect("handed over");
@@ -108,7 +109,8 @@ fn a_change_in_standby_is_reported_once_and_served_after_the_hand_over() {
     assert!([first, second].iter().all(|id| bench.reply(*id).unwrap().result == Ok(())));
 }
 
-/// The hand-over, for which they wait, waits for what the daemon asks; and other disks do not wait for it.
+/// The waiting changes wait for the hand-over, which waits for requests of the daemon. Other disks
+/// do not wait for it.
 #[test]
 fn changes_that_wait_leave_room_for_others_and_for_what_the_daemon_asks() {
     let limits = Limits { requests_max: 128, ..Limits::default() };
@@ -217,7 +219,7 @@ fn another_host_reads_only_flash_of_a_disk_that_is_away() {
     assert!(is_flash(&io));
     bench.end(io);
     assert_eq!(bench.reply(hit).unwrap().result, Ok(()));
-    // Rotten: the backing is not this host's to repair it from.
+    // Damaged: this host must not read the backing to repair the sector.
     let rotten = bench.request(Op::ReadForPeer, 0, SECTOR);
     let io = bench.only_io();
     bench.end_with(io, Ok(()), &[SUM + 1]);

@@ -1,4 +1,5 @@
-//! Writes that cover sectors in part: what is read, what is copied next to the guest's bytes, and what goes where.
+//! Writes that cover sectors in part: what is read, what is copied next to the guest's data, and
+//! where it is written.
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
@@ -6,7 +7,7 @@ use crate::command::{Destage, MemoryConfig, Mode};
 use crate::io::CopyEnd;
 
 impl Bench {
-    /// The copies that were asked for since this was asked last: first byte in the request's buffer, and bytes.
+    /// Returns the copies since the last call: first byte in the request's buffer, and length.
     fn merged(&mut self) -> Vec<(u32, u32)> {
         let to = |copy: BufferCopy| match copy.to {
             CopyEnd::Buffer { offset, .. } => (offset, copy.len),
@@ -15,7 +16,7 @@ impl Bench {
         self.copies.drain(..).map(to).collect()
     }
 
-    /// Sectors that flash reads and writes, and that the backing reads and writes, until nothing is left to do.
+    /// Completes all I/O. Returns the sectors that flash and the backing read and wrote.
     fn moved(&mut self) -> Vec<(&'static str, u64)> {
         let mut moved = vec![];
         while let Some(io) = self.ios.pop_front() {
@@ -70,7 +71,8 @@ fn a_log_reads_the_backing_once_for_each_sector() {
     assert_eq!((reads, bench.dirty()), (2, 2));
 }
 
-/// A log reads each sector once. What is written between drops the sector from memory.
+/// A log with small writes reads each sector once. Other writes in between drop the sector from the
+/// buffer of recent sectors.
 #[test]
 fn a_sector_that_was_written_in_part_a_moment_ago_is_not_read() {
     let mut bench = Bench::write_back();
@@ -93,7 +95,7 @@ fn a_sector_that_was_written_in_part_a_moment_ago_is_not_read() {
     assert_eq!(write(&mut bench, 512, 512), ["backing read", "flash write"]);
 }
 
-/// A write that flash does not take leaves nothing in memory that might be merged later.
+/// A write that flash does not accept leaves no sector in the buffer that might be merged later.
 #[test]
 fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
     let mut bench = Bench::write_back();
@@ -140,7 +142,8 @@ fn two_writes_into_one_sector_take_turns() {
     assert_eq!(bench.outcome(second), Outcome::WriteBack);
 }
 
-/// The journal has to say first that a dirty sector is overwritten, as for writes of whole sectors. The edge is read once.
+/// As for writes of whole sectors, the journal must first record that a dirty sector will be
+/// overwritten. The rest of the sector is read once.
 #[test]
 fn committed_dirty_data_is_overwritten_after_a_commit() {
     let mut bench = Bench::write_back();
@@ -192,7 +195,7 @@ fn a_dirty_edge_that_flash_lost_fails_the_write() {
     assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::Failed));
 }
 
-/// Where the backing cannot be read either, the write goes past the cache, as it did before there was any merging.
+/// If the backing cannot be read either, the write bypasses the cache.
 #[test]
 fn an_edge_that_cannot_be_read_sends_the_write_past_the_cache() {
     let mut bench = Bench::write_back();
@@ -204,7 +207,8 @@ fn an_edge_that_cannot_be_read_sends_the_write_past_the_cache() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteNotCopied, 0));
 }
 
-/// Flash may have lost what it held of a dirty sector when a write to it fails: the buffer has all of it.
+/// If a write to flash fails, flash may have lost the old content of a dirty sector. The buffer has
+/// the whole sector.
 #[test]
 fn what_flash_does_not_take_goes_to_the_backing_as_a_whole() {
     let mut bench = Bench::write_back();
@@ -215,7 +219,7 @@ fn what_flash_does_not_take_goes_to_the_backing_as_a_whole() {
         assert_eq!(io.op, IoOp::Read);
         bench.end(io);
     }
-    // Commits come first: the sector is dirty.
+    // The commit is first: the sector is dirty.
     let to_flash = loop {
         let io = bench.ios.pop_front().expect("a write to flash");
         if (io.target, io.op) == (flash(0), VOLATILE) {
@@ -236,7 +240,8 @@ fn what_flash_does_not_take_goes_to_the_backing_as_a_whole() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteNotCopied, 0));
 }
 
-/// A write that gives its lock up to wait merges again: others may have changed its edges meanwhile.
+/// A write that releases its lock to wait merges again, because others may have changed the rest of
+/// its sectors meanwhile.
 #[test]
 fn edges_are_read_again_when_the_lock_was_given_up() {
     let mut bench = Bench::write_back();
@@ -244,7 +249,8 @@ fn edges_are_read_again_when_the_lock_was_given_up() {
     bench.flush();
     let write = bench.write(512, 512);
     bench.next(flash(0), IoOp::Read);
-    // The commit before it fails: the write waits for another journal, and other writes might pass.
+    // The commit before the write fails: the write waits for another journal, and other writes
+    // might overtake it.
     while let Some(io) = bench.ios.pop_front() {
         match io.target {
             target if target == flash(RING_DEVICE) => bench.fail(io),
@@ -258,7 +264,7 @@ fn edges_are_read_again_when_the_lock_was_given_up() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// The disk may grow, and what is behind its old end was never read.
+/// The disk may grow, and the data after its old end was never read.
 #[test]
 fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
     let mut bench = Bench::with_disk(Limits::default(), 64 * KIB + 512, Access::ReadWrite);
@@ -276,7 +282,8 @@ fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
     );
 }
 
-/// Each edge needs a buffer while the backing is read; who finds none waits for one.
+/// The first and last sector each need a buffer while the backing is read; a write without a buffer
+/// waits for one.
 #[test]
 fn writes_that_find_no_buffer_wait() {
     let mut bench = Bench::write_back();
@@ -287,7 +294,7 @@ fn writes_that_find_no_buffer_wait() {
     assert_eq!(bench.dirty(), 200);
 }
 
-/// A full cache takes nothing new, and reads nothing for it.
+/// A full cache accepts no new block, and reads nothing for it.
 #[test]
 fn a_full_cache_reads_no_edge_of_the_backing() {
     let full = Destage { full_permille: 500, ..lazy() };
@@ -332,7 +339,8 @@ fn edges_are_not_read_for_a_mode_that_copies_no_writes() {
     assert_eq!(bench.moved(), [("backing write", 512)]);
 }
 
-/// An edge that flash does not deliver is dropped under write-through, and the write goes on without it.
+/// Under write-through, a sector that flash cannot read is dropped, and the write continues without
+/// it.
 #[test]
 fn write_through_drops_an_edge_that_cannot_be_read() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -346,7 +354,8 @@ fn write_through_drops_an_edge_that_cannot_be_read() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// While write-through data is on its way, a doubt about the backing makes the copy in flash worth nothing: it is read anew.
+/// While a write-through write is in flight, the backing may have lost data: then the copy on flash
+/// is not used, and the sector is read again.
 #[test]
 fn a_doubt_forgets_what_was_merged() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -1,10 +1,11 @@
-//! Second copies on another host's flash, by hand: where what goes, and what becomes of it when that host is gone.
+//! Second copies on another host's flash: what is written where, and what happens when that host
+//! fails.
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy};
 use super::*;
 use crate::command::{Copies, Destage, Enable, Mode, NewRing};
 
-/// The peer's device, which has a copy of the journal too.
+/// The peer's device, which also has a copy of the journal.
 const PEER: u16 = 5;
 
 fn ring(number: u32, at_peer: bool) -> NewRing {
@@ -22,7 +23,7 @@ fn there(ordinal: u32) -> DataSegment {
     DataSegment { place: segment(PEER, u64::from(ordinal) * MIB), ordinal, seconds_only: true }
 }
 
-/// Two segments on two devices of this host, and one at the peer.
+/// Creates a cache with two segments on two devices of this host, and one segment on the peer.
 fn bench(segments: Vec<DataSegment>, at_peer: bool) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -38,7 +39,7 @@ fn bench(segments: Vec<DataSegment>, at_peer: bool) -> Bench {
     bench
 }
 
-/// The caretaker looks at everything.
+/// Lets the caretaker check everything.
 fn look_after(bench: &mut Bench) {
     for _ in 0..5 {
         bench.wait_ms(1100);
@@ -57,7 +58,7 @@ fn what_is_dirty_is_at_the_peer_and_what_is_clean_is_not() {
     assert_eq!(bench.reply(write), None, "both have to have it");
     bench.settle();
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
-    // As much as fits comes in by reads, and nothing of it goes to the peer.
+    // Reads fill this host's flash completely, and nothing is written to the peer.
     for block in 2..600 {
         bench.read(block * 4 * KIB, 4 * KIB);
         while let Some(io) = bench.ios.pop_front() {
@@ -66,7 +67,7 @@ fn what_is_dirty_is_at_the_peer_and_what_is_clean_is_not() {
             bench.end(io);
         }
     }
-    // A hit of dirty data asks this host's flash only.
+    // A hit on dirty data reads only this host's flash.
     let hit = bench.read(0, 4 * KIB);
     assert!(bench.ios.iter().all(|io| io.target != flash(PEER)));
     bench.settle();
@@ -77,7 +78,8 @@ fn what_is_dirty_is_at_the_peer_and_what_is_clean_is_not() {
 fn without_room_at_a_peer_nothing_becomes_dirty() {
     for (segments, at_peer) in [
         (vec![here(0, 0), here(1, 1)], true),
-        // A second device of this host is no peer, nor is room for data without a journal.
+        // A second device of this host is no peer, and a device without a journal is not used for
+        // data.
         (vec![here(0, 0), here(1, 1), there(2)], false),
     ] {
         let mut bench = bench(segments, at_peer);
@@ -98,7 +100,7 @@ fn a_peer_that_is_full_takes_no_more_and_evicts_nothing() {
     let before = bench.stats().evictions.blocks;
     assert_ne!(bench.write_alone(300 * 4 * KIB, 4 * KIB), Outcome::WriteBack);
     assert_eq!((bench.stats().evictions.blocks, bench.stats().sectors_dirty), (before, 256));
-    // What is there already may change.
+    // Sectors that are dirty already may be overwritten.
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
 }
 
@@ -110,7 +112,7 @@ fn doubled_is_said_when_everything_has_been_looked_at() {
     assert!(bench.stats().doubled);
     bench.write_alone(64 * KIB, 8 * KIB);
     assert!(bench.stats().doubled, "what comes is doubled when it comes");
-    // The peer is gone, all at once.
+    // The peer fails suddenly.
     bench.engine.give_up_device(DeviceId(PEER));
     bench.drain();
     assert!(
@@ -122,7 +124,7 @@ fn doubled_is_said_when_everything_has_been_looked_at() {
     assert!(bench.result(left).expect("done").is_ok(), "dirty data has its first copy here");
     assert_eq!((bench.stats().doubled, bench.stats().sectors_dirty), (false, 4));
     assert_ne!(bench.write_alone(128 * KIB, 4 * KIB), Outcome::WriteBack);
-    // Another device comes, and what is dirty is written there before that is said.
+    // Another device is added, and dirty data is written there before this is recorded.
     let again = DataSegment { place: segment(PEER + 1, 0), ordinal: 1, seconds_only: true };
     let mut copies = ring(3, false);
     copies.copies.push((0..8).map(|i| segment(PEER + 1, 16 * MIB + i * MIB)).collect());
@@ -138,7 +140,8 @@ fn doubled_is_said_when_everything_has_been_looked_at() {
     assert_eq!(bench.write_alone(128 * KIB, 4 * KIB), Outcome::WriteBack);
 }
 
-/// This host's devices are lost: what is dirty is read from the peer, and destaged from there at once, since nothing more can be dirty.
+/// This host's devices are lost: dirty data is read from the peer and destaged at once, because no
+/// more data can become dirty.
 #[test]
 fn what_this_host_lost_the_peer_has() {
     let mut bench = bench(vec![here(0, 0), here(1, 1), there(2)], true);
@@ -171,7 +174,7 @@ fn what_this_host_lost_the_peer_has() {
 }
 
 impl Bench {
-    /// Ends the first I/O to this target.
+    /// Completes the first I/O to this target.
     fn end_of(&mut self, target: Target) {
         let at = self.ios.iter().position(|io| io.target == target).expect("there is one");
         let io = self.ios.remove(at).expect("as just seen");

@@ -1,4 +1,4 @@
-//! Reads: all from flash or all from the backing.
+//! Reads: completely from flash or completely from the backing.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn the_reply_does_not_wait_for_the_fill() {
     assert_eq!(bench.engine.in_flight(), 0);
 }
 
-/// A sector becomes valid when its write has completed, not before.
+/// A sector becomes valid when its write to flash has completed.
 #[test]
 fn a_read_during_the_fill_waits_and_then_hits() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -80,7 +80,7 @@ fn concurrent_misses_to_the_same_data_are_fetched_once() {
     assert_eq!(bench.stats().backing.ios, 1);
 }
 
-/// Reads of what is in flash do not wait for each other, nor for a miss next to them.
+/// Hits do not wait for each other, and not for a miss on neighbouring data.
 #[test]
 fn hits_do_not_wait() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -92,7 +92,7 @@ fn hits_do_not_wait() {
     assert_eq!(bench.ios.len(), 4);
 }
 
-/// Requests of 512 bytes are served through whole sectors; the payload starts inside the buffer.
+/// Requests of 512 bytes are served through whole sectors; the payload begins inside the buffer.
 #[test]
 fn an_unaligned_read_moves_whole_sectors() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -107,7 +107,8 @@ fn an_unaligned_read_moves_whole_sectors() {
     assert_eq!(io.len, 4 * KIB);
 }
 
-/// A disk may end inside a sector: the backing read is shortened, and the sector is cached whole.
+/// A disk may end inside a sector: the read of the backing is shortened, and the sector is cached
+/// as a whole.
 #[test]
 fn a_disk_may_end_inside_a_sector() {
     let mut bench = Bench::with_disk(Limits::default(), 10 * KIB + 512, Access::ReadWrite);
@@ -123,12 +124,13 @@ fn a_disk_may_end_inside_a_sector() {
     assert_eq!(bench.read_alone(10 * KIB, 512), Outcome::Hit);
     let beyond = bench.read(10 * KIB, KIB);
     assert_eq!(bench.reply(beyond).unwrap().result, Err(IoError::Invalid));
-    // A write to the last, short sector leaves nothing whole to copy: its rest is not in the buffer.
+    // A write to the last, short sector cannot be copied as a whole sector, because the rest is not
+    // in its buffer.
     assert_eq!(bench.write_alone(8 * KIB, 2 * KIB + 512), Outcome::WriteNotCopied);
     assert_eq!(bench.read_alone(8 * KIB, 512), Outcome::MissFilled);
 }
 
-/// NBD_CMD_CACHE brings data into flash; what is there already costs no I/O.
+/// NBD_CMD_CACHE fills flash; data that is already there costs no I/O.
 #[test]
 fn a_prefetch_fills_and_a_second_one_does_nothing() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -144,7 +146,7 @@ fn a_prefetch_fills_and_a_second_one_does_nothing() {
     assert_eq!((stats.reads, stats.read_hits), (1, 1), "prefetches are no reads");
 }
 
-/// Without a cache every read goes to the backing, and reads do not wait for each other.
+/// Without a cache every read uses the backing, and reads do not wait for each other.
 #[test]
 fn without_a_cache_the_backing_serves() {
     let mut bench = Bench::bare(Limits::default());
@@ -154,7 +156,8 @@ fn without_a_cache_the_backing_serves() {
     assert_eq!(reads.map(|id| bench.outcome(id)), [Outcome::CacheOff; 2]);
 }
 
-/// A backup reads everything once. It is served from the cache where that helps it, and changes nothing there.
+/// A backup reads everything once. It is served from the cache where possible, and does not change
+/// the cache.
 #[test]
 fn a_read_that_promotes_nothing_leaves_no_trace() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -181,7 +184,7 @@ fn a_read_that_promotes_nothing_leaves_no_trace() {
     assert_eq!(after.0.requests(), before.0.requests() + 4, "but each of them has its outcome");
 }
 
-/// What such a read finds is not used again by it: it does not keep blocks from leaving.
+/// Such a read does not count as a use of a block, so it does not delay the block's eviction.
 #[test]
 fn a_hit_that_promotes_nothing_keeps_no_block() {
     for (promote, stays) in [(Promote::Usual, true), (Promote::Never, false)] {
@@ -201,7 +204,7 @@ fn a_hit_that_promotes_nothing_keeps_no_block() {
     }
 }
 
-/// Writes are writes, however they come: what flash held of the range is renewed.
+/// Writes through such an export are normal writes: cached data of the range is updated.
 #[test]
 fn a_write_through_such_an_export_is_a_write() {
     let mut bench = Bench::cached(16, 4 * KIB);

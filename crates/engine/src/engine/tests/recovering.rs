@@ -1,4 +1,5 @@
-//! Requests to a disk whose cache is being recovered: which pass, which wait, and what the cache forgets of it.
+//! Requests to a disk whose cache is being recovered: which of them are served, which wait, and
+//! what the cache drops because of them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::stats::CacheState;
 
 const RING_BYTES: u64 = 8 * MIB;
 
-/// What an earlier engine left: blocks 0 to 3 clean, and 4 and 5 dirty if it wrote back.
+/// State that an earlier engine left: blocks 0 to 3 clean, and 4 and 5 dirty under write-back.
 pub(super) struct Left {
     pages: BTreeMap<u64, Vec<u8>>,
 }
@@ -33,7 +34,7 @@ impl Left {
         left
     }
 
-    /// Completes all I/O, and keeps what the journal gets.
+    /// Completes all I/O, and keeps the journal's data.
     fn settle(&mut self, bench: &mut Bench) {
         while let Some(io) = bench.ios.pop_front() {
             for (at, page) in
@@ -85,7 +86,7 @@ fn everything() -> Regions {
     all
 }
 
-/// A disk whose cache is expected.
+/// Returns a disk whose cache is being recovered.
 fn expecting(doubtful: Regions) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -108,7 +109,7 @@ fn with_nothing_in_doubt_reads_and_flushes_pass_and_changes_are_reported() {
     assert_eq!(waits_reported(&bench), 0);
     let changes = [bench.write(0, 4 * KIB), bench.request(Op::Discard(Durability::Volatile), MIB, MIB)];
     assert!(bench.ios.is_empty() && waits_reported(&bench) == 1);
-    // They keep those waiting that come after them to the same place, and nobody else.
+    // They delay later requests for the same data, and no others.
     let behind = bench.read(0, 4 * KIB);
     assert!(bench.ios.is_empty());
     assert_eq!(bench.read_alone(8 * KIB, 4 * KIB), Outcome::BypassRecovering);
@@ -143,7 +144,7 @@ fn what_may_be_dirty_waits_and_the_rest_is_read() {
     assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit, "it is warm");
 }
 
-/// Its first ring may take seconds.
+/// The write of its first ring may take seconds.
 #[test]
 fn what_is_not_dirty_is_read_while_the_ring_is_written() {
     let (_, recovered) = Left::by(Mode::WriteBack).recover();
@@ -188,7 +189,8 @@ fn a_cache_does_not_remember_what_was_changed_before_it_came() {
     assert!(bench.engine.changed_meanwhile(DISK).is_none());
 }
 
-/// The new ring cannot be written: the disk waits for another try, and still knows what has changed.
+/// The new ring cannot be written: the disk waits for another attempt, and still knows which
+/// sectors have changed.
 #[test]
 fn a_cache_that_does_not_come_is_expected_on() {
     let left = Left::by(Mode::WriteThrough);
@@ -243,7 +245,8 @@ fn a_cache_that_is_not_expected_any_more_is_none() {
     assert_eq!(bench.change(expect(nothing(), false)), Err(CommandError::CacheExists));
 }
 
-/// Its backing grew while nobody served the disk, or a crash came between that and the new ring: docs/decisions/0017.
+/// The disk's backing grew while hob did not serve it, or a crash happened between the growth and
+/// the new ring: docs/decisions/0017.
 #[test]
 fn a_disk_is_recovered_larger_than_its_cache_knows_it() {
     let (doubtful, mut recovered) = Left::by(Mode::WriteBack).recover();

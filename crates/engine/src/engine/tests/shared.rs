@@ -1,4 +1,4 @@
-//! Reads that the disk of a parent served: nothing of them is promoted a second time.
+//! Reads that the parent's disk served: their data is not promoted a second time.
 
 use super::*;
 use crate::qos::{Control, Resource};
@@ -6,7 +6,7 @@ use crate::qos::{Control, Resource};
 const BLOCK: u64 = 16 * KIB;
 
 impl Bench {
-    /// The only I/O was served by another disk, these of its sectors.
+    /// Completes the only I/O; another disk served these of its sectors.
     fn end_shared(&mut self, shared: &[(u64, u64)]) {
         let io = self.only_io();
         assert_eq!((io.target, io.op), (Target::Backing(DISK), IoOp::Read));
@@ -31,7 +31,7 @@ fn what_another_disk_keeps_is_not_promoted() {
     let stats = bench.stats();
     assert_eq!((stats.shared_read_bytes, stats.backing.ios, stats.backing.read_bytes), (6 * BLOCK, 0, 0));
     assert_eq!((stats.blocks_cached, stats.flash.ios), (0, 0));
-    // It is the clone's own after it was written, and comes in as ever.
+    // After a write the block is the clone's own, and is promoted as usual.
     bench.write_alone(0, BLOCK);
     assert_eq!(bench.read_alone(0, BLOCK), Outcome::Hit);
     assert_eq!(bench.read_alone(BLOCK, BLOCK), Outcome::MissFilled);
@@ -51,7 +51,7 @@ fn of_a_read_that_is_shared_in_part_the_rest_is_promoted() {
     let stats = bench.stats();
     assert_eq!((stats.backing.ios, stats.backing.read_bytes), (1, BLOCK + BLOCK / 2));
     assert_eq!(bench.read_alone(BLOCK, BLOCK + BLOCK / 2), Outcome::Hit);
-    // A try that ends differently knows nothing of the one before.
+    // A retry with another result does not use the earlier result.
     assert_eq!(bench.read_alone(0, 3 * BLOCK), Outcome::PartialMiss);
     assert_eq!(bench.read_alone(0, 3 * BLOCK), Outcome::Hit);
 }
@@ -65,7 +65,7 @@ fn a_disk_without_a_cache_says_who_served_it() {
     assert_eq!(bench.read_alone(512, 1024), Outcome::CacheOff);
 }
 
-/// A backup of a clone leaves nothing in its parent's cache either.
+/// A backup of a clone does not promote data in its parent's cache either.
 #[test]
 fn what_promotes_nothing_promotes_nothing_elsewhere() {
     let mut bench = Bench::cached(8, BLOCK);
@@ -75,7 +75,8 @@ fn what_promotes_nothing_promotes_nothing_elsewhere() {
     assert_eq!(bench.outcome(id), Outcome::BypassNoPromote);
 }
 
-/// The other disk's own I/O goes to the same datastore: it must not wait for the one that waits for it.
+/// The other disk's own I/O uses the same datastore, and must not wait for the read that waits for
+/// it.
 #[test]
 fn a_read_that_is_elsewhere_takes_no_room_in_its_datastore() {
     let mut bench = Bench::bare(Limits::default());
@@ -96,7 +97,7 @@ fn a_read_that_is_elsewhere_takes_no_room_in_its_datastore() {
     assert_eq!(bench.read_alone(0, BLOCK), Outcome::CacheOff, "there is room as before");
 }
 
-/// The memory above a clone's cache keeps no copy of what its parent's may.
+/// The memory tier of a clone has no copies of data that its parent's memory tier may have.
 #[test]
 fn memory_keeps_no_second_copy() {
     let mut bench = Bench::bare(Limits::default());

@@ -65,7 +65,7 @@ fn the_figures_of_a_known_load() {
     assert_eq!(stats.iops_mean(), 5.0 / 7e-6);
 }
 
-/// SYSTEMS §1: "mean and max IOPS": the maximum is of one second.
+/// SYSTEMS §1: "mean and max IOPS": the maximum is over one second.
 #[test]
 fn the_busiest_second_is_remembered() {
     let mut bench = Bench::bare(Limits::default());
@@ -109,7 +109,7 @@ fn failed_ios_are_counted_by_side() {
     assert_eq!((stats.flash.errors, stats.backing.errors), (1, 1));
 }
 
-/// Counting starts anew, with requests in flight.
+/// Statistics are reset while requests are in flight.
 #[test]
 fn counting_starts_anew() {
     let mut bench = Bench::cached(4, 4 * KIB);
@@ -124,7 +124,7 @@ fn counting_starts_anew() {
     assert_eq!(stats.elapsed_ns, 1000);
 }
 
-/// Disks are counted apart, and each request only once it is answered.
+/// Each disk has its own counts, and a request is counted when it is answered.
 #[test]
 fn disks_do_not_mix() {
     let mut bench = Bench::bare(Limits::default());

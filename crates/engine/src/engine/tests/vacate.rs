@@ -1,4 +1,4 @@
-//! A write-back cache gets smaller: nothing goes past it meanwhile.
+//! A write-back cache shrinks: no request bypasses it meanwhile.
 
 use super::write_back::{VOLATILE, backing, flash, lazy, ring};
 use super::*;
@@ -6,7 +6,7 @@ use crate::command::{Copies, Enable, Mode, Vacate};
 
 const SEGMENT: u64 = 64 * KIB;
 
-/// A write-back cache with that many segments of 16 blocks on device 0.
+/// Returns a write-back cache with that many segments of 16 blocks on device 0.
 fn cached(segments: u32) -> Bench {
     let mut bench = Bench::bare(Limits { scrub_frames_per_s: 0, ..Limits::default() });
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -23,7 +23,7 @@ fn cached(segments: u32) -> Bench {
     bench
 }
 
-/// A ring for segments of 64 KiB.
+/// Returns a ring for segments of 64 KiB.
 fn wide_ring(number: u32) -> crate::command::NewRing {
     let first = u64::from(number) * 64;
     let segments = (first..first + 64).map(|i| segment(9, i * SEGMENT)).collect();
@@ -38,7 +38,7 @@ fn vacate(bench: &mut Bench, count: u32) -> CommandId {
     bench.start_change(CacheChange::Vacate(Vacate::Emptiest(count)))
 }
 
-/// Ends the I/O of flash, and leaves that of the backing.
+/// Completes the I/O of flash, and leaves that of the backing.
 fn settle_flash(bench: &mut Bench) {
     while let Some(at) = bench.ios.iter().position(is_flash) {
         let io = bench.ios.remove(at).expect("it is there");
@@ -46,7 +46,7 @@ fn settle_flash(bench: &mut Bench) {
     }
 }
 
-/// The sector ranges of flash that were asked to be written.
+/// Returns the first sectors of the flash ranges that were written.
 fn written_segments(bench: &Bench) -> Vec<u64> {
     let writes = bench.ios.iter().filter(|io| io.target == flash(0) && io.op == VOLATILE);
     writes.map(|io| io.offset / SEGMENT).collect()
@@ -55,7 +55,8 @@ fn written_segments(bench: &Bench) -> Vec<u64> {
 #[test]
 fn only_the_segments_that_leave_are_destaged_and_writes_stay_on_flash() {
     let mut bench = cached(4);
-    // 16 blocks in the first segment, 4 in the second: the third and fourth are empty, the last of equals goes first.
+    // 16 blocks in the first segment, 4 in the second: the third and fourth are empty, and the last
+    // of equal segments leaves first.
     bench.write_alone(0, 64 * KIB);
     bench.write_alone(64 * KIB, 16 * KIB);
     bench.flush();
@@ -87,11 +88,12 @@ fn while_the_backing_is_away_a_shrink_waits_and_guests_notice_nothing() {
     settle_flash(&mut bench);
     assert!(!bench.ios.is_empty() && bench.ios.iter().all(|io| io.target == backing()), "{:?}", bench.ios);
     for round in 0..5 {
-        // The backing takes nothing.
+        // The backing accepts no writes.
         while let Some(io) = bench.ios.pop_front() {
             if is_flash(&io) { bench.end(io) } else { bench.fail(io) }
         }
-        // A new block, a block that is dirty in a segment that leaves, and one that is dirty in one that stays.
+        // A new block, a dirty block in a segment that leaves, and a dirty block in a segment that
+        // stays.
         for offset in [32 * MIB + round * 4 * KIB, 280 * KIB, 0] {
             let write = bench.write(offset, 4 * KIB);
             settle_flash(&mut bench);
@@ -121,7 +123,7 @@ fn while_the_backing_is_away_a_shrink_waits_and_guests_notice_nothing() {
 #[test]
 fn a_clean_block_that_is_written_moves_to_a_segment_that_stays() {
     let mut bench = cached(2);
-    // Both segments get clean blocks; the second one has fewer.
+    // Both segments have clean blocks; the second segment has fewer.
     bench.read_alone(0, 64 * KIB);
     bench.read_alone(64 * KIB, 48 * KIB);
     bench.flush();
@@ -132,7 +134,7 @@ fn a_clean_block_that_is_written_moves_to_a_segment_that_stays() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
     assert_eq!(bench.read_alone(68 * KIB, 4 * KIB), Outcome::Hit);
     assert_eq!(bench.read_alone(64 * KIB, 4 * KIB), Outcome::Hit, "what is clean there serves on");
-    // A block that comes in goes to a segment that stays, too.
+    // A newly cached block is placed in a segment that stays, too.
     let write = bench.write(8 * MIB, 4 * KIB);
     assert_eq!(written_segments(&bench), [0]);
     bench.settle();
@@ -145,7 +147,8 @@ fn a_clean_block_that_is_written_moves_to_a_segment_that_stays() {
     assert_eq!(bench.read_alone(68 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A block that was destaged, and that the durable journal may still call dirty, moves after a commit.
+/// A block that was destaged, and that the durable journal may still record as dirty, moves after a
+/// commit.
 #[test]
 fn a_block_that_has_just_become_clean_moves_after_a_commit() {
     let mut bench = cached(2);
@@ -184,7 +187,8 @@ fn a_shrink_that_is_stopped_gives_the_segments_back_to_the_cache() {
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
-/// A shrink of clean segments does not begin before the backing has answered: it makes guests wait for the backing.
+/// A shrink of clean segments does not begin before the backing has answered, because it makes
+/// guests wait for the backing.
 #[test]
 fn a_shrink_waits_for_a_flush_of_the_backing() {
     let mut bench = cached(2);
@@ -201,7 +205,8 @@ fn a_shrink_waits_for_a_flush_of_the_backing() {
     assert_eq!(bench.result(command), Some(Ok(vec![])));
 }
 
-/// A block that is written again before each flush of the backing would keep its segment for ever.
+/// Without this rule, a block that is written again before each flush of the backing would keep its
+/// segment for ever.
 #[test]
 fn a_block_that_is_always_written_leaves_all_the_same() {
     let mut bench = cached(2);
@@ -229,7 +234,7 @@ fn a_block_that_is_always_written_leaves_all_the_same() {
     assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteBack));
 }
 
-/// A write waits a second at most when the backing goes away at that moment.
+/// A write waits at most a second if the backing fails at that moment.
 #[test]
 fn a_write_does_not_wait_longer_than_a_second_for_a_segment_to_leave() {
     let mut bench = cached(2);
@@ -237,7 +242,7 @@ fn a_write_does_not_wait_longer_than_a_second_for_a_segment_to_leave() {
     bench.write_alone(64 * KIB, 64 * KIB);
     bench.flush();
     vacate(&mut bench, 1);
-    // All of it goes to the backing; one block is written again before the flush.
+    // All dirty data is written to the backing; one block is written again before the flush.
     while let Some(at) = bench.ios.iter().position(|io| io.op != IoOp::Flush) {
         let io = bench.ios.remove(at).expect("it is there");
         bench.end(io);
@@ -247,7 +252,7 @@ fn a_write_does_not_wait_longer_than_a_second_for_a_segment_to_leave() {
     assert!(bench.answered(first), "{:?}", bench.ios);
     bench.next(backing(), IoOp::Flush);
     settle_flash(&mut bench);
-    // The backing has gone.
+    // The backing has failed.
     let fail_backing = |bench: &mut Bench| {
         while let Some(io) = bench.ios.pop_front() {
             if is_flash(&io) { bench.end(io) } else { bench.fail(io) }
@@ -267,7 +272,7 @@ fn a_write_does_not_wait_longer_than_a_second_for_a_segment_to_leave() {
     assert!(bench.now - since > 500_000_000, "it waited for the backing");
 }
 
-/// The dirty limit counts the segments that stay.
+/// The dirty limit counts only the segments that stay.
 #[test]
 fn the_dirty_limit_follows_the_segments_that_stay() {
     let mut bench = cached(4);

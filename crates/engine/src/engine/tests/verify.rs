@@ -1,4 +1,5 @@
-//! Recovered caches without evidence that the backing is unchanged: clean sectors are compared before they are served.
+//! Recovered caches without evidence that the backing is unchanged: clean sectors are compared
+//! before they are served.
 
 use super::recovering::{Left, enable};
 use super::write_back::{backing, flash};
@@ -19,18 +20,18 @@ fn recovered(verify_bytes_per_s: u64) -> Bench {
         bench.end(io);
     }
     assert_eq!(bench.result(command), Some(Ok(vec![])));
-    // It waits until the change of the cache is over.
+    // The comparison waits until the change of the cache has ended.
     bench.wait_ms(100);
     bench
 }
 
-/// The journal makes what it was told durable by itself.
+/// Commits the journal.
 fn commit(bench: &mut Bench) {
     bench.wait_ms(1100);
     bench.settle();
 }
 
-/// What is to do, and what was found: unverified, verified and stale sectors.
+/// Returns the number of unverified, verified and stale sectors.
 fn figures(bench: &Bench) -> (u64, u64, u64) {
     let stats = bench.stats();
     (stats.sectors_unverified, stats.sectors_verified, stats.sectors_stale)
@@ -50,7 +51,7 @@ fn unverified_sectors_are_read_from_the_backing_once() {
     assert!(bench.ios.is_empty(), "flash has it already");
     assert_eq!(figures(&bench), (1, 3, 0));
     assert_eq!(bench.read_alone(0, 12 * KIB), Outcome::Hit);
-    // One that is verified only in part is not.
+    // A partly verified sector is not verified.
     assert_eq!(bench.read_alone(8 * KIB, 8 * KIB), Outcome::BypassUnverified);
 }
 
@@ -69,7 +70,7 @@ fn a_sector_that_differs_is_dropped_and_filled_again() {
     assert_eq!(figures(&bench), (0, 3, 1));
 }
 
-/// A read that fails, or whose checksums are not known, verifies nothing.
+/// A read that fails, or whose checksums are unknown, verifies no sector.
 #[test]
 fn what_was_not_compared_stays_unverified() {
     let mut bench = recovered(0);
@@ -89,7 +90,8 @@ fn dirty_data_is_served_and_a_write_needs_no_comparison() {
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
     assert_eq!(figures(&bench), (3, 0, 0));
-    // Where some is dirty and some unverified, the backing's data is compared before what is dirty is read over it.
+    // If some sectors are dirty and some are unverified, the backing's data is compared before the
+    // dirty data replaces it in the buffer.
     let read = bench.read(0, 8 * KIB);
     let io = bench.only_io();
     bench.end_with(io, Ok(()), &[SUM + 1, SUM]);
@@ -102,7 +104,7 @@ fn the_rest_is_compared_in_the_background_in_one_read() {
     let mut bench = recovered(4 * MIB);
     let io = bench.only_io();
     assert_eq!((io.target, io.op, io.offset, io.len), (backing(), IoOp::Read, 0, 16 * KIB));
-    // The backing hangs: what flash may serve is served.
+    // The backing hangs: verified data is served from flash.
     assert_eq!(bench.read_alone(16 * KIB, 4 * KIB), Outcome::Hit);
     bench.end_with(io, Ok(()), &[SUM, SUM, SUM, SUM + 1]);
     commit(&mut bench);
@@ -120,7 +122,7 @@ fn an_error_of_the_backing_delays_the_comparison() {
     assert!(bench.ios.is_empty() && figures(&bench) == (4, 0, 0));
     bench.wait_ms(1000);
     let io = bench.only_io();
-    // Behind the sector that failed, and then that one.
+    // First the sectors after the failed sector, and then the failed sector.
     assert_eq!((io.offset, io.len), (4 * KIB, 12 * KIB));
     bench.end_with(io, Ok(()), &[SUM; 3]);
     bench.wait_ms(100);
@@ -130,7 +132,7 @@ fn an_error_of_the_backing_delays_the_comparison() {
     assert_eq!(figures(&bench), (0, 4, 0));
 }
 
-/// The limit holds for each disk, and leaves guests more while they wait for the backing.
+/// The limit applies to each disk, and gives precedence to guests that wait for the backing.
 #[test]
 fn the_bandwidth_is_limited() {
     let mut bench = recovered(16 * KIB);
@@ -149,4 +151,19 @@ fn the_bandwidth_is_limited() {
     bench.wait_ms(300);
     assert_eq!(bench.only_io().len, 8 * KIB);
     bench.end(guest);
+}
+
+/// Most of what was compared differs: the rest is not compared any more, and is filled again when it is read.
+#[test]
+fn what_most_likely_differs_is_dropped_without_a_comparison() {
+    let mut bench = recovered(4 * MIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    bench.engine.presume_stale(DISK);
+    bench.wait_ms(1100);
+    assert!(bench.ios.iter().all(|io| io.target != backing()), "{:?}", bench.ios);
+    commit(&mut bench);
+    assert_eq!(figures(&bench), (0, 0, 0));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    assert_eq!(bench.read_alone(16 * KIB, 8 * KIB), Outcome::Hit, "dirty data stays");
 }

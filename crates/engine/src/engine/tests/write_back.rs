@@ -1,4 +1,4 @@
-//! Write-back by hand: what goes where, in which order, and what waits for what.
+//! Write-back: what is written where, in which order, and what each request waits for.
 
 use super::*;
 use crate::command::{Copies, Destage, DestageOrder, Discard, Enable, Layout, Mode, NewRing};
@@ -16,7 +16,7 @@ pub(super) fn lazy() -> Destage {
 }
 
 impl Bench {
-    /// A disk of 64 MiB with a persistent cache of one segment of 1 MiB on device 0.
+    /// Returns a disk of 64 MiB with a persistent cache of one segment of 1 MiB on device 0.
     pub(super) fn persistent(block_bytes: u64, mode: Mode, destage: Destage) -> Bench {
         let mut bench = Bench::bare(Limits::default());
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
@@ -43,7 +43,7 @@ impl Bench {
         Bench::persistent(4 * KIB, Mode::WriteBack, lazy())
     }
 
-    /// Ends the oldest I/O, which has to be of this kind.
+    /// Completes the oldest I/O, which must be of this kind.
     pub(super) fn next(&mut self, target: Target, op: IoOp) -> Io {
         let io = self.ios.pop_front().expect("some I/O");
         assert_eq!((io.target, io.op), (target, op), "{io:?}");
@@ -51,7 +51,7 @@ impl Bench {
         io
     }
 
-    /// What was written is durable.
+    /// Makes the written data durable.
     pub(super) fn flush(&mut self) {
         self.request(Op::Flush, 0, 0);
         self.settle();
@@ -145,7 +145,7 @@ fn pages_go_ahead_of_a_flush_that_is_to_be_expected() {
     bench.write(12 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
-    // More than expected: one guess is enough.
+    // More than expected: one estimate is sufficient.
     bench.write(16 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     assert_eq!(bench.ios.len(), 0);
@@ -154,7 +154,7 @@ fn pages_go_ahead_of_a_flush_that_is_to_be_expected() {
     bench.next(flash(0), IoOp::Flush);
     bench.next(flash(RING_DEVICE), IoOp::Flush);
     assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
-    // Three before that one: now nothing but the devices is waited for.
+    // Three flushes before that one: now the engine waits only for the devices.
     for sector in 5..8 {
         bench.write(sector * 4 * KIB, 4 * KIB);
         bench.next(flash(0), VOLATILE);
@@ -166,7 +166,8 @@ fn pages_go_ahead_of_a_flush_that_is_to_be_expected() {
     assert_eq!(bench.outcome(flush), Outcome::FlushCommitted);
 }
 
-/// What the durable journal vouches for is not overwritten before it says that it does not.
+/// Data that the durable journal records as dirty is not overwritten before the journal records the
+/// overwrite.
 #[test]
 fn rewriting_dirty_data_commits_first_and_once() {
     let mut bench = Bench::write_back();
@@ -220,7 +221,8 @@ fn dirty_data_that_flash_lost_is_an_error_and_never_the_backings_data() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
-/// A read puts what is dirty over what the backing has. What becomes clean under it need not be on flash any more.
+/// A read combines dirty data with data of the backing. Data that becomes clean during the read
+/// need not be on flash any more.
 #[test]
 fn what_becomes_clean_under_a_read_is_read_from_the_backing_again() {
     let mut bench = Bench::write_back();
@@ -253,7 +255,7 @@ fn a_full_cache_writes_through() {
     }
     assert_eq!(bench.dirty(), 128);
     let through = bench.write(128 * 4 * KIB, 4 * KIB);
-    // The journal has to know first that the backing is written there.
+    // First the journal must record that the backing is written there.
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
     bench.settle();
     assert_eq!(bench.outcome(through), Outcome::WriteCopied);
@@ -313,7 +315,7 @@ fn a_drain_that_is_stopped_says_so() {
     assert_eq!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
 }
 
-/// A write that comes between a block's way to the backing and its flush keeps it dirty.
+/// A write after the destaging write of a block and before its flush keeps the block dirty.
 #[test]
 fn a_write_during_destaging_is_not_forgotten() {
     let mut bench = Bench::write_back();
@@ -459,7 +461,8 @@ fn a_split_cache_gives_up_what_it_has_destaged() {
     assert_eq!(bench.stats().blocks_cached, 179, "the read cache is 70 % of 256 blocks");
 }
 
-/// Where write order is kept, nothing written after a flush reaches the backing before what was before it.
+/// If the write order is kept, data written after a flush never reaches the backing before data
+/// written before the flush.
 #[test]
 fn write_order_is_kept_at_flushes() {
     let ordered = Destage { ordered: true, dirty_age_ms_max: 1, ..lazy() };
@@ -491,7 +494,7 @@ pub(super) fn mirrored(copies: Copies) -> Bench {
     bench
 }
 
-/// The device fails until it is fenced.
+/// Makes the device fail until it is fenced.
 pub(super) fn lose(bench: &mut Bench, device: DeviceId) {
     for _ in 0..Limits::default().flash_errors_max {
         bench.write(512 * KIB, 4 * KIB);
@@ -516,7 +519,7 @@ fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
     assert!(!bench.answered(write), "both have to have it");
     bench.settle();
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 2));
-    // Device 0 delivers something else.
+    // Device 0 returns different data.
     let read = bench.read(0, 8 * KIB);
     while let Some(io) = bench.ios.pop_front() {
         match io.target {
@@ -528,7 +531,8 @@ fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
-/// Else a crash could find one copy where flash holds one, and that one may be the bad one.
+/// Otherwise, after a crash, the journal could have one copy and flash the other, which may be the
+/// damaged one.
 #[test]
 fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -542,7 +546,7 @@ fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
 }
 
-/// The copy that would stay has not been read yet, and may be the bad one of the two.
+/// The copy that would stay has not been read yet, and may be the damaged one.
 #[test]
 fn a_device_that_works_leaves_without_dirty_data() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -575,7 +579,7 @@ fn what_is_clean_is_not_doubled_unless_asked() {
         bench.next(backing(), IoOp::Read);
         assert_eq!(bench.ios.len(), ios, "{copies:?}");
         bench.settle();
-        // Dirty data becomes clean: its second copy goes, or stays.
+        // Dirty data becomes clean: its second copy is dropped or stays.
         bench.write_alone(64 * KIB, 4 * KIB);
         let drain = bench.start_change(CacheChange::Drain);
         bench.settle();
@@ -586,7 +590,7 @@ fn what_is_clean_is_not_doubled_unless_asked() {
     }
 }
 
-/// A device is lost and another takes its place: what was there twice is there twice again.
+/// A device is lost and another replaces it: data with two copies has two copies again.
 #[test]
 fn missing_second_copies_are_made_again() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -610,7 +614,7 @@ fn scrubbing_finds_what_is_wrong_before_a_guest_does() {
     for _ in 0..20 {
         bench.wait_ms(1000);
         while let Some(io) = bench.ios.pop_front() {
-            // The clean block lies in the first frame.
+            // The clean block is in the first frame.
             let wrong = (io.target, io.op, io.offset) == (flash(0), IoOp::Read, 0);
             match wrong {
                 true => bench.end_with(io, Ok(()), &[SUM + 1]),

@@ -1,4 +1,4 @@
-//! Changes: the backing first, flash afterwards, never the old.
+//! Changes: first the backing, then flash, and never old data.
 
 use super::*;
 use crate::io::Zeroing;
@@ -22,7 +22,7 @@ fn a_write_is_acknowledged_by_the_backing_and_copied_afterwards() {
     assert_eq!(bench.read_alone(0, 8 * KIB), Outcome::Hit);
 }
 
-/// What flash held of the range is invalid as soon as the write begins, whatever becomes of it.
+/// Cached data of the range is invalid as soon as the write begins, whatever its result is.
 #[test]
 fn a_write_that_fails_leaves_nothing_in_flash() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -58,8 +58,8 @@ fn a_write_that_overlaps_a_fill_wins() {
     assert_eq!(bench.outcome(read), Outcome::Hit);
 }
 
-/// Issue: "a read never sees a torn mixture": a read waits for the write it overlaps, and a write
-/// for the read.
+/// Issue: "a read never sees a torn mixture": a read waits for an overlapping write, and a write
+/// for an overlapping read.
 #[test]
 fn a_read_and_a_write_that_overlap_take_turns() {
     for cached in [true, false] {
@@ -80,7 +80,8 @@ fn a_read_and_a_write_that_overlap_take_turns() {
     }
 }
 
-/// Sectors that a write covers in part become invalid; those it covers whole are copied.
+/// Sectors that a write covers in part become invalid; sectors that it covers completely are
+/// copied.
 #[test]
 fn a_write_of_parts_of_sectors_invalidates_these() {
     let mut bench = Bench::cached(16, 16 * KIB);
@@ -128,7 +129,7 @@ fn flush_and_fua_reach_the_backing_first() {
     }
 }
 
-/// A flush that fails is the backing's failure.
+/// A failed flush is an error of the backing.
 #[test]
 fn a_failed_flush_is_told_to_the_guest() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -161,7 +162,7 @@ fn discard_and_zeroes_invalidate() {
     }
 }
 
-/// NBD's FAST_ZERO: "cannot do that fast" is an answer, not a failure of the backing.
+/// NBD's FAST_ZERO: the reply that zeroing would not be fast is not an error of the backing.
 #[test]
 fn a_fast_zero_may_be_declined() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -1,4 +1,4 @@
-//! Zeroes and discards under write-back: which of them flash takes.
+//! Zeroes and discards under write-back: which of them flash accepts.
 
 use super::write_back::{VOLATILE, backing, flash};
 use super::*;
@@ -27,7 +27,7 @@ fn small_zeroes_complete_in_flash() {
     }
 }
 
-/// Each of many takes another part of the lent buffers, and gives it back.
+/// Each of many requests uses a part of the buffer with zeroes, and returns it.
 #[test]
 fn zeroes_give_their_buffer_back() {
     let mut bench = Bench::write_back();
@@ -72,7 +72,7 @@ fn zeroes_that_flash_does_not_take_go_to_the_backing() {
     assert_eq!(bench.outcome(again), Outcome::WriteBack, "the buffer was given back");
 }
 
-/// The backing can deallocate long ranges, and discards promise more than an acknowledgement from flash could keep.
+/// The backing can deallocate long ranges, and a discard promises more than flash could keep.
 #[test]
 fn long_zeroes_parts_of_sectors_and_discards_go_to_the_backing() {
     for (op, offset, len) in [

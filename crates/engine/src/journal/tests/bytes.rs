@@ -1,4 +1,4 @@
-//! Bytes from strangers: whatever a ring holds, recovery ends, in bounds, without a panic.
+//! Invalid bytes: whatever a ring contains, recovery ends, within bounds, without a panic.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::journal::format::{FrameState, Header, Kind, Page, PageBuilder, Record};
 use crate::journal::replay_bytes;
 
-/// A small ring of ours, page after page.
+/// Returns a small valid ring, page after page.
 fn sound(block_shift: u32) -> Vec<u8> {
     let mut restoring = Restoring::new(8, block_shift);
     for frame in 0..7 {
@@ -44,7 +44,7 @@ proptest! {
         replay_bytes(&bytes, false);
     }
 
-    /// Sound pages with some bytes changed, and their checksums made right again.
+    /// Returns valid pages with some bytes changed, and with correct checksums.
     #[test]
     fn almost_sound_pages(shift in 0u32..9,
         changes in prop::collection::vec((0usize..6 * PAGE_BYTES, any::<u8>()), 0..8),
@@ -55,7 +55,7 @@ proptest! {
         replay_bytes(&bytes, true);
     }
 
-    /// What is written is what is read.
+    /// The parsed page equals the written page.
     #[test]
     fn pages_come_back(block_shift in 0u32..9, seed in any::<u64>(), clean in any::<bool>()) {
         let mut rng = SimRng(seed);

@@ -1,7 +1,9 @@
-//! A ring of format version 1, kept for ever: every page in full, in `tests/golden/journal-v1.txt`.
+//! A ring of format version 1, kept permanently: every page in full, in
+//! `tests/golden/journal-v1.txt`.
 //!
-//! Blocks of 8 KiB, segments of 4 frames with the ordinals 3 and 1. Two copies of dirty data in part, a sector without checksum,
-//! a marked zone, a tail of which one sector is to be proved and another is undone.
+//! Blocks of 8 KiB, and segments of 4 frames with the ordinals 3 and 1. Some dirty data has two
+//! copies; one sector has no checksum; one zone has a bypass mark. In the tail, one sector needs a
+//! checksum comparison and another is undone.
 
 use super::*;
 
@@ -46,6 +48,7 @@ fn the_golden_ring_of_version_1_is_read() {
     samples.sort_unstable();
     assert_eq!(samples, [(1024, 0xC0)]);
     let summary = Summary {
+        ring: 3,
         clean: false,
         sectors_valid: 5,
         sectors_dirty: 3,
@@ -60,7 +63,7 @@ fn the_golden_ring_of_version_1_is_read() {
     assert_eq!(recovered.summary, summary);
 }
 
-/// Writes the golden ring anew: only for a new format version, under a new name.
+/// Writes the golden ring again: only for a new format version, under a new name.
 #[test]
 #[ignore = "only for a new format version"]
 #[allow(clippy::disallowed_methods, reason = "an image is a file")]
@@ -100,7 +103,7 @@ fn write_the_golden_ring() {
         writer.committed(sequence);
     }
     writer.mark(Writer::zone_of(DISK_BYTES, 256 * 8192));
-    // Gone again before the end.
+    // Removed again before the end.
     writer.push(set(7, 40, 1, 0x77, true));
     writer.push(Change::Clean { frame: FrameNo(7), block: BlockNo(40), first: 1, count: 1 });
     writer.push(Change::Drop { frame: FrameNo(7), block: BlockNo(40), first: 0, count: 2 });

@@ -1,11 +1,12 @@
-//! A cache as simple as can be keeps the laws of a [`Writer`], with a power cut at the end of it; what recovery makes of it
-//! must be what a disk may show: of each sector what was flushed last, or something written after that, and dirty data intact.
+//! A very simple cache that follows the rules of a [`Writer`], with a power cut at the end. After
+//! recovery, the disk must have allowed content: for each sector the last flushed content or a
+//! later write, with intact dirty data.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Flash or the backing holds a mixture.
+/// Content of flash or the backing that is a mixture of two writes.
 const TORN: u32 = 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,24 +31,24 @@ struct World {
     two_copies_of_dirty: bool,
     writer: Writer,
     frames: Vec<Frame>,
-    /// By cache sector.
+    /// Whether each cache sector is held (not overwritten until a commit).
     held: Vec<bool>,
-    /// The last change that made a cache sector dirty.
+    /// Number of the last change that made each cache sector dirty.
     held_by: Vec<u64>,
-    /// Changes after which sectors are not held any more, and the sectors.
+    /// Changes after which sectors are not held any more, and these sectors.
     releases: Vec<(u64, usize)>,
-    /// Durable contents by cache sector, and contents that may be there instead.
+    /// Durable content of each cache sector, and other contents that it may have.
     flash: Vec<u32>,
     volatile: BTreeMap<usize, Vec<u32>>,
-    /// Copies of the ring; what is durable, and pages that may be there instead.
+    /// Copies of the ring: durable pages, and pages that they may have instead.
     ring: Vec<Vec<Option<Vec<u8>>>>,
     in_flight: Vec<(u64, usize, usize, Vec<u8>)>,
-    /// Sealed pages: changes recorded by each.
+    /// For each sealed page, the number of changes that it records.
     recorded: BTreeMap<u64, u64>,
     recorded_durably: u64,
-    /// By sector of the disk.
+    /// Content of each sector of the disk on the backing.
     backing: Vec<u32>,
-    /// What a guest may see: the last flushed first.
+    /// Contents that a guest may read, the last flushed content first.
     versions: Vec<Vec<u32>>,
     last: u32,
 }
@@ -72,7 +73,7 @@ impl World {
             uncommitted: 2 + rng.below(6) as u64,
         };
         let pages = 2 * dump + 2 * limits.uncommitted - 1;
-        // Judged by what the limits above leave of it, not by those of real rings.
+        // Relative to these limits, not to those of real rings.
         let of = descriptor(shift, segment_frames, &ordinals);
         let mut writer = Writer::new(of, pages.max(64));
         writer.limits = limits;
@@ -102,7 +103,7 @@ impl World {
         }
     }
 
-    /// Blocks lie in several zones.
+    /// Returns the block number; blocks are in several zones.
     fn block_no(&self, block: u32) -> BlockNo {
         BlockNo((block % 5 * 256 + block / 5 * 8) >> self.shift)
     }
@@ -144,12 +145,12 @@ impl World {
         self.recorded.insert(sequence, self.writer.recorded());
     }
 
-    /// What is sealed becomes durable, and all data.
+    /// Makes the sealed pages and all data durable.
     fn commit_sealed(&mut self) {
         self.commit_upto(self.writer.sealed());
     }
 
-    /// Pages up to this one become durable, and all data.
+    /// Makes pages up to this one and all data durable.
     fn commit_upto(&mut self, upto: u64) {
         for (sequence, copy, number, page) in std::mem::take(&mut self.in_flight) {
             match sequence <= upto {
@@ -172,7 +173,7 @@ impl World {
         }
     }
 
-    /// A guest's flush.
+    /// Processes a guest's flush.
     fn flush(&mut self) {
         while self.writer.pending() > 0 || self.writer.sealed() == 0 {
             self.seal();
@@ -203,7 +204,7 @@ impl World {
         self.held[frame << self.shift..(frame + 1) << self.shift].contains(&true)
     }
 
-    /// A frame in no use, if need be after the eviction of another block.
+    /// Returns a free frame, if necessary after the eviction of another block.
     fn free_frame(&mut self, but: u32) -> Option<usize> {
         let start = self.rng.below(self.frames.len());
         let order = (start..self.frames.len()).chain(0..start);
@@ -217,7 +218,8 @@ impl World {
         Some(frame)
     }
 
-    /// Of clean data. It is recorded at once: a zone may be unmarked before the next block's record comes.
+    /// Evicts clean data, and records this at once, because a zone may lose its bypass mark before
+    /// the next block's record.
     fn evict(&mut self, frame: usize) {
         let block = self.frames[frame].block.expect("in use");
         self.frames[frame] = Frame { sectors: vec![None; 1 << self.shift], ..Frame::default() };
@@ -247,7 +249,7 @@ impl World {
         let slot = &mut self.frames[frame];
         (slot.block, slot.second) = (Some(block), second);
         if let Some(Sector { unproven: true, sum: before, .. }) = &mut slot.sectors[i] {
-            // The journal knows that it does not know the checksum.
+            // The journal records that the checksum is unknown.
             assert!(dirty);
             *before = sum;
             return;
@@ -261,7 +263,7 @@ impl World {
         self.writer.push(Change::Set { frame, block, sector, sum, dirty, second });
     }
 
-    /// One sector is written, to flash.
+    /// Writes one sector to flash.
     fn write(&mut self, block: u32, i: usize) {
         let copies = [false, true].into_iter().take(if self.two_copies_of_dirty { 2 } else { 1 });
         let mut places: Vec<(usize, bool)> = Vec::new();
@@ -286,7 +288,7 @@ impl World {
         self.versions[((block as usize) << self.shift) + i].push(self.last);
     }
 
-    /// Makes it right to write over a sector.
+    /// Prepares a sector so that it may be overwritten.
     fn prepare(&mut self, frame: usize, block: u32, i: usize) {
         let at = (frame << self.shift) + i;
         match self.sector(at) {
@@ -305,7 +307,7 @@ impl World {
                 });
                 self.commit_all();
             }
-            // It is clean, or holds nothing, and that is not durable.
+            // The sector is clean or invalid, and this is not durable.
             _ => self.commit_all(),
         }
     }
@@ -317,7 +319,7 @@ impl World {
         self.commit_sealed();
     }
 
-    /// A sector is brought in from the backing.
+    /// Fills a sector from the backing.
     fn fill(&mut self, block: u32, i: usize) {
         let Some(frame) = self.frame_of(block, false).or_else(|| self.free_frame(block)) else { return };
         let sector = (frame << self.shift) + i;
@@ -327,7 +329,7 @@ impl World {
         }
     }
 
-    /// A dirty sector goes to the backing.
+    /// Destages a dirty sector.
     fn destage(&mut self, block: u32, i: usize) {
         let Some(frame) = self.frame_of(block, false) else { return };
         let at = (frame << self.shift) + i;
@@ -362,7 +364,7 @@ impl World {
         self.releases.extend(sectors.map(|sector| (number, sector)));
     }
 
-    /// A sector is written past the cache.
+    /// Writes a sector with the cache bypassed.
     fn write_past(&mut self, block: u32, i: usize) {
         let zone = Writer::zone_of(DISK_BYTES, self.byte(block));
         if !self.writer.is_marked(zone) {
@@ -375,7 +377,7 @@ impl World {
         self.backing[at] = self.last;
         self.versions[at].push(self.last);
         if self.rng.one_in(8) {
-            // The power goes in between.
+            // A power failure in between.
             return;
         }
         if let Some(frame) = self.frame_of(block, false) {
@@ -396,7 +398,7 @@ impl World {
         }
     }
 
-    /// One step. `false`: the power must go now.
+    /// Runs one step. Returns false if the power must fail now.
     fn step(&mut self) -> bool {
         let block = self.rng.below(BLOCKS) as u32;
         let i = self.rng.below(1 << self.shift);
@@ -424,7 +426,7 @@ impl World {
         true
     }
 
-    /// Some of the pages in flight become durable.
+    /// Makes some of the pages in flight durable.
     fn commit_some(&mut self) {
         let upto = self.writer.sealed() - self.rng.below(3) as u64;
         if self.in_flight.iter().any(|(sequence, ..)| *sequence <= upto) {
@@ -432,7 +434,7 @@ impl World {
         }
     }
 
-    /// The power goes: of pages and data in flight anything may be there.
+    /// Simulates a power failure: pages and data in flight may or may not be durable.
     fn cut(&mut self) {
         for (_, copy, number, page) in std::mem::take(&mut self.in_flight) {
             let old = self.ring[copy][number].clone().unwrap_or(vec![0; PAGE_BYTES]);
@@ -480,7 +482,7 @@ impl World {
         recovered
     }
 
-    /// A mixture has a checksum of its own.
+    /// Returns the checksum on flash; a mixture has its own checksum.
     fn sum_on_flash(&self, sector: u64) -> u32 {
         match self.flash[sector as usize] {
             TORN => 3_000_000 + sector as u32,
@@ -488,7 +490,7 @@ impl World {
         }
     }
 
-    /// What a guest sees is what it may see.
+    /// Checks that a guest reads an allowed content.
     fn check(&self, recovered: &Recovered) {
         let index = &recovered.index;
         for block in 0..BLOCKS as u32 {
@@ -509,7 +511,7 @@ impl World {
                     let second = index.second_sector(sector).filter(|second| index.is_valid(*second));
                     assert_eq!(second, None, "copies that nothing proves are decided between");
                 } else if index.is_dirty(sector) {
-                    // Of two copies, one may be damaged: its checksum tells.
+                    // One of two copies may be damaged, which its checksum shows.
                     let second = index.second_sector(sector).filter(|second| index.is_valid(*second));
                     let copies = std::iter::once(sector).chain(second);
                     let good: Vec<u64> =
@@ -518,7 +520,7 @@ impl World {
                         !good.is_empty(),
                         "block {block} sector {i}: dirty and damaged, flash has {flash}"
                     );
-                    // Of copies that nothing proves, even a mixture may be taken.
+                    // If no copy has a known checksum, even a mixture may be used.
                     let is_mixed = good.iter().any(|copy| self.flash[*copy as usize] == TORN);
                     let known = is_mixed || self.versions[at].contains(&index.sum(sector));
                     assert!(known, "block {block} sector {i}: dirty and stale");

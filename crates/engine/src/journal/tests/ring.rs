@@ -1,9 +1,9 @@
-//! A ring and its writer: sizes, marks, what is where, and what is not.
+//! A ring and its writer: sizes, bypass marks, and the positions of records.
 
 use super::*;
 use crate::journal::format::Page;
 
-/// An index in which everything is valid.
+/// Returns an index in which everything is valid.
 fn full(frames: u32, block_shift: u32) -> Index {
     let mut restoring = Restoring::new(frames, block_shift);
     for frame in 0..frames {
@@ -15,7 +15,8 @@ fn full(frames: u32, block_shift: u32) -> Index {
     restoring.finish(frames)
 }
 
-/// As many changes as can be, commits as late as can be: no page that is needed is ever overwritten (`seal` asserts it).
+/// As many changes as possible, with commits as late as possible: no needed page is ever
+/// overwritten (`seal` asserts this).
 #[test]
 fn a_ring_of_the_least_length_is_long_enough() {
     for (block_shift, segment_frames, segments) in [
@@ -65,7 +66,8 @@ fn a_ring_is_small() {
     assert!((65..72).contains(&permyriad), "{permyriad}");
 }
 
-/// Marks come at once, and go when what was pushed before is in pages; the flag of a clean close is in the last page.
+/// Bypass marks are set at once, and removed when the earlier records are in pages. The flag of a
+/// clean close is in the last page.
 #[test]
 fn marks_and_the_end() {
     let index = full(2, 0);
@@ -105,7 +107,7 @@ fn zones_are_the_smallest_that_are_enough() {
     assert_eq!(Writer::zone_of(u64::MAX, u64::MAX - 1), ZONES - 1);
 }
 
-/// A ring with one complete dump of this index.
+/// Returns a ring with one complete dump of this index.
 fn ring_of(index: &Index, of: Descriptor, change: impl FnOnce(&mut Writer)) -> Vec<Vec<Option<Vec<u8>>>> {
     let mut writer = Writer::new(of, 64);
     let mut ring = vec![None; 64];
@@ -128,7 +130,7 @@ fn recover(ring: &[Vec<Option<Vec<u8>>>], segment_bytes: u64, ordinals: &[u32]) 
     replay(plan, ring, segment_bytes, ordinals).unwrap().finish(&[])
 }
 
-/// Block by block, sector by sector.
+/// Compares two indexes block by block and sector by sector.
 fn assert_same(left: &Index, right: &Index) {
     assert_eq!(left.frames(), right.frames());
     assert_eq!(left.used(), right.used());
@@ -155,7 +157,7 @@ fn assert_same(left: &Index, right: &Index) {
     }
 }
 
-/// An index that was built by ordinary means comes back as it was, and goes on as one.
+/// A normal index is the same after recovery, and can be used further.
 #[test]
 fn an_index_comes_back() {
     for seed in 0..60 {
@@ -200,11 +202,11 @@ fn an_index_comes_back() {
                 assert_eq!(index.sum(index.first_sector(frame) + sector % (1 << block_shift)), sum);
             }
         }
-        // Frames that are free are handed out, each once.
+        // Free frames are handed out once each.
         let free = 12 - recovered.index.used();
         let taken: Vec<_> = (0..12).map_while(|i| recovered.index.insert(BlockNo(100 + i))).collect();
         assert_eq!(taken.len() as u32, free);
-        // Places on flash go by ordinals.
+        // Positions on flash depend on ordinals.
         let mut moved = recover(&ring, 4 * (4096 << block_shift), &[3, 7, 0]);
         let place = |index: &Index, block| index.find(BlockNo(block)).map(|frame| frame.0);
         for block in (0..13).map(|block| block * 3) {
@@ -221,7 +223,8 @@ fn an_index_comes_back() {
     }
 }
 
-/// Two copies: pairs stay pairs, versions that differ do not, and the one that is left is the first.
+/// Two copies: equal copies remain a pair, different versions do not, and a remaining copy becomes
+/// the first.
 #[test]
 fn second_copies() {
     let mut restoring = Restoring::new(12, 1);
@@ -253,7 +256,8 @@ fn second_copies() {
     assert_eq!(there.dirty().filter(|dirty| dirty.second.is_some()).count(), 5);
     assert_eq!(there.summary.sectors_missing, 0);
 
-    // The device with the third segment is gone: blocks 4 and 5 were there, and 4 elsewhere too.
+    // The device with the third segment is lost: blocks 4 and 5 were there, and block 4 also
+    // elsewhere.
     let mut left = recover(&ring, 4 * 8192, &[0, 1]);
     assert_eq!(left.index.frames(), 8);
     assert_eq!((left.index.find(BlockNo(4)), left.index.find(BlockNo(5))), (Some(frame(7)), None));
@@ -262,10 +266,11 @@ fn second_copies() {
     left.discard_dirty();
     assert_eq!((0..20).map_while(|i| left.index.insert(BlockNo(i))).count(), 8);
 
-    // Both are, of blocks 1 and 2 at least one copy.
+    // For blocks 1 and 2, at least one copy exists.
     let right = recover(&ring, 4 * 8192, &[1, 2]);
     assert_eq!(right.index.find(BlockNo(1)), Some(frame(0)));
-    // One sector of block 2 was in both, the other only in the one that is gone, in its last version.
+    // Both copies had one sector of block 2; only the lost copy had the other sector, in its last
+    // version.
     assert_eq!(right.summary.sectors_missing, 0);
     assert!(right.index.is_valid(2) && right.index.is_dirty(3));
 }
@@ -308,7 +313,8 @@ fn a_ring_is_refused_with_the_wrong_segments() {
     assert_eq!(replay.page(&[0; PAGE_BYTES]), Err(ReplayError::Changed { sequence: 1 }));
 }
 
-/// 16 Mi frames full, a ring of twice the dump: how long recovery takes. In release, on one core.
+/// Measures the duration of recovery for 16 Mi full frames and a ring of twice the dump's size, in
+/// release mode on one core.
 #[test]
 #[ignore = "a measurement"]
 #[allow(clippy::disallowed_methods, reason = "a measurement has a clock, and the system knows it")]
@@ -354,7 +360,7 @@ fn sixteen_million_blocks() {
         ring[writer.page_number(sequence) as usize * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
     }
     let (ring, _) = ring.as_chunks::<PAGE_BYTES>();
-    // Nanoseconds on a processor, of this thread.
+    // CPU time of this thread, nanoseconds.
     let cpu = || -> u64 {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
         text.split(' ').next().unwrap().parse().unwrap()

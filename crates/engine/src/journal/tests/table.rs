@@ -1,12 +1,12 @@
-//! The tables of `survey.rs` and `replay.rs`, every case of them.
+//! Every case of the tables of `survey.rs` and `replay.rs`.
 
 use super::*;
 use crate::journal::format::{Kind, Page};
 
 type Copies = Vec<Vec<Option<Vec<u8>>>>;
 
-/// A small ring after `pages` pages, with a commit after those of which the bit in `commits` is set. Returns its pages in
-/// order, and the last one committed.
+/// Writes `pages` pages to a small ring, with a commit after each page whose bit in `commits` is
+/// set. Returns the pages in order, and the last committed page.
 fn history(pages: u64, commits: u64, ring_pages: u64) -> (Vec<Vec<u8>>, u64) {
     let mut writer = Writer::new(descriptor(0, 2, &[0]), 64);
     writer.set_pages(ring_pages);
@@ -25,7 +25,7 @@ fn history(pages: u64, commits: u64, ring_pages: u64) -> (Vec<Vec<u8>>, u64) {
     (sealed, committed)
 }
 
-/// What the ring holds when of the pages only those are written of which `is_there` says so, in order.
+/// Returns the ring if only the pages for which `is_there` returns true were written, in order.
 fn ring_of(sealed: &[Vec<u8>], ring_pages: u64, is_there: impl Fn(u64) -> bool) -> Vec<Option<Vec<u8>>> {
     let mut ring = vec![None; ring_pages as usize];
     for (page, sequence) in sealed.iter().zip(1..).filter(|(_, sequence)| is_there(*sequence)) {
@@ -34,7 +34,7 @@ fn ring_of(sealed: &[Vec<u8>], ring_pages: u64, is_there: impl Fn(u64) -> bool) 
     ring
 }
 
-/// The end by its definition.
+/// Returns the end of the journal by its definition.
 fn end_of(ring: &[Option<Vec<u8>>]) -> (u64, u64) {
     let pages: Vec<_> =
         ring.iter().flatten().filter_map(|page| Some(Page::read(page, |_| (), |_, _| ())?.header)).collect();
@@ -100,7 +100,7 @@ fn a_lost_page_that_was_durable_is_not_overlooked() {
                 Ring::Whole(plan) => {
                     harmless += 1;
                     assert!(plan.end < sequence || plan.begin > sequence);
-                    // Whoever was told that it is durable heard it from no page that is there.
+                    // No existing page confirms that this page was durable.
                     let told = end_of(&ring).1;
                     assert!(
                         plan.begin > sequence || told < sequence,
@@ -118,7 +118,7 @@ fn a_lost_page_that_was_durable_is_not_overlooked() {
     assert!(damaged > 50 && harmless > 50);
 }
 
-/// What a sector of the frame holds.
+/// Content of a sector of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holds {
     Nothing,
@@ -133,7 +133,8 @@ const OTHER: BlockNo = BlockNo(10);
 const OLD: u32 = 77;
 const NEW: u32 = 88;
 
-/// A committed state, then these records in the tail; `flash` is what the sector has then.
+/// Replays a committed state and then these records in the tail; `flash` is the sector's content
+/// then.
 fn after(before: Holds, tail: &[Change], flash: Option<u32>) -> (Holds, Summary) {
     let mut restoring = Restoring::new(2, 1);
     let frame = FrameNo(1);
@@ -168,7 +169,7 @@ fn after(before: Holds, tail: &[Change], flash: Option<u32>) -> (Holds, Summary)
     writer.committed(writer.sealed());
     let named = seal(&mut writer);
     writer.committed(named);
-    // Dumps of the tail do not count, whatever they say.
+    // Dumps in the tail are ignored.
     tail.iter().for_each(|change| writer.push(*change));
     seal(&mut writer);
     let ring: Copies = vec![ring];
@@ -207,7 +208,7 @@ fn every_record_in_the_tail_over_every_state() {
     for before in [Nothing, Clean(OLD), Dirty(OLD), Unproven, OtherBlock] {
         for flash in [Some(OLD), Some(NEW), Some(5), None] {
             let case = format!("{before:?} {flash:?}");
-            // A clean sector that is known to be something else on flash is given up.
+            // A clean sector with a different checksum on flash is dropped.
             let undone = match before {
                 Clean(_) | OtherBlock if flash != Some(OLD) => Nothing,
                 other => other,
@@ -222,7 +223,8 @@ fn every_record_in_the_tail_over_every_state() {
             assert_eq!(holds, if holds_block { Clean(NEW) } else { before }, "{case}");
 
             let cleaned = match before {
-                // Of checksums that are not known the dump has any: what is clean then is not found on flash.
+                // For unknown checksums the dump has arbitrary values, so flash does not match a
+                // clean sector's checksum.
                 Dirty(sum) => Clean(sum),
                 Unproven => Clean(OLD),
                 other => other,
@@ -233,12 +235,12 @@ fn every_record_in_the_tail_over_every_state() {
             let doubted = if matches!(before, Dirty(_) | Unproven) { Unproven } else { before };
             assert_eq!(after(before, &[unproven], flash).0, doubted, "{case}");
 
-            // The backing has what is newer, though flash has not.
+            // The backing has newer data than flash.
             for record in [clean, drop, set(false)] {
                 let (holds, summary) = after(before, &[set(true), record], flash);
                 let expected = match (record == set(false), record == clean, proven || holds_block) {
                     (true, _, true) if flash == Some(NEW) => Clean(NEW),
-                    // It was to be proved, and is something else on flash.
+                    // The sector's checksum had to be compared, and flash has different data.
                     (true, _, true) => Nothing,
                     (false, true, _) if proven => Clean(NEW),
                     (_, _, true) => Nothing,
@@ -251,7 +253,7 @@ fn every_record_in_the_tail_over_every_state() {
     }
 }
 
-/// A crash that leaves one of two pages leaves both copies of a sector, or none.
+/// If a crash leaves one of two pages, both copies of a sector are recorded, or none.
 #[test]
 fn the_two_copies_of_a_sector_are_set_in_one_page() {
     let index = Restoring::new(8, 0).finish(8);

@@ -1,5 +1,5 @@
-//! What each policy owes its caller, whatever the candidates are: busy, empty, or all busy, so that
-//! no insertion follows.
+//! Guarantees of each policy for any candidates: busy, empty, or all busy, so that no insertion
+//! follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Policies that try every frame before they give up, while fewer than `BUSY_MAX` are busy. The
-/// others may see busy frames only.
+/// Policies that try every frame while fewer than `BUSY_MAX` frames are busy. The others may
+/// encounter only busy frames.
 const THOROUGH: &[&str] = &["lru", "2q", "arc", "lirs", "larc", "two-level-lru"];
 
-/// Runs requests in which, by turns, some blocks are busy and some frames hold nothing valid. Half-way
-/// the cache is resized.
+/// Runs requests in which some blocks are busy and some frames have no valid data, by turns. The
+/// cache is resized half-way.
 fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], rng: &[u32]) -> Result<(), TestCaseError> {
     let name = kind.info().name;
     let mut frames = sizes[0];
@@ -31,7 +31,7 @@ fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], rng: &[u32]) -> Result
         let state = |block: u32| match (block ^ die) % 7 {
             0..=2 if die.is_multiple_of(3) => Candidate::Busy,
             3 => Candidate::Empty,
-            // Now and then all are busy.
+            // Sometimes all blocks are busy.
             _ if die.is_multiple_of(11) => Candidate::Busy,
             _ => Candidate::Block(BlockNo(block)),
         };

@@ -1,4 +1,4 @@
-//! ARC by hand, and against its paper's case distinction.
+//! ARC: hand-written cases, and a comparison with its paper's case distinction.
 
 use proptest::prelude::*;
 
@@ -8,19 +8,19 @@ use super::{PolicyKind, Replay};
 #[test]
 fn by_hand() {
     let mut replay = Replay::new("arc", 3);
-    // T1 2 3, T2 1; the target is 0, so T1 gives way: 2 is remembered in B1.
+    // T1 2 3, T2 1; the target is 0, so a block leaves T1: 2 is remembered in B1.
     replay.run([1, 2, 1, 3, 4]);
     assert_eq!(replay.holds(), [1, 3, 4]);
-    // T1 and B1 fill their share: 2 is forgotten, 3 remembered.
+    // T1 and B1 have their share: 2 is forgotten, and 3 is remembered.
     replay.access(5);
     assert_eq!(replay.holds(), [1, 4, 5]);
-    // 3 comes back from B1: the target is 1, 4 leaves. T1 5, T2 1 3, B1 4.
+    // 3 returns from B1: the target is 1, and 4 leaves. T1 5, T2 1 3, B1 4.
     replay.access(3);
     assert_eq!(replay.holds(), [1, 3, 5]);
-    // T1 is at its target: T2 gives way. T1 5 6, T2 3, B1 4, B2 1.
+    // T1 is at its target, so a block leaves T2. T1 5 6, T2 3, B1 4, B2 1.
     replay.access(6);
     assert_eq!(replay.holds(), [3, 5, 6]);
-    // 1 comes back from B2: the target is 0 again, T1 gives way. T1 6, T2 3 1, B1 4 5.
+    // 1 returns from B2: the target is 0 again, and a block leaves T1. T1 6, T2 3 1, B1 4 5.
     replay.access(1);
     assert_eq!(replay.holds(), [1, 3, 6]);
     replay.run([7, 8, 9, 10]);
@@ -30,7 +30,7 @@ fn by_hand() {
 #[test]
 fn a_resized_cache_keeps_the_balance_it_found() {
     let mut replay = Replay::new("arc", 3);
-    // As above: T1 5, T2 1 3, the target 1.
+    // As above: T1 5, T2 1 3, and the target is 1.
     replay.run([1, 2, 1, 3, 4, 5, 3]);
     let order = replay.policy.order();
     replay.policy = (PolicyKind::from_name("arc").expect("known").info().build)(3);
@@ -39,30 +39,30 @@ fn a_resized_cache_keeps_the_balance_it_found() {
     assert_eq!(replay.holds(), [3, 5, 6]);
 }
 
-/// Hits of each policy on the same requests.
+/// Returns the hits of each policy for the same requests.
 fn hits(requests: impl Iterator<Item = u32> + Clone) -> [usize; 3] {
     ["lru", "arc", "lirs"].map(|name| Replay::new(name, 100).run(requests.clone()))
 }
 
-/// ARC and LIRS beat LRU on loops and scans, as their authors say.
+/// ARC and LIRS have more hits than LRU for loops and scans, as their authors say.
 #[test]
 fn arc_and_lirs_beat_lru_on_scans() {
-    // 60 blocks, each used twice, between scans of 300 strangers.
+    // 60 blocks, each used twice, between scans of 300 new blocks.
     let round = |i: u32| (0..60).chain(0..60).chain(1000 + 300 * i..1300 + 300 * i);
     let [lru, arc, lirs] = hits((0..50).flat_map(round));
     assert_eq!(lru, 50 * 60);
-    // Every use but the first two of each block would be 49 · 60 more.
+    // If all uses except the first two of each block were hits: 49 · 60 more.
     assert!(arc > lru + 40 * 60 && lirs > lru + 40 * 60, "lru {lru}, arc {arc}, lirs {lirs}");
 }
 
 #[test]
 fn arc_and_lirs_beat_lru_on_loops() {
-    // A loop half as long again as the cache, and 50 blocks that are used twice in each round of it.
+    // A loop half as long again as the cache, and 50 blocks that are used twice in each round.
     let round = |_| (0..150).flat_map(|i| [1000 + i].into_iter().chain((i % 3 != 2).then_some(i * 7 % 50)));
     let [lru, arc, lirs] = hits((0..50).flat_map(round));
     assert!(arc > lru + lru / 4 && lirs > lru + lru / 4, "lru {lru}, arc {arc}, lirs {lirs}");
-    // A loop and nothing else: ARC, from its paper's rules, has no ground to prefer any block. LIRS
-    // keeps the first it saw.
+    // Only a loop: by its paper's rules, ARC has no reason to prefer any block. LIRS keeps the
+    // first blocks.
     let [lru, arc, lirs] = hits((0..150).cycle().take(150 * 50));
     assert_eq!((lru, arc), (0, 0));
     assert!(lirs > 49 * 90, "{lirs}");

@@ -1,4 +1,4 @@
-//! Clock by hand and against its model.
+//! Clock: hand-written cases, and a comparison with its model.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use super::*;
 fn spares_a_used_block_once() {
     let mut replay = Replay::new("clock", 3);
     replay.run([1, 2, 3, 1]);
-    // The hand spares 1 and takes 2; then 3, for 4 came in behind it.
+    // The clock hand skips 1 and evicts 2; then it evicts 3, because 4 was inserted behind it.
     replay.access(4);
     assert_eq!(replay.holds(), [1, 3, 4]);
     replay.access(5);
@@ -17,15 +17,15 @@ fn spares_a_used_block_once() {
     // 1 was not used again.
     replay.access(6);
     assert_eq!(replay.holds(), [4, 5, 6]);
-    // When all were used, the hand goes round and takes the oldest.
+    // If all blocks were used, the clock hand makes a full turn and evicts the oldest block.
     replay.run([4, 5, 6, 7]);
     assert_eq!(replay.holds(), [5, 6, 7]);
-    // That cleared all bits.
+    // The full turn cleared all bits.
     replay.run([8]);
     assert_eq!(replay.holds(), [6, 7, 8]);
 }
 
-/// Oldest first, each with its bit.
+/// Blocks with their bits, oldest first.
 struct Clock {
     queue: VecDeque<(u32, bool)>,
     frames: usize,

@@ -1,4 +1,4 @@
-//! Clock2Q+ by hand and against its model.
+//! Clock2Q+: hand-written cases, and a comparison with its model.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,15 @@ use super::super::ghost::Ghost;
 use super::models::{self, Model};
 use super::*;
 
-/// 40 frames: 4 in the small queue, 2 of them in the window; 20 blocks remembered.
+/// 40 frames: 4 in the small queue, of which 2 are in the window; 20 blocks are remembered.
 #[test]
 fn uses_within_the_window_do_not_count() {
     let mut replay = Replay::new("clock2qplus", 40);
     replay.run(0..38);
-    // 38 and 39 are the newest two: in the window. 36 and 37 were, too, before.
+    // 38 and 39 are the two newest blocks, in the window. 36 and 37 were in the window before.
     replay.run([38, 38, 38, 39, 38, 37]);
-    // All came to the small queue while the cache filled. All but 37 leave from its end.
+    // All blocks were inserted into the small queue while the cache filled. All except 37 leave it
+    // at its end.
     replay.run(100..139);
     let first = replay.holds()[..2].to_vec();
     assert_eq!(first, [37, 100], "38 left though used: it was too new then");
@@ -28,12 +29,12 @@ fn a_block_that_comes_back_enters_the_main_clock() {
     replay.run(100..110);
     assert!(!replay.frame_of.contains_key(&9));
     replay.access(9);
-    // A scan washes through the small queue; 9 is not in it.
+    // A scan replaces the small queue, which does not have 9.
     replay.run(200..260);
     assert_eq!(replay.holds()[0], 9);
     let main = |replay: &Replay| replay.policy.order().iter().filter(|(_, heat)| heat & 4 != 0).count();
     assert_eq!(main(&replay), 1);
-    // 220 left last, 201 was the twentieth from there.
+    // 220 was the last to leave, and 201 was the twentieth before.
     replay.run([210, 1]);
     assert_eq!(main(&replay), 1 + 1, "210 is remembered, 1 left too long ago");
 }
@@ -41,25 +42,26 @@ fn a_block_that_comes_back_enters_the_main_clock() {
 #[test]
 fn the_main_clock_spares_a_used_block_once() {
     let mut replay = Replay::new("clock2qplus", 10);
-    // One in the small queue, no window: whatever is used again goes to main.
+    // One block in the small queue, and no window: every block that is used again moves to main.
     replay.run((0..10).chain(0..10));
-    // The end of the small queue sends all but the last one on; then the main clock gives up 0.
+    // All but the last block of the small queue move on; then the main clock evicts 0.
     replay.access(10);
     assert_eq!(replay.holds(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-    // 10 is not used and leaves from the small queue; it returns to main, and then 11 leaves for it.
+    // 10 is not used and leaves the small queue; it returns to main, and 11 leaves for it.
     replay.run([11, 10]);
     assert_eq!(replay.holds(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-    // Now the small queue is empty. The hand spares 1 and takes 2.
+    // Now the small queue is empty. The clock hand skips 1 and evicts 2.
     replay.run([1, 12]);
     assert_eq!(replay.holds(), [1, 3, 4, 5, 6, 7, 8, 9, 10, 12]);
 }
 
-/// Small queue with the number of the insertion that brought each block; positions follow from it.
+/// The small queue, with the number of each block's insertion, from which positions follow.
 struct Model2QPlus {
     frames: usize,
     small: VecDeque<(u32, bool, usize)>,
     main: VecDeque<(u32, bool)>,
-    /// The last so many blocks that left the small queue; `None` where one came back.
+    /// The last blocks that left the small queue, at most the ghost's size; `None` for a block that
+    /// returned.
     ghost: VecDeque<Option<u32>>,
     insertions: usize,
 }
@@ -109,7 +111,7 @@ impl Model for Model2QPlus {
     }
 }
 
-/// With a ghost that has room to be exact: the usual one forgets some blocks early.
+/// With a ghost that is large enough to be exact: the usual ghost forgets some blocks early.
 #[test]
 fn is_its_model() {
     let policy = |frames| -> Box<dyn Policy> {

@@ -1,4 +1,4 @@
-//! LARC by hand, and against its definition.
+//! LARC: hand-written cases, and a comparison with its definition.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn a_block_enters_at_its_second_miss() {
     // A scan changes nothing.
     replay.run(100..200);
     assert_eq!(replay.holds(), [1]);
-    // The victim is the least recently used.
+    // The least recently used block is evicted.
     (2..=10).for_each(|block| assert!(replay.bring(block)));
     replay.access(1);
     assert!(replay.bring(11));
@@ -24,7 +24,8 @@ fn a_block_enters_at_its_second_miss() {
 
 #[test]
 fn hits_shorten_the_memory_and_misses_lengthen_it() {
-    // Is a block that was missed once remembered after `strangers`, with so many hits after each?
+    // Returns whether a block that was missed once is remembered after `strangers` new blocks, with
+    // this number of hits after each.
     let remembers = |strangers: u32, hits: usize| {
         let mut replay = Replay::new("larc", 100);
         replay.bring(0);
@@ -39,9 +40,9 @@ fn hits_shorten_the_memory_and_misses_lengthen_it() {
         replay.access(1);
         replay.holds().contains(&1)
     };
-    // Hits take the target to 10, a miss from there to 20: the block and 19 strangers.
+    // Hits reduce the target to 10, and a miss raises it to 20: the block and 19 new blocks.
     assert!(remembers(19, 500) && !remembers(20, 500));
-    // Without hits it reaches 90 in time: the block and 89 strangers.
+    // Without hits it reaches 90: the block and 89 new blocks.
     assert!(remembers(89, 0) && !remembers(90, 0));
 }
 

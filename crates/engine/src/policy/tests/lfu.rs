@@ -1,4 +1,4 @@
-//! LFU with ageing by hand and against its model.
+//! LFU with ageing: hand-written cases, and a comparison with its model.
 
 use super::models::{self, Model};
 use super::*;
@@ -7,9 +7,9 @@ use super::*;
 fn the_least_used_leaves_and_of_equals_the_oldest() {
     let mut replay = Replay::new("lfu", 3);
     replay.run([1, 1, 1, 2, 2, 3, 4]);
-    // 3 was worth one use, which is the age now.
+    // 3 had the value of one use, which is the age now.
     assert_eq!(replay.holds(), [1, 2, 4]);
-    // So 4 is worth two, as 2 is, which has been for longer.
+    // So 4 has the value two, like 2, which is older.
     replay.access(5);
     assert_eq!(replay.holds(), [1, 4, 5]);
 }
@@ -19,15 +19,15 @@ fn what_was_popular_gives_way_as_the_cache_ages() {
     let mut replay = Replay::new("lfu", 3);
     // Values 4, 3 and 1.
     replay.run([1, 1, 1, 1, 2, 2, 2, 3]);
-    // Age 1: 4 is worth 2. Age 2: 5 is worth 3, as much as 2, which waits longer.
+    // Age 1: 4 has value 2. Age 2: 5 has value 3, like 2, which is older.
     replay.run([4, 5]);
     assert_eq!(replay.holds(), [1, 2, 5]);
-    // Age 3: 6 is worth 4. 5 is still worth 3.
+    // Age 3: 6 has value 4, and 5 still has value 3.
     replay.access(6);
     assert_eq!(replay.holds(), [1, 5, 6]);
     replay.access(7);
     assert_eq!(replay.holds(), [1, 6, 7]);
-    // 1, not used for long, is worth 4 and came first.
+    // 1 was not used for long; it has value 4 and is the oldest.
     replay.access(8);
     assert_eq!(replay.holds(), [6, 7, 8]);
 }
@@ -36,22 +36,24 @@ fn what_was_popular_gives_way_as_the_cache_ages() {
 fn a_use_counts_from_the_age_at_which_it_happens() {
     let mut replay = Replay::new("lfu", 2);
     replay.run([1, 1, 1]);
-    // Ages 1 and 2, then 1 is used for the fourth time: 6.
+    // Ages 1 and 2, then 1 is used for the fourth time: value 6.
     replay.run([2, 3, 4, 1]);
-    // Four blocks of values 3 to 6 come and go; the one worth 6 waits behind 1.
+    // Four blocks with the values 3 to 6 are inserted and evicted; the block with value 6 is behind
+    // 1.
     replay.run([5, 6, 7]);
     assert_eq!(replay.holds(), [1, 7]);
     replay.access(8);
     assert_eq!(replay.holds(), [7, 8]);
 }
 
-/// Values as plain numbers. Which of the blocks of the least value leaves, the definition does not say.
+/// Values as plain numbers. The definition does not say which of the blocks with the lowest value
+/// leaves.
 struct Lfu {
     /// Block, uses, value.
     held: Vec<(u32, u64, u64)>,
     age: u64,
     frames: usize,
-    /// Came in while the model was full.
+    /// The block that was inserted while the model was full.
     newcomer: Option<u32>,
 }
 
@@ -89,7 +91,7 @@ fn is_its_model() {
     models::compare(super::super::lfu::INFO.build, model);
 }
 
-/// Long enough for uses to reach their bound and for values to pass 256 many times.
+/// Long enough for uses to reach their limit and for values to exceed 256 many times.
 #[test]
 fn is_its_model_for_long() {
     let frames = 20;

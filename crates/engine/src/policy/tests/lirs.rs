@@ -1,4 +1,4 @@
-//! LIRS by hand, and against its definition.
+//! LIRS: hand-written cases, and a comparison with its definition.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +9,24 @@ use super::models::{Model, agree, stretches, take};
 
 #[test]
 fn by_hand() {
-    // Two frames for LIR blocks, two for HIR ones. A stroke marks blocks that left the cache.
+    // Two frames for LIR blocks, and two for HIR blocks. A prime marks blocks that left the cache.
     let mut replay = Replay::new("lirs", 4);
-    // LIR 1 2. S, from its end: 1 2 3' 4 5. Q: 4 5.
+    // LIR: 1 2. S, from its bottom: 1 2 3' 4 5. Q: 4 5.
     replay.run([1, 2, 3, 4, 5]);
     assert_eq!(replay.holds(), [1, 2, 4, 5]);
-    // 3 is still in S: LIR, for 1, which goes to Q. S: 2 4' 5 3. Q: 5 1.
+    // 3 is still in S, so it becomes LIR in place of 1, which moves to Q. S: 2 4' 5 3. Q: 5 1.
     replay.access(3);
     assert_eq!(replay.holds(), [1, 2, 3, 5]);
-    // S: 2 4' 5' 3 6, Q: 1 6; then 1, which is not in S, leaves without a trace.
+    // S: 2 4' 5' 3 6, Q: 1 6; then 1, which is not in S, is evicted and forgotten.
     replay.run([6, 7]);
     assert_eq!(replay.holds(), [2, 3, 6, 7]);
-    // 2 was the end of S: 4 and 5 fall off with it. S: 3 6 7 2. So 4 is a stranger again.
+    // 2 was the bottom of S: 4 and 5 are removed with it. S: 3 6 7 2. So 4 is unknown again.
     replay.run([2, 4]);
     assert_eq!(replay.holds(), [2, 3, 4, 7]);
-    // 6 is in S still: LIR for 3. S: 7' 4 2 6 loses 7' and 4. Q: 4 3.
+    // 6 is still in S, so it becomes LIR in place of 3. S: 7' 4 2 6 loses 7' and 4. Q: 4 3.
     replay.access(6);
     assert_eq!(replay.holds(), [2, 3, 4, 6]);
-    // A HIR block out of S goes to the end of Q, and into S: at its next use it is LIR.
+    // A HIR block outside of S moves to the end of Q, and into S: at its next use it becomes LIR.
     replay.run([4, 8]);
     assert_eq!(replay.holds(), [2, 4, 6, 8]);
     replay.run([4, 9, 10]);
@@ -36,12 +36,12 @@ fn by_hand() {
 struct Lirs {
     frames: usize,
     lirs_max: usize,
-    /// From its end to its top.
+    /// From its bottom to its top.
     s: Vec<u32>,
     q: Vec<u32>,
     lir: BTreeSet<u32>,
     held: BTreeSet<u32>,
-    /// In S and not in the cache, in the order in which they left.
+    /// Blocks in S that left the cache, in the order in which they left.
     left: Vec<u32>,
 }
 

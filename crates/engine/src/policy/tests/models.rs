@@ -1,21 +1,21 @@
-//! Policies against models: the same requests to a policy and to a slow, obvious restatement of its
-//! definition, hit for hit.
+//! Compares policies with models: a policy and a slow, simple implementation of its definition have
+//! the same hits for the same requests.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A whole cache: index and policy in one.
+/// A whole cache: index and policy together.
 pub(super) trait Model {
-    /// True on a hit.
+    /// Accesses a block; returns true on a hit.
     fn access(&mut self, block: u32) -> bool;
 
-    /// The policy, which had no free frame, gave this block up. For models that leave a choice open.
+    /// Tells the model which block the policy evicted, for models whose definition leaves a choice.
     fn learn(&mut self, _gone: u32) {}
 }
 
-/// Requests as disks see them: hot spots, loops, scans and noise, one after the other. At most about
-/// 900, so that no stamp of a ghost comes round again.
+/// Returns requests like those of disks: hot spots, loops, scans and random blocks, one after the
+/// other. At most about 900, so that the stamps of a ghost do not repeat.
 fn requests() -> impl Strategy<Value = Vec<u32>> {
     let part = (0u32..4, 0u32..300, 1u32..90, 1usize..120, any::<u32>()).prop_map(
         |(kind, base, span, count, seed)| -> Vec<u32> {
@@ -24,7 +24,8 @@ fn requests() -> impl Strategy<Value = Vec<u32>> {
                 0 => base + rng(i) % span,
                 1 => base + i as u32 % span,
                 2 => base + i as u32,
-                // Small numbers more often than large ones, repeated at once now and then.
+                // Small numbers more often than large ones, with immediate repetitions from time to
+                // time.
                 _ => base + (rng(i / 2) % span) * (rng(i / 2 + 1000) % span) / span,
             };
             (0..count).map(block).collect()
@@ -33,7 +34,8 @@ fn requests() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(part, 1..14).prop_map(|parts| parts.concat())
 }
 
-/// Replays thousands of streams through `policy` and `model`, both made for a number of frames.
+/// Runs thousands of request sequences through `policy` and `model`, both created for a number of
+/// frames.
 pub(super) fn compare<M: Model>(policy: impl Fn(u32) -> Box<dyn Policy>, model: impl Fn(u32) -> M) {
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) };
     let run = |(frames, blocks): (u32, Vec<u32>)| {
@@ -59,13 +61,13 @@ pub(super) fn compare<M: Model>(policy: impl Fn(u32) -> Box<dyn Policy>, model: 
     }
 }
 
-/// Takes a block out of a list; false if it was not there.
+/// Removes a block from a list; returns false if the list does not have it.
 pub(super) fn take(list: &mut Vec<u32>, block: u32) -> bool {
     let place = list.iter().position(|b| *b == block);
     place.map(|i| list.remove(i)).is_some()
 }
 
-/// The policy hits exactly where the model does.
+/// Checks that the policy has the same hits as the model.
 pub(super) fn agree(
     name: &str,
     frames: u32,
@@ -80,11 +82,12 @@ pub(super) fn agree(
     Ok(())
 }
 
-/// Stretches of random, skewed, looping and scanning requests, for caches of some tens of frames.
+/// Returns sequences of random, skewed, looping and scanning requests, for caches of some tens of
+/// frames.
 pub(super) fn stretches() -> impl Strategy<Value = Vec<u32>> {
     let random = (0u32..40, 1u32..50, prop::collection::vec(any::<u32>(), 1..80))
         .prop_map(|(base, span, rng)| rng.into_iter().map(|die| base + die % span).collect::<Vec<u32>>());
-    // The product of two dice is small most of the time.
+    // The product of two random numbers is usually small.
     let skewed = prop::collection::vec((0u32..12, 0u32..12), 1..120)
         .prop_map(|rng| rng.into_iter().map(|(a, b)| a * b).collect());
     let looping = (0u32..40, 1u32..40, 2usize..5)
@@ -112,7 +115,8 @@ fn empty_frames_leave_at_once() {
     }
 }
 
-/// Frames that left empty carry nothing over. (W-TinyLFU goes on counting requests: that is not a frame's.)
+/// Frames that were emptied keep no state. (W-TinyLFU continues to count requests, which is not
+/// state of a frame.)
 #[test]
 fn a_drained_cache_is_like_a_new_one() {
     for name in ["clock", "sieve", "lfu", "clock2qplus"] {
@@ -130,8 +134,8 @@ fn a_drained_cache_is_like_a_new_one() {
     }
 }
 
-/// Eviction may fail after a block was admitted, and then nothing comes in; frames come and go while others
-/// are busy. No frame is lost or offered twice.
+/// Eviction may fail after a block was admitted, and then no block is inserted. Frames are added
+/// and removed while others are busy. No frame is lost or offered twice.
 #[test]
 fn frames_are_kept_track_of_while_some_are_busy() {
     for kind in PolicyKind::all() {

@@ -1,33 +1,34 @@
-//! SIEVE by hand and against its model.
+//! SIEVE: hand-written cases, and a comparison with its model.
 
 use super::models::{self, Model};
 use super::*;
 
-/// As in figure 1 of the paper: survivors keep their place, newcomers join ahead of the hand.
+/// As in figure 1 of the paper: blocks that are not evicted keep their position, and new blocks are
+/// inserted at the young end.
 #[test]
 fn survivors_keep_their_place() {
     let mut replay = Replay::new("sieve", 4);
     replay.run([1, 2, 3, 4, 1, 3]);
-    // From the oldest on: 1 is spared, 2 leaves, the hand rests at 3.
+    // From the oldest block on: 1 is skipped, 2 is evicted, and the clock hand stops at 3.
     replay.access(5);
     assert_eq!(replay.holds(), [1, 3, 4, 5]);
-    // 3 is spared, 4 leaves, the hand rests at 5, which is not old at all.
+    // 3 is skipped, 4 is evicted, and the clock hand stops at 5, which is not old.
     replay.access(6);
     assert_eq!(replay.holds(), [1, 3, 5, 6]);
-    // Clock would take 1 now, whose bit is clear; the hand of sieve has yet to come round to it.
+    // Clock would evict 1 now, whose bit is clear; SIEVE's hand has not reached it yet.
     replay.access(7);
     assert_eq!(replay.holds(), [1, 3, 6, 7]);
     replay.run([6, 7, 8]);
-    // 6 and 7 were spared, the hand passed the youngest and started anew: at 1.
+    // 6 and 7 were skipped; the hand passed the youngest block and continued at the oldest, 1.
     assert_eq!(replay.holds(), [3, 6, 7, 8]);
 }
 
-/// When the hand has passed the youngest, a newcomer does not hold it up.
+/// When the hand has passed the youngest block, a new block does not stop it.
 #[test]
 fn the_hand_starts_anew_at_the_oldest() {
     let mut replay = Replay::new("sieve", 3);
     replay.run([1, 2, 3, 1, 2]);
-    // 1 and 2 are spared, 3 leaves: it was the youngest.
+    // 1 and 2 are skipped, and 3 is evicted: it was the youngest.
     replay.access(4);
     assert_eq!(replay.holds(), [1, 2, 4]);
     replay.access(5);
@@ -49,7 +50,7 @@ fn a_moved_hand_stays_where_it_was() {
     }
 }
 
-/// Oldest first, each with its bit; the hand is a block.
+/// Blocks with their bits, oldest first; the hand is a block.
 struct Sieve {
     queue: Vec<(u32, bool)>,
     hand: Option<u32>,

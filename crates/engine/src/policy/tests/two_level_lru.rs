@@ -1,4 +1,4 @@
-//! The two-level LRU by hand, and against SYSTEMS §4.
+//! The two-level LRU: hand-written cases, and a comparison with SYSTEMS §4 (see `engine/tests.rs`).
 
 use proptest::prelude::*;
 
@@ -8,28 +8,30 @@ use super::models::{Model, agree, stretches};
 #[test]
 fn by_hand() {
     let mut replay = Replay::new("two-level-lru", 4);
-    // 1 and 2 become Active; 3 does, and for it 1 goes back, behind 4.
+    // 1 and 2 become Active; 3 becomes Active, and for it 1 becomes Inactive, after 4.
     replay.run([1, 2, 3, 4, 1, 2, 3]);
-    // The earliest of Inactive leaves.
+    // The earliest Inactive block is evicted.
     replay.access(5);
     assert_eq!(replay.holds(), [1, 2, 3, 5]);
-    // 2 is used three times more. 1 becomes Active, now with two uses: 3, with one, goes back.
+    // 2 is used three times more. 1 becomes Active with two uses, and 3, with one, becomes
+    // Inactive.
     replay.run([2, 2, 2, 1]);
     replay.access(6);
     assert_eq!(replay.holds(), [1, 2, 3, 6]);
     replay.access(7);
     assert_eq!(replay.holds(), [1, 2, 6, 7]);
-    // Strangers pass through Inactive.
+    // New blocks pass through Inactive.
     replay.run(100..120);
     assert_eq!(replay.holds(), [1, 2, 118, 119]);
-    // The 40th and the 80th request halve counts. Block 1, used twice, has none left: Inactive again.
+    // The 40th and the 80th request halve the counts. Block 1, used twice, then has the count zero
+    // and is Inactive again.
     replay.run(120..166);
     assert_eq!(replay.holds(), [1, 2, 164, 165]);
     replay.run(166..169);
     assert_eq!(replay.holds(), [2, 166, 167, 168]);
 }
 
-/// SYSTEMS §4, "Inactive (… or not accessed for a while)": popularity wears off.
+/// SYSTEMS §4, "Inactive (… or not accessed for a while)": popularity decreases with time.
 #[test]
 fn what_was_popular_once_gives_way() {
     let mut replay = Replay::new("two-level-lru", 100);
@@ -42,15 +44,15 @@ fn what_was_popular_once_gives_way() {
 
 struct TwoLevel {
     frames: usize,
-    /// Block and count; earliest first.
+    /// Blocks with counts, earliest first.
     inactive: Vec<(u32, u32)>,
-    /// Block and count; least used first, of equals the one used longest ago.
+    /// Blocks with counts: the least used first, and of equals the least recently used first.
     active: Vec<(u32, u32)>,
     requests: usize,
 }
 
 impl TwoLevel {
-    /// Returns the count of a block that is taken out.
+    /// Removes a block and returns its count.
     fn take(&mut self, block: u32) -> Option<u32> {
         let lists = [&mut self.active, &mut self.inactive];
         lists.into_iter().find_map(|list| {
@@ -72,7 +74,7 @@ impl Model for TwoLevel {
         let count = self.take(block);
         if let Some(count) = count {
             self.active.push((block, (count + 1).min(15)));
-            // Stable: what was used last comes after its equals.
+            // The sort is stable: the most recently used block comes after its equals.
             self.active.sort_by_key(|(_, count)| *count);
             while self.active.len() > self.inactive.len() {
                 self.inactive.push(self.active.remove(0));

@@ -1,4 +1,4 @@
-//! 2Q by hand, and against its definition.
+//! 2Q: hand-written cases, and a comparison with its definition.
 
 use std::collections::VecDeque;
 
@@ -9,25 +9,25 @@ use super::models::{Model, agree, stretches, take};
 
 #[test]
 fn by_hand() {
-    // A1in keeps to one frame, A1out remembers three departures.
+    // A1in has one frame, and A1out remembers three blocks.
     let mut replay = Replay::new("2q", 4);
     replay.run([1, 2, 3, 4]);
-    // Uses in A1in do not help.
+    // Uses in A1in have no effect.
     replay.run([1, 1, 5]);
     assert_eq!(replay.holds(), [2, 3, 4, 5]);
-    // Called back, one after the other: 1, 2 and 3 go to Am. A1in has only 5 left.
+    // 1, 2 and 3 are requested again while they are remembered, and move to Am. A1in has only 5.
     replay.run([1, 2, 3]);
     assert_eq!(replay.holds(), [1, 2, 3, 5]);
-    // So Am has to give now: 1, which is not remembered …
+    // So a block must leave Am now: 1, which is not remembered …
     replay.access(6);
     assert_eq!(replay.holds(), [2, 3, 5, 6]);
-    // … and comes back as a newcomer. A1in is above its share: 5 leaves.
+    // … and returns as a new block. A1in is above its share, so 5 leaves.
     replay.access(1);
     assert_eq!(replay.holds(), [1, 2, 3, 6]);
-    // 5 is called back, and 6 leaves: Am has 2, 3, 5, A1in has 1.
+    // 5 is requested while it is remembered, and 6 leaves: Am has 2, 3, 5, and A1in has 1.
     replay.run([5, 2]);
     assert_eq!(replay.holds(), [1, 2, 3, 5]);
-    // Am goes by recency: 3 is next, not 2.
+    // Am is ordered by recency: 3 leaves next, not 2.
     replay.access(7);
     assert_eq!(replay.holds(), [1, 2, 5, 7]);
 }
@@ -45,7 +45,7 @@ struct TwoQ {
     frames: usize,
     a1in: Vec<u32>,
     am: Vec<u32>,
-    /// The last departures from A1in; `None` for one that was called back.
+    /// The last blocks that left A1in; `None` for one that returned.
     a1out: VecDeque<Option<u32>>,
 }
 
@@ -65,7 +65,7 @@ impl Model for TwoQ {
                 self.am.remove(0);
             }
         }
-        // The departure just made does not count.
+        // The latest one does not count.
         while self.a1out.len() > (self.frames * 48).div_ceil(100) + 1 {
             self.a1out.pop_front();
         }
@@ -83,7 +83,8 @@ impl Model for TwoQ {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    // To 22 frames: up to there all that is remembered lies in one set of the ghost, and is exact.
+    // Up to 22 frames: all remembered blocks are in one set of the ghost, which is exact up to
+    // there.
     #[test]
     fn like_its_model(frames in 1u32..=22, blocks in stretches()) {
         let model = TwoQ {

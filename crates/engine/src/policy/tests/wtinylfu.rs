@@ -1,22 +1,22 @@
-//! W-TinyLFU by hand and against its model.
+//! W-TinyLFU: hand-written cases, and a comparison with its model.
 
 use super::super::sketch::Sketch;
 use super::super::wtinylfu::WTinyLfu;
 use super::models::{self, Model};
 use super::*;
 
-/// 6 frames: a window of 1, probation, and protected of 4.
+/// 6 frames: a window of 1, probation, and protected with 4.
 #[test]
 fn a_newcomer_must_be_asked_for_more_often() {
     let mut replay = Replay::new("wtinylfu", 6);
     replay.run(1..=6);
-    // Window 6, probation 1 to 5. All were asked for once: in a tie the newcomer leaves.
+    // Window 6, probation 1 to 5. All were requested once: in a tie the new block leaves.
     replay.access(7);
     assert_eq!(replay.holds(), [1, 2, 3, 4, 5, 7]);
-    // 6 for the second time: 7 loses to 1, and 6 is in the window with a count of two.
+    // 6 is requested for the second time: 7 loses to 1, and 6 is in the window with the count two.
     replay.access(6);
     assert_eq!(replay.holds(), [1, 2, 3, 4, 5, 6]);
-    // Now 6 beats 1.
+    // Now 6 displaces 1.
     replay.access(8);
     assert_eq!(replay.holds(), [2, 3, 4, 5, 6, 8]);
 }
@@ -25,12 +25,13 @@ fn a_newcomer_must_be_asked_for_more_often() {
 fn what_is_used_on_probation_is_protected() {
     let mut replay = Replay::new("wtinylfu", 6);
     replay.run(1..=6);
-    // 1 to 4 are protected, 5 alone is left on probation, 6 in the window is used twice more.
+    // 1 to 4 are protected, only 5 is on probation, and 6 in the window is used twice more.
     replay.run([1, 2, 3, 4, 6, 6]);
     replay.access(7);
     // 6 (three) displaced 5 (one).
     assert_eq!(replay.holds(), [1, 2, 3, 4, 6, 7]);
-    // Used again, 6 is protected; for it 1, the oldest there, is on probation again.
+    // 6 is used again and becomes protected; in exchange 1, the oldest there, is on probation
+    // again.
     replay.run([6, 7, 7, 8]);
     // 7 (three) displaced 1 (two).
     assert_eq!(replay.holds(), [2, 3, 4, 6, 7, 8]);
@@ -40,7 +41,7 @@ fn what_is_used_on_probation_is_protected() {
 fn counts_are_halved_after_ten_requests_a_frame_and_then_every_five() {
     let mut replay = Replay::new("wtinylfu", 2);
     let heat = |replay: &Replay| replay.policy.order()[0].1 & 15;
-    // The only frame of the main part; 15 is the most.
+    // The only frame of the main part; 15 is the maximum.
     replay.run([1, 2]);
     replay.run([1; 17]);
     assert_eq!(heat(&replay), 15);
@@ -52,7 +53,7 @@ fn counts_are_halved_after_ten_requests_a_frame_and_then_every_five() {
     assert_eq!(heat(&replay), 7, "the thirtieth");
 }
 
-/// Lists oldest first, and an exact count for every block there is.
+/// Lists, oldest first, and an exact count for every block.
 #[derive(Default)]
 struct Lists {
     window: Vec<u32>,
@@ -115,7 +116,7 @@ impl Model for Lists {
     }
 }
 
-/// With a sketch in which blocks do not meet.
+/// With a sketch in which blocks do not collide.
 #[test]
 fn is_its_model() {
     let policy = |frames| -> Box<dyn Policy> { Box::new(WTinyLfu::new(frames, Sketch::new(1 << 12))) };

@@ -5,9 +5,9 @@ use crate::admission::Admission;
 use crate::index::hash;
 use crate::{CacheSim, SimConfig};
 
-/// Requests for blocks by a Zipf law of exponent 1, most popular first scattered over the disk.
+/// Requests for blocks by a Zipf law of exponent 1; the popular blocks are scattered over the disk.
 struct Zipf {
-    /// The chance of a block among the first so many.
+    /// Probability of the first blocks, cumulative.
     cumulated: Vec<f64>,
     drawn: u64,
 }
@@ -38,7 +38,7 @@ impl Iterator for Zipf {
     }
 }
 
-/// Reads a stream of blocks through a simulated cache.
+/// Reads a sequence of blocks through a simulated cache; returns the miss ratio.
 fn miss_ratio(policy: PolicyKind, blocks: u32, requests: &[BlockNo]) -> f64 {
     let config = SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default() };
     let mut sim = CacheSim::new(&config).expect("workable");
@@ -46,7 +46,8 @@ fn miss_ratio(policy: PolicyKind, blocks: u32, requests: &[BlockNo]) -> f64 {
     1.0 - sim.stats().read_hit_ratio()
 }
 
-/// What every policy here is for. `cargo xtask bench lab` compares the ratios of larger streams with published ones.
+/// The purpose of every policy here. `cargo xtask bench lab` compares the ratios of larger
+/// sequences with published ones.
 #[test]
 fn policies_that_count_uses_beat_lru() {
     let requests: Vec<BlockNo> = Zipf::new(20_000).take(400_000).collect();

@@ -39,9 +39,12 @@ pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
 /// The element has an option that a network disk cannot have.
 pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
-    let end = start + element[start..].find('>').context("the domain's XML is broken")? + 1;
+    let end = start + element[start..].find('>').context("the domain's XML is invalid")? + 1;
     if !element[start..end].ends_with("/>") {
-        bail!("the disk's source has elements of its own in the domain's XML, which hob does not convert");
+        bail!(
+            "the disk's <source> in the domain's XML has additional elements, which hob does not \
+            convert"
+        );
     }
     let indent = " ".repeat(element[..start].len() - element[..start].trim_end_matches(' ').len());
     let source = format!(
@@ -51,7 +54,7 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
         escape(socket)
     );
     let mut new = format!("{}{source}{}", &element[..start], &element[end..]);
-    let tag = new.find('>').context("the domain's XML is broken")?;
+    let tag = new.find('>').context("the domain's XML is invalid")?;
     for kind in ["file", "block"] {
         let old = format!(" type='{kind}'");
         if new[..tag].contains(&old) {

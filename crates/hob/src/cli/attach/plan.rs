@@ -67,11 +67,11 @@ pub(super) struct State {
     /// True if QEMU has a node that is connected to hob.
     pub(super) node: bool,
     pub(super) path: Path,
-    /// Spare nodes; only meaningful with [`Path::Hob`].
+    /// Block nodes of QEMU that the VM does not use while its requests go to hob ([`Path::Hob`]).
     pub(super) spare: Spare,
     /// True if the VM's CPUs run.
     pub(super) running: bool,
-    /// True if QEMU has the mark that hob paused the VM.
+    /// True if QEMU has the object which records that hob paused the VM.
     pub(super) marked: bool,
     /// True while a block job of hob runs in QEMU.
     pub(super) job: bool,
@@ -316,17 +316,17 @@ mod tests {
                 let Some(step) = next(goal, state).unwrap() else { continue };
                 let said = format!("{step:?} towards {goal:?} in {state:?}");
                 match step {
-                    // Two programs have the image open, and neither must write.
+                    // Two programs have the image open, and neither must write to it.
                     Step::ToHob | Step::ToImage => {
                         assert!(!state.running, "{said}");
                         assert_eq!(state.disk, HobDisk::Unlocked, "{said}");
                         assert!(state.node && state.recorded, "{said}");
                     }
-                    // QEMU's lock would be in the way.
+                    // QEMU's lock would prevent hob from opening the image.
                     Step::Lock => assert_eq!((state.path, state.spare), (Path::Hob, Spare::None), "{said}"),
-                    // hob's would.
+                    // hob's lock would prevent QEMU from opening the image.
                     Step::AddSpare => assert_eq!(state.disk, HobDisk::Unlocked, "{said}"),
-                    // Nobody may have the image to himself while another could write it.
+                    // No program may lock the image while another one could write to it.
                     Step::Continue if state.path == Path::Hob => {
                         assert!(matches!(state.disk, HobDisk::Locked | HobDisk::Cached), "{said}");
                     }

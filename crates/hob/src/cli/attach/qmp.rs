@@ -63,7 +63,7 @@ impl Monitor {
         let state = virsh(&["domstate", domain]).await?;
         match state.trim() {
             "running" | "paused" => Ok(Monitor::Libvirt { domain: domain.to_owned() }),
-            state => bail!("the domain {domain} is in the state '{state}'"),
+            state => bail!("the domain {domain} is in the state '{state}', not running"),
         }
     }
 

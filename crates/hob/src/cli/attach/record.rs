@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Version of the file format.
 const VERSION: u32 = 1;
 
-/// How the VM's requests are sent elsewhere.
+/// How QEMU redirects the VM's requests to another block node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Method {

@@ -55,7 +55,10 @@ impl Vm {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
         if !STATES.contains(&status) {
-            bail!("the VM is in the state '{status}'; disks are changed while it runs or is paused");
+            bail!(
+                "the VM is in the state '{status}'; hob changes disks only while the VM runs or \
+                is paused"
+            );
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
@@ -68,8 +71,8 @@ impl Vm {
         }
         if let Some((id, kind)) = self.graph.jobs.iter().find(|(id, _)| !id.starts_with("hob-")) {
             bail!(
-                "a block job is under way in the VM: {kind} '{id}' (a backup, snapshot or copy); repeat the command \
-                 when it has ended"
+                "a block job is running in the VM: {kind} '{id}' (a backup, snapshot or copy); \
+                repeat the command when it has ended"
             );
         }
         Ok(())
@@ -187,7 +190,12 @@ impl Vm {
     fn file(&self, node: &str) -> anyhow::Result<PathBuf> {
         let node = &self.graph.nodes[node];
         if !matches!(node.driver.as_str(), "file" | "host_device") {
-            bail!("{} is opened with '{}'; files and block devices can be attached", node.file, node.driver);
+            bail!(
+                "QEMU opens {} with the driver '{}'; only files and block devices can be \
+                attached",
+                node.file,
+                node.driver
+            );
         }
         // If a name cannot express all options, QEMU shows JSON.
         let file = match node.file.strip_prefix("json:").map(serde_json::from_str::<Value>) {

@@ -20,7 +20,7 @@ use super::survey::room;
 use crate::cli::drain::drain_first;
 use crate::cli::remote::explain;
 
-/// Object in QEMU which marks that hob paused the VM. The mark exists until the VM ends.
+/// Object in QEMU which marks that hob paused the VM. The object exists until the VM ends.
 const MARK: &str = "hob-paused";
 
 /// Maximum time for a daemon that does not answer to restart.
@@ -67,8 +67,7 @@ impl Work<'_> {
         self.interrupted = Arc::default();
         match self.pursue(Goal::Detached).await {
             Ok(()) => {
-                Err(error
-                    .context(format!("{} is not attached, and everything is as before", self.record.label)))
+                Err(error.context(format!("{} is not attached, and nothing was changed", self.record.label)))
             }
             Err(second) => Err(anyhow!(
                 "{0}: {error:#}; undoing this failed as well: {second:#}. Repeat 'hob attach {1}', or undo it with \
@@ -116,7 +115,7 @@ impl Work<'_> {
     }
 
     async fn await_daemon(&self) -> anyhow::Result<()> {
-        tell("the daemon of hob does not answer; waiting for it");
+        tell("the hob daemon does not answer; waiting for it");
         let deadline = Instant::now() + DAEMON_MAX;
         loop {
             match self.client.disks().await {
@@ -351,7 +350,7 @@ impl Work<'_> {
         self.await_job(&job, |found| found.is_none()).await?;
         let now = Graph::read(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
         if now != node {
-            bail!("the block job ended, and the VM still uses the node {now}");
+            bail!("the block job ended, but the VM still uses the node {now}");
         }
         Ok(())
     }
@@ -423,7 +422,8 @@ fn path(graph: &Graph, record: &Record) -> anyhow::Result<Path> {
         _ if last == record.node_name() => Ok(Path::Hob),
         "file" | "host_device" => Ok(Path::Image),
         driver => bail!(
-            "{} is now at {} ({driver}); if the VM was started with hob's disk, stop it and use 'hob detach --stopped'",
+            "{} now uses {} ({driver}); if the VM was started with hob's disk, stop the VM and use \
+            'hob detach --stopped'",
             record.label,
             node.file
         ),

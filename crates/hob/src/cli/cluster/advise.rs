@@ -31,7 +31,7 @@ fn text(advice: &ClusterAdvice) -> String {
         out.push_str(&format!("\n\n{}", disks(&advice.disks)));
     }
     if advice.moves.is_empty() {
-        out.push_str("\n\nNo move is worth it.");
+        out.push_str("\n\nNo move is worthwhile.");
     } else {
         out.push_str("\n\nMoves\n");
         out.push_str(&moves(advice));
@@ -52,7 +52,8 @@ fn text(advice: &ClusterAdvice) -> String {
     if advice.reads > 0.0 {
         let part = |hits: f64| percent(100.0 * hits / advice.reads);
         out.push_str(&format!(
-            "\n\nOf {:.0} reads/s flash serves {} with these caches, {} if each host divides its flash well, {} after the moves.",
+            "\n\nOf {:.0} reads/s flash serves {} with these caches, {} with the best division of \
+            each host's flash, {} after the moves.",
             advice.reads,
             part(advice.hits_now),
             part(advice.hits_here),

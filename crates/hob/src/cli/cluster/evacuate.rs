@@ -122,7 +122,8 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
         watch.show("", &progress(&outcome, &going, waiting.len()));
         let goes_on = || {
             format!(
-                "moves under way continue, and no more are started; 'hob cluster evacuate {}' continues with the rest",
+                "moves in progress continue, and no more are started; 'hob cluster evacuate {}' \
+                continues with the rest",
                 outcome.host
             )
         };
@@ -192,7 +193,7 @@ fn progress(outcome: &Outcome, going: &[ClusterMove], waiting: usize) -> String 
         0 => String::new(),
         count => format!(", {count} stay"),
     };
-    format!("{} moved{stay}, {waiting} to go; on their way: {}", outcome.moved.len(), going.join(", "))
+    format!("{} moved{stay}, {waiting} waiting; being moved: {}", outcome.moved.len(), going.join(", "))
 }
 
 fn text(outcome: &Outcome, is_plan: bool) -> String {

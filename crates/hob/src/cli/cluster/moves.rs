@@ -1,7 +1,7 @@
 //! `hob cluster move DISK --to HOST`: orders, watches and cancels a move.
 //!
-//! The hosts move the disk; this command watches. When interrupted, it says that the move
-//! continues, and exits.
+//! The hosts move the disk; this command watches. The hosts move the disk, and this command only
+//! shows the progress. If interrupted, the command prints that the move continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -93,7 +93,8 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
             watch.show("", &sentence(&shown));
             let goes_on = || {
                 format!(
-                    "the move of {disk} continues; 'hob cluster move {disk}' shows it, 'hob cluster move {disk} --cancel' cancels it"
+                    "the move of {disk} continues; 'hob cluster move {disk}' shows the progress, \
+                    'hob cluster move {disk} --cancel' cancels it"
                 )
             };
             if !watch.wait(goes_on).await {
@@ -131,8 +132,8 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     })
 }
 
-/// Returns the progress of a move. If its order is gone, the move has ended, and the disk's present
-/// owner shows the result.
+/// Returns the progress of a move. If the order is gone, the move has ended, and the present owner
+/// of the disk shows the result.
 pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {
@@ -157,13 +158,16 @@ pub(super) fn sentence(shown: &ClusterMove) -> String {
     let note = note.as_deref();
     let with = |text: String| note.map_or(text.clone(), |note| format!("{text}: {note}"));
     match state {
-        Asked => format!("{disk} is to go to {to}; the host that has it has not seen that yet"),
-        Offered => format!("{disk} moves from {from} to {to}, which checks whether it can take it"),
-        Welcome => format!("{disk} moves from {from} to {to}, which can take it"),
+        Asked => format!("{disk} has an order to move to {to}; its owner has not read the order yet"),
+        Offered => format!(
+            "{disk} moves from {from} to {to}; {to} checks whether it can serve the \
+            disk"
+        ),
+        Welcome => format!("{disk} moves from {from} to {to}; {to} can serve the disk"),
         Leaving => with(format!("{disk} moves from {from} to {to}")),
-        Given => format!("{disk} was given back by {from}, and {to} takes it"),
+        Given => format!("{disk} was released by {from}; {to} acquires it"),
         Done => format!("{disk} is at {to}"),
-        Failed => with(format!("{disk} did not move to {to}")),
+        Failed => with(format!("{disk} was not moved to {to}")),
     }
 }
 

@@ -48,7 +48,7 @@ pub(in crate::cli) fn percent(text: &str) -> Result<f64, String> {
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
     share
         .filter(|share| *share > 0.0 && *share <= 1.0)
-        .ok_or_else(|| format!("'{text}' is no share of the reads; write it like 85%"))
+        .ok_or_else(|| format!("'{text}' is not a share of the reads; write a percentage such as 85%"))
 }
 
 pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {

@@ -40,10 +40,10 @@ const AFTER_S: u64 = 30;
 /// Simulate many hosts that share an etcd: the load on etcd, and how long disks of killed hosts are
 /// offline
 ///
-/// Each disk is served by one host, and some other hosts know it. Three runs for each number of
-/// hosts: hosts poll every disk that they wait for once a second, and one host is killed; hosts
-/// watch etcd, as hob does, and one host is killed; the same, and a quarter of the hosts is killed.
-/// Backings and caches are not simulated.
+/// Each disk is served by one host, and some other hosts are configured with it. Three runs for
+/// each number of hosts: hosts poll every disk that they wait for once a second, and one host is
+/// killed; hosts watch etcd, as hob does, and one host is killed; the same, and a quarter of the
+/// hosts is killed. Backings and caches are not simulated.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {
     /// Numbers of hosts
@@ -248,12 +248,12 @@ fn draw_asked(report: &Report) -> String {
         Curve::new(name, points(report, pacing, |row| Some(of(row)))).dots()
     };
     let chart = CurveChart::new(
-        "What hosts of a cluster ask of etcd",
+        "Load of a cluster's hosts on etcd",
         Axis::new("hosts", Unit::Count).log(),
-        Axis::new("questions a second", Unit::Count).log(),
+        Axis::new("requests per second", Unit::Count).log(),
     )
     .subtitle(format!(
-        "{} disks a host at most, each known to {} hosts; lease {} s",
+        "at most {} disks per host, each configured on {} hosts; lease {} s",
         report.rows.iter().map(|row| row.disks / row.hosts).max().unwrap_or(0),
         report.known_by,
         report.lease_seconds
@@ -271,7 +271,7 @@ fn draw_away(report: &Report) -> String {
         Axis::new("seconds", Unit::Count),
     )
     .subtitle(format!(
-        "lease {} s, settling {} s; one host killed",
+        "lease {} s, settle time {} s; one host killed",
         report.lease_seconds, report.settle_seconds
     ));
     for (name, pacing, of) in [

@@ -27,9 +27,10 @@ const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one
 ///
-/// The full engine serves the trace on models of backing and flash, which takes seconds where the trace took days.
-/// Reports percentiles, by outcome too, and latency over time. The cache is what the daemon would make of the same options;
-/// where it keeps two copies it has two such flash devices.
+/// The full engine serves the trace on models of backing and flash, which takes seconds where the
+/// trace took days. Reports percentiles, by outcome too, and latency over time. The cache is what
+/// the daemon would make of the same options; where it keeps two copies it has two such flash
+/// devices.
 #[derive(Debug, Args)]
 pub(crate) struct Latency {
     #[command(flatten)]
@@ -49,8 +50,8 @@ pub(crate) struct Latency {
     /// Type of the cache's flash: sata or pcie [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
-    /// When requests arrive: original, a factor like x10 or x0.5, or asap for one at a time
-    /// [default: original; asap for a trace without times]
+    /// Times at which requests are sent: original, a factor like x10 or x0.5, or asap for one at a
+    /// time [default: original; asap for a trace without times]
     #[arg(long)]
     pace: Option<Pace>,
     /// Play the trace once before measuring
@@ -71,7 +72,7 @@ pub(crate) struct Latency {
 fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     let settings = hob_control::CacheSettings::from(settings);
     if settings.ram.is_some_and(|ram| ram.bytes() > 0) {
-        anyhow::bail!("the model has no memory above the cache: leave --ram out");
+        anyhow::bail!("the model has no memory tier: omit --ram");
     }
     let refused = |refusal| anyhow!("{refusal}");
     // The segment size depends on the block size, which a preset may define.

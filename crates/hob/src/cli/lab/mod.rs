@@ -171,7 +171,7 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
     let mut remarks = Vec::new();
     let skipped = reader.skipped();
     if skipped.count > 0 {
-        remarks.push(format!("{} entries make no sense and were skipped:", skipped.count));
+        remarks.push(format!("{} invalid entries were skipped:", skipped.count));
         remarks.extend(skipped.first.iter().map(|entry| format!("  {entry}")));
         if skipped.count > skipped.first.len() as u64 {
             remarks.push("  …".to_owned());

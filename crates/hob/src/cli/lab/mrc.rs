@@ -33,8 +33,8 @@ const POINTS_A_DOUBLING: f64 = 16.0;
 
 /// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
 ///
-/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block by block and know
-/// the hits of reads only; they take a megabyte of memory.
+/// Exact curves follow whole requests and their sectors. Curves from a sample (SHARDS) count block
+/// by block, and have only hits of reads; they take a megabyte of memory.
 #[derive(Debug, Args)]
 pub(crate) struct Mrc {
     #[command(flatten)]
@@ -45,7 +45,8 @@ pub(crate) struct Mrc {
     /// Write mode of the cache
     #[arg(long, value_enum, default_value_t)]
     mode: Writes,
-    /// Track every block, also in traces of more than 8 million requests, where the default is --samples 16384
+    /// Track every block, also in traces of more than 8 million requests, where the default is
+    /// --samples 16384
     #[arg(long, conflicts_with_all = ["sample", "samples"])]
     exact: bool,
     /// Track only this share of the blocks, like 0.01
@@ -240,8 +241,8 @@ impl Pass<'_> {
                     }
                 }
                 notes.push(format!(
-                    "more than {EXACT_REQUESTS_MAX} requests: the curve is from a sample of the blocks, \
-                     --exact follows all"
+                    "more than {EXACT_REQUESTS_MAX} requests: the curve is from a sample of the \
+                    blocks; --exact uses all blocks"
                 ));
                 Shards::fixed_size(SAMPLES_MAX)
             }
@@ -251,7 +252,7 @@ impl Pass<'_> {
         let fed = feed.finish()?;
         if shards.samples() < SAMPLES_FEW && shards.rate() < 1.0 {
             notes.push(format!(
-                "only {} blocks of {} were followed: the curve scatters",
+                "only {} of {} blocks were sampled: the curve is inaccurate",
                 shards.samples(),
                 Size(self.block_bytes)
             ));

@@ -119,8 +119,12 @@ fn writer<W: Write>(out: W, columns: Columns) -> io::Result<csv::Writer<W>> {
 /// Refuses to replace an object that is not a regular file, such as a disk.
 fn check_target(out: &Path, force: bool) -> anyhow::Result<()> {
     if let Ok(metadata) = out.symlink_metadata() {
-        ensure!(metadata.is_file(), "{} is there and no plain file; name another", out.display());
-        ensure!(force, "{} is there already; --force replaces it", out.display());
+        ensure!(
+            metadata.is_file(),
+            "{} exists and is not a regular file; choose another name",
+            out.display()
+        );
+        ensure!(force, "{} exists already; --force replaces it", out.display());
     }
     Ok(())
 }

@@ -177,7 +177,7 @@ fn show(report: &Report) -> String {
 
 fn draw(report: &Report) -> String {
     let mut chart = CurveChart::new(
-        "How far disks are from their entitlement, by hosts that share a store",
+        "Deviation of disks from their entitlement, by number of hosts that share a datastore",
         Axis::new("hosts", Unit::Count).log(),
         Axis::new("95 % of the disks are nearer than", Unit::Percent).log(),
     )

@@ -39,7 +39,7 @@ pub(crate) struct Sim {
     /// Policies; 'all' for every one, 'optimum' for Belady's bound
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "s3-fifo")]
     policy: Vec<String>,
-    /// Cache sizes, absolute or as a share of the bytes the trace touches
+    /// Cache sizes, absolute or as a share of the bytes that the trace accesses
     #[arg(
         long,
         value_name = "SIZE|PERCENT",
@@ -50,10 +50,12 @@ pub(crate) struct Sim {
     /// Sizes of a cache block
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
-    /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with
+    /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. All writes count as write-through, whatever the preset's mode
+    /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The
+    /// simulation treats all writes as write-through, whatever the preset's mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
     /// Track only this share of the blocks, in caches smaller by the same factor
@@ -168,7 +170,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let out_of_reach = results.iter().map(|row| row.out_of_reach).max().unwrap_or(0);
     notes.extend(wanted.preset.and_then(not_simulated));
     if out_of_reach > 0 {
-        notes.push(format!("{out_of_reach} requests lie beyond 2^32 blocks and were left out"));
+        notes.push(format!("{out_of_reach} requests are beyond 2^32 blocks and were left out"));
     }
     let trace = args.source.trace.display().to_string();
     let report = Report { trace, footprint_bytes, requests, sample: args.sample, seconds, results };
@@ -197,8 +199,8 @@ impl Wanted {
             let row = preset(name)?;
             if row.layout != Layout::Unified {
                 bail!(
-                    "the simulation has no split caches, as '{name}' is; 'hob lab latency --preset {name}' plays it, or name \
-                     policy and admission by themselves"
+                    "'{name}' is a split cache, which the simulation does not support; use 'hob lab \
+                    latency --preset {name}', or pass policy and admission"
                 );
             }
             wanted.policies.extend(PolicyKind::from_name(row.policy));
@@ -247,9 +249,9 @@ fn not_simulated(row: &Preset) -> Option<String> {
     let Preset { name, mode, .. } = row;
     (*mode != Mode::WriteThrough).then(|| {
         format!(
-            "{name} is a {mode} cache, and writes were counted as written through: its policy and admission decide as they \
-             do there, but flash keeps no second copies here and nothing waits to be written to the backing; 'hob lab \
-             latency --preset {name}' plays that too"
+            "{name} is a {mode} cache, and writes were counted as write-through: its policy and \
+            admission decide as in that mode, but the simulation has no second copies and no dirty \
+            data; 'hob lab latency --preset {name}' simulates these too"
         )
     })
 }
@@ -282,7 +284,7 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     }
     let mut blocks = args.source.open_blocks()?;
     let bar = bar(None)?;
-    bar.set_message("counting what the trace touches");
+    bar.set_message("counting the bytes that the trace accesses");
     let mut profiler = Profiler::default();
     let mut requests = 0;
     loop {
@@ -377,7 +379,8 @@ impl Row {
         }
     }
 
-    /// Returns `figure`, or a dash for the optimum, which knows blocks but no requests.
+    /// Returns `figure`, or a dash for the optimum, which is computed for blocks and not for
+    /// requests.
     fn by_request(&self, figure: String) -> String {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }

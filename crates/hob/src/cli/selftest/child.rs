@@ -18,7 +18,7 @@ use crate::daemon::power_cut;
 /// Maximum time for a daemon to serve its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum time for a request, and for a requested end.
+/// Maximum time until a request is answered, and until the process ends when asked to.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time for the kernel to end a killed process.
@@ -65,7 +65,7 @@ impl Daemon {
             match tried {
                 Ok(connection) => return Ok(Some(Dialogue::open(connection, SILENCE_MAX)?)),
                 Err(error) if start.elapsed() > READY_MAX => {
-                    let said = format!("the daemon's disk is not there after {} s", READY_MAX.as_secs());
+                    let said = format!("the daemon does not serve the disk after {} s", READY_MAX.as_secs());
                     return Err(error.context(format!("{said}; {}", stage.last_complaint())));
                 }
                 Err(_) => thread::sleep(POLL),
@@ -95,7 +95,7 @@ impl Daemon {
     pub(super) fn bury(mut self) -> anyhow::Result<()> {
         match self.wait(DEATH_MAX)? {
             Some(status) => demand_cut(status),
-            None => bail!("the daemon closed its connection and lives on"),
+            None => bail!("the daemon closed its connection but still runs"),
         }
     }
 
@@ -104,7 +104,7 @@ impl Daemon {
         kill_process(Pid::from_child(&self.child), Signal::TERM).context("cannot signal the daemon")?;
         let status = self.wait(SILENCE_MAX)?;
         let Some(status) = status else {
-            bail!("the daemon has not ended {} s after SIGTERM", SILENCE_MAX.as_secs())
+            bail!("the daemon still runs {} s after SIGTERM", SILENCE_MAX.as_secs())
         };
         ensure!(status.success(), "after SIGTERM the daemon ended with {status}");
         Ok(())
@@ -132,6 +132,10 @@ impl Drop for Daemon {
 
 /// Requires that a process was killed. A daemon that ends by itself has a bug.
 fn demand_cut(status: ExitStatus) -> anyhow::Result<()> {
-    ensure!(status.signal() == Some(Signal::KILL.as_raw()), "the daemon ended by itself, with {status}");
+    ensure!(
+        status.signal() == Some(Signal::KILL.as_raw()),
+        "the daemon ended unexpectedly, with \
+        {status}"
+    );
     Ok(())
 }

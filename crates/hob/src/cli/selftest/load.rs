@@ -189,7 +189,10 @@ impl<'a> Client<'a> {
         let Answer { cookie, error, data } = self.dialogue.receive()?;
         let flying = self.flying.remove(&cookie).expect("only what was asked is answered");
         if let Some(error) = error {
-            return Err(Trouble::Wrong(anyhow!("a request failed although nothing was broken: {error}")));
+            return Err(Trouble::Wrong(anyhow!(
+                "a request failed although the test injected no \
+                fault: {error}"
+            )));
         }
         match flying {
             Flying::Read { first, .. } => {

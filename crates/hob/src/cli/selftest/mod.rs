@@ -37,7 +37,7 @@ use load::{Client, Counts, Trouble};
 use model::{Model, UNIT_BYTES};
 use setup::{SETUPS, Setup, Stage};
 
-/// Number of requests before the clean end of each setup.
+/// Number of requests that are sent before each setup's daemon is stopped cleanly.
 const LAST_REQUESTS: u64 = 2_000;
 
 /// Maximum time of the last drain, which has little data and a file as its backing.
@@ -73,7 +73,7 @@ pub(crate) struct Selftest {
     /// [default: the time]
     #[arg(long)]
     seed: Option<u64>,
-    /// How the daemon does I/O: auto, io_uring or threads
+    /// I/O interface of the daemon: auto, io_uring or threads
     #[arg(long, default_value = "auto", value_parser = ["auto", "io_uring", "threads"])]
     ring: String,
     /// Simulate a device that ignores flushes, to show that the test detects it
@@ -293,7 +293,7 @@ impl<'a> Trial<'a> {
         let disk = converse(&self.global(), async |client| Ok(client.disk("disk").await?))?;
         let cache = disk.cache.context("the daemon did not set up the cache; see its log")?;
         ensure!(disk.state == DiskState::Online, "the disk is not online: {:?}", disk.reason);
-        ensure!(cache.state != CacheState::None, "the cache is not on: {:?}", cache.reason);
+        ensure!(cache.state != CacheState::None, "the cache is not active: {:?}", cache.reason);
         ensure!(cache.mode == self.setup.mode, "the cache's mode is {}, not {}", cache.mode, self.setup.mode);
         Ok(())
     }
@@ -308,7 +308,7 @@ impl<'a> Trial<'a> {
                 match dirty {
                     Some(dirty) if dirty.size.bytes() > 0 || dirty.draining => {
                         let (size, why) = (dirty.size, dirty.why.unwrap_or_default());
-                        ensure!(start.elapsed() < DRAIN_MAX, "{size} are not drained: {why}");
+                        ensure!(start.elapsed() < DRAIN_MAX, "{size} were not drained: {why}");
                     }
                     _ => return Ok(()),
                 }
@@ -346,7 +346,7 @@ impl<'a> Trial<'a> {
         let mut client = self.client(dialogue);
         match client.check_disk().and_then(|()| client.load(requests, stop)) {
             Ok(()) => {}
-            Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection by itself")),
+            Err(Trouble::Cut) => return Err(anyhow!("the daemon closed the connection unexpectedly")),
             Err(Trouble::Wrong(error)) => return Err(error),
         }
         drop(client);
@@ -376,8 +376,8 @@ enum Phase {
 fn show(report: &Report) -> String {
     let all: u64 = report.setups.iter().map(|setup| setup.cuts.all()).sum();
     let verdict = match report.interrupted {
-        true => "interrupted; nothing was wrong until then",
-        false => "passed: nothing that was flushed is missing, and nothing else appeared",
+        true => "interrupted; no error was found until then",
+        false => "passed: all flushed data was read back, and no other data",
     };
     let facts = [
         ("power cuts", all.to_string()),

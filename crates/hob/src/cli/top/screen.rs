@@ -1,4 +1,4 @@
-//! Drawing of `hob top`. Colours only repeat what the text says.
+//! Drawing of `hob top`. Colours only repeat information that the text has too.
 
 use hob_control::{Health, HealthStatus, Size};
 use ratatui::Frame;
@@ -54,7 +54,7 @@ impl Theme {
     }
 }
 
-/// State of the screen besides the disks.
+/// State of the screen, except the disks.
 pub(super) struct Screen {
     endpoint: String,
     /// With colours or without.
@@ -68,7 +68,7 @@ pub(super) struct Screen {
 impl Screen {
     /// Creates a screen for the daemon at `endpoint`.
     pub(super) fn new(endpoint: String, theme: Theme) -> Screen {
-        Screen { endpoint, theme, paused: false, health: Err("it has not been asked yet".to_owned()) }
+        Screen { endpoint, theme, paused: false, health: Err("no response yet".to_owned()) }
     }
 
     /// Draws the whole screen.
@@ -105,7 +105,7 @@ impl Screen {
     fn verdict(&self) -> Line<'static> {
         match &self.health {
             Ok(health) if health.status == HealthStatus::Ok => {
-                Line::from("everything is in order").style(self.theme.colour(Color::Green))
+                Line::from("no problems").style(self.theme.colour(Color::Green))
             }
             Ok(health) => {
                 let first = health.problems.first();

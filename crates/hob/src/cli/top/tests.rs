@@ -1,4 +1,4 @@
-//! Rates, order, keys, and what stands on the screen.
+//! Rates, order, keys, and the content of the screen.
 
 use hob_control::{BackingState, Bucket, CacheState, DiskState, HealthProblem, ProblemKind};
 use ratatui::Terminal;
@@ -10,8 +10,8 @@ use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A disk that has been counting for so many seconds and done so many reads each second, each of 4 KiB and 1 ms; half of
-/// them were hits.
+/// Returns a disk that has served `rate` reads per second for `seconds` seconds, each of 4 KiB and
+/// 1 ms; half of them were hits.
 fn load(disk: &str, seconds: u64, rate: u64) -> DiskLoad {
     let reads = seconds * rate;
     DiskLoad {
@@ -34,7 +34,7 @@ fn load(disk: &str, seconds: u64, rate: u64) -> DiskLoad {
     }
 }
 
-/// After so many looks at disks with these rates.
+/// Returns the model after that many responses about disks with these rates.
 fn model(looks: u64, disks: &[(&str, u64)]) -> Model {
     let mut model = Model::new(column("iops").unwrap());
     for second in 1..=looks {
@@ -53,7 +53,7 @@ fn screen(theme: Theme) -> Screen {
     screen
 }
 
-/// The screen as lines of text.
+/// Returns the screen as lines of text.
 fn drawn(screen: &Screen, model: &Model, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| screen.draw(frame, model)).unwrap();
@@ -91,7 +91,7 @@ fn the_99th_percent_is_of_what_is_new() {
         Bucket { up_to_ns: 8_388_607, count: 5_001 },
         Bucket { up_to_ns: u64::MAX, count: 1 },
     ];
-    // 98 of 4 µs, one of 8 ms, one of more than two minutes: of a hundred, the 99th.
+    // 98 of 4 µs, one of 8 ms, and one of more than two minutes: the 99th of a hundred.
     assert_eq!(model::Rates::between(&before, &now).unwrap().p99_ns, Some(8_388_607));
 }
 
@@ -177,7 +177,7 @@ fn the_screen_shows_disks_and_the_past_of_one() {
         lines[0].starts_with("hob  2 of 3 disks  2100 IOPS  8.20 MiB/s read  0 B/s written"),
         "{lines:#?}"
     );
-    assert_eq!(lines[1], "everything is in order");
+    assert_eq!(lines[1], "no problems");
     assert!(lines[2].starts_with("DISK      STATE") && lines[2].contains("IOPS↓"), "{lines:#?}");
     let cells: Vec<&str> = lines[3].split_whitespace().collect();
     let expected = [
@@ -236,7 +236,7 @@ fn any_size_will_do() {
     }
     let lines = drawn(&wide, &model, 60, 24);
     assert!(lines[2].contains("IOPS") && !lines[2].contains("DIRTY"), "{lines:#?}");
-    // The disk that is looked at is on the screen, wherever it stands.
+    // The selected disk is on the screen, wherever it is in the list.
     model.select(isize::MAX);
     let lines = drawn(&wide, &model, 80, 24);
     assert!(lines.iter().any(|line| line.starts_with(many.last().unwrap())), "{lines:#?}");

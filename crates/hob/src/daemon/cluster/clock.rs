@@ -47,7 +47,8 @@ impl LeaseClock {
         now.0 < self.until.load(Ordering::SeqCst)
     }
 
-    /// Returns the time from which requests in flight must not change a backing any more.
+    /// Returns the time after which requests that are in flight now must not change a backing any
+    /// more, because another host may own the disk.
     pub(crate) fn calls_back_at(&self) -> Instant {
         match self.until.load(Ordering::SeqCst) {
             0 => Instant(0),

@@ -15,7 +15,9 @@ impl Cluster {
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "its ownership lock is not held, and its ownership record is unchanged".to_owned();
+        let mut trouble = "this host does not have the ownership lock of the disk, and the \
+            ownership record is unchanged"
+            .to_owned();
         for _ in 0..GOES {
             if place.lost {
                 return Ok(());
@@ -55,7 +57,7 @@ impl Cluster {
         let found = self.names.look_up(&self.etcd, host, QUESTION_MAX).await;
         let member: Member = match found {
             Ok(Some((member, ..))) => member,
-            Ok(None) => return Err(Unsaid(format!("{host} is no member of the cluster now"))),
+            Ok(None) => return Err(Unsaid(format!("{host} is not a member of the cluster now"))),
             Err(error) => return Err(Unsaid(error.to_string())),
         };
         if member.id == self.me.id {
@@ -129,7 +131,7 @@ impl Cluster {
     pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "another host has had it meanwhile".to_owned();
+        let mut trouble = "another host owned the disk in the meantime".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { break };
             let Some((txn, begun)) = place.seat.begin_adopting(&self.me, place.lease, &title) else {
@@ -152,11 +154,11 @@ impl Cluster {
     /// `dirty`: the disk may get dirty data as soon as it is served.
     pub(crate) async fn end_adopting(&self, disk: &str, dirty: bool) -> Result<Taken, Unsaid> {
         let Some(membership) = self.membership.borrow().clone() else {
-            return Err(Unsaid("this host has no lease any more".to_owned()));
+            return Err(Unsaid("the lease of this host has ended".to_owned()));
         };
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "another host has had it meanwhile".to_owned();
+        let mut trouble = "another host owned the disk in the meantime".to_owned();
         let mut from = None;
         for _ in 0..GOES {
             let Some(title) = place.title.clone().filter(|_| place.lease == membership.lease) else { break };

@@ -67,12 +67,13 @@ impl Cluster {
         }
     }
 
-    /// Releases a disk of which this host keeps no data. This host may hold the lock, an earlier
-    /// process of it may have held it, or it may be the last owner only.
+    /// Releases a disk of which this host keeps no data. This host may have the ownership lock of
+    /// the disk, an earlier process of it may have had it, or this host may only be the last
+    /// recorded owner.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
-        // The lock is held until the end, so that no other task of this host acquires the disk
-        // meanwhile.
+        // This host keeps the lock until the end, so that no other task of this host acquires the
+        // disk meanwhile.
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
@@ -95,9 +96,9 @@ impl Cluster {
         self.say_dirty(disk, true, || true).await
     }
 
-    /// Records that this host's flash has no dirty data, as long as that is true. A caller that
-    /// wants to make data dirty makes `is_so` false first and then calls [`Cluster::mark`], which
-    /// is ordered after everything recorded here.
+    /// Records that this host's flash has no dirty data, as long as that is true. A caller that is
+    /// about to make data dirty makes `is_so` false first, and then calls [`Cluster::mark`], which
+    /// is ordered after all records of this function.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }
@@ -105,7 +106,7 @@ impl Cluster {
     async fn say_dirty(&self, disk: &str, dirty: bool, is_so: impl Fn() -> bool) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "the disk is not held".to_owned();
+        let mut trouble = "this host does not have the ownership lock of the disk".to_owned();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Err(trouble) };
             if !is_so() || title.value.dirty == dirty && !place.in_doubt {
@@ -139,8 +140,8 @@ impl Cluster {
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
-    /// Returns the same as `is_marked`, but false if a request in doubt could still change the
-    /// record.
+    /// Returns the same as `is_marked`, but false if an etcd request of unknown result could still
+    /// change the record.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;

@@ -172,7 +172,8 @@ impl Task {
                     }
                 }
                 Event::NameTaken(other) => self.shared.set_trouble(Some(format!(
-                    "another host ({}) is called {}; give one of them another name with host in [cluster]",
+                    "another host ({}) has the name {}; give one of them another name with host in \
+                    [cluster]",
                     other.id, other.name
                 ))),
             }
@@ -322,7 +323,7 @@ mod tests {
             }
             assert!(task.shared.trouble().unwrap().contains("shard 1 does not respond"));
             fake.set_hangs(false);
-            // This etcd takes the connection and says nothing.
+            // This etcd accepts the connection and does not answer.
             assert_eq!(task.perform(&Ask::Renew(LeaseId(1)), wait_max).await, Answer::Lost);
             assert!(etcd.accept().is_ok(), "etcd was not asked");
         });

@@ -37,7 +37,7 @@ pub(crate) struct Order {
     /// Condition for which the move waits, or the reason of its failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
-    /// Description of the disk, for a host that does not know it.
+    /// Description of the disk, for a host that is not configured with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) arrival: Option<Box<Arrival>>,
 }

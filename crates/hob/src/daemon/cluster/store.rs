@@ -85,7 +85,7 @@ impl ServedValue {
     }
 }
 
-/// What a host publishes about itself besides its identity.
+/// Information that a host publishes about itself, except its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) address: Option<String>,
@@ -348,7 +348,7 @@ mod tests {
                 String::from_utf8(encode(&Value::OwnershipRecord(given.clone()), &About::default())).unwrap();
             assert_eq!(title(&entry("t", &text)).unwrap().value, given);
         }
-        // As written by a hob without second copies.
+        // A record as an hob without replicas writes it.
         let old = r#"{"id":"x","host":"a","generation":4,"taken":true,"dirty":true}"#;
         assert_eq!(title(&entry("t", old)).unwrap().value.copy, None);
         let text =

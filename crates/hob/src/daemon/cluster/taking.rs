@@ -145,7 +145,7 @@ impl Cluster {
         wish: OwnershipRequest,
         goes_on: bool,
     ) -> Attempt<'a> {
-        let trouble = "others go at it too".to_owned();
+        let trouble = "other hosts try to acquire the disk too".to_owned();
         Attempt { cluster: self, membership, place, disk, wish, goes_on, trouble }
     }
 }
@@ -170,7 +170,7 @@ impl Attempt<'_> {
                 return Ok(took);
             }
         }
-        Err(TakeError::Unknown(format!("it could not be taken: {}", self.trouble)))
+        Err(TakeError::Unknown(format!("the disk could not be acquired: {}", self.trouble)))
     }
 
     /// Reads the keys and acts on the decision. Returns `None` if the keys must be read again.
@@ -185,9 +185,9 @@ impl Attempt<'_> {
         let before = look.title;
         let had_it = before.as_ref().map(|title| &title.value.member);
         match verdict {
-            // A transaction in doubt cannot take effect after the record was written again. The
-            // record must also announce dirty data before it exists, even for a disk whose lock was
-            // held all the time.
+            // A transaction of unknown result cannot take effect after the record was written
+            // again. The record must also announce dirty data before the data exists, even for a
+            // disk whose lock this host had all the time.
             Verdict::Mine(title) if self.place.in_doubt || self.wish.dirty && !title.value.dirty => {
                 let dirty = self.wish.dirty || title.value.dirty;
                 let txn = self.place.seat.mark(self.membership.lease, &title, dirty);
@@ -275,7 +275,7 @@ impl Attempt<'_> {
         let mine = before.as_ref().is_some_and(|title| title.member.id == self.cluster.me.id);
         let foreign = (!continued).then(|| match &before {
             Some(title) if !mine => format!("{} had it", title.member.name),
-            _ => "other hosts may have had it".to_owned(),
+            _ => "other hosts may have owned the disk".to_owned(),
         });
         let generation = title.value.generation;
         if self.place.lease != self.membership.lease || self.place.title.is_none() {
@@ -295,7 +295,10 @@ impl Attempt<'_> {
 fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
     let host = member.map_or("?", |member| &member.name);
     TakeError::OtherOwner {
-        why: format!("{host} had it and vanished; it is taken {settle_seconds} s after that was seen"),
+        why: format!(
+            "{host} owned the disk and vanished; this host acquires it {settle_seconds} s \
+            after that was seen"
+        ),
         hint: "wait".to_owned(),
         how: OtherOwner::Settling,
     }
@@ -304,9 +307,10 @@ fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
 fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
     let host = member.map_or("another host", |member| &member.name);
     TakeError::OtherOwner {
-        why: format!("{host} has had it meanwhile"),
+        why: format!("{host} owned the disk in the meantime"),
         hint: format!(
-            "'hob cluster disks' shows the owner of {disk}; this host takes it again by itself when it is free"
+            "'hob cluster disks' shows the owner of {disk}; this host acquires the disk by itself \
+            when it has no owner"
         ),
         how: OtherOwner::Needed,
     }
@@ -316,7 +320,9 @@ fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::OtherOwner {
             why: format!("{} has it (generation {generation})", by.name),
-            hint: "this host takes it by itself when that host releases it or vanishes".to_owned(),
+            hint: "this host acquires the disk by itself when that host releases it or \
+                vanishes"
+                .to_owned(),
             how: OtherOwner::Served,
         },
         Why::Dirty(by, generation) => TakeError::OtherOwner {
@@ -325,7 +331,8 @@ fn refused(disk: &str, why: &Why) -> TakeError {
                 by.name
             ),
             hint: format!(
-                "start that host again; if it is gone for good, 'hob cluster take {disk} --force --yes' takes the disk without that data"
+                "start that host again; if it will never return, 'hob cluster take {disk} --force \
+                --yes' takes the disk without that data"
             ),
             how: OtherOwner::Needed,
         },

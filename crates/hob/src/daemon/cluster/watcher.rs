@@ -107,7 +107,8 @@ impl Cluster {
         }
     }
 
-    /// Returns true if etcd reports orders. Otherwise the orders must be polled.
+    /// Returns true if etcd notifies this host of orders to move disks. Otherwise the orders must
+    /// be polled.
     pub(crate) fn hears_of_orders(&self) -> bool {
         self.watcher.hears.load(Ordering::Relaxed)
     }

@@ -26,10 +26,10 @@ use crate::daemon::vhost_user;
 /// Maximum time for examining all files that hob.toml names.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
-/// Maximum length of a backing specification, in bytes.
+/// Maximum length of a backing's address, such as `nbd://HOST/EXPORT`, in bytes.
 const BACKING_CHARS_MAX: usize = 4096;
 
-/// Errors found so far.
+/// The errors that were found until now.
 #[derive(Debug)]
 pub(super) struct Findings<'a> {
     lines: &'a Lines,
@@ -56,10 +56,10 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// Checks the file alone.
+/// Checks hob.toml alone, without other files.
 pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
     if !(1..=64).contains(&config.shards) {
-        found.add("shards", format!("shards = {}: there can be 1 to 64", config.shards));
+        found.add("shards", format!("shards = {}: the value must be 1 to 64", config.shards));
     }
     config.control.check(found);
     config.migrate.check(found);
@@ -77,7 +77,7 @@ pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
     for (number, policy) in config.policies.iter().enumerate() {
         let at = format!("storage_policy.{number}");
         if policy.qos.policy.is_some() {
-            let what = "a storage policy has no policy of its own";
+            let what = "a storage policy cannot use another storage policy";
             found.add(&format!("{at}.qos.policy"), format!("storage policy {}: {what}", policy.name));
         } else if let Err(what) = definitions::qos_fault(&policy.qos) {
             found.add(&format!("{at}.qos"), format!("storage policy {}: {what}", policy.name));
@@ -136,7 +136,7 @@ pub(super) fn check_with(config: &Config, state: &State, found: &mut Findings<'_
 
 fn known(pools: &BTreeMap<&str, PoolShape>) -> String {
     if pools.is_empty() {
-        return "define it as a [[pool]], or make it with 'hob pool create'".to_owned();
+        return "define the pool as a [[pool]], or create it with 'hob pool create'".to_owned();
     }
     format!("there are {}", pools.keys().copied().collect::<Vec<_>>().join(", "))
 }
@@ -153,7 +153,7 @@ fn check_limits(config: &Config, found: &mut Findings<'_>) {
     ];
     for (name, value, least, most) in table {
         if !(least..=most).contains(&value) {
-            let what = format!("limits.{name} = {value}: it can be {least} to {most}");
+            let what = format!("limits.{name} = {value}: the value must be {least} to {most}");
             found.add(&format!("limits.{name}"), what);
         }
     }
@@ -170,11 +170,17 @@ fn check_pools(config: &Config, found: &mut Findings<'_>) {
         if let Some(size) = pool.segment_size.filter(|size| !is_segment_size(size.bytes())) {
             found.add(
                 &format!("pool.{number}.segment_size"),
-                format!("[[pool]] '{name}': segment_size = {size}: it can be a power of two from 1M to 1G"),
+                format!(
+                    "[[pool]] '{name}': segment_size = {size}: the value must be a power of two \
+                    from 1M to 1G"
+                ),
             );
         }
         if pool.devices.is_empty() {
-            found.add(&format!("pool.{number}.devices"), format!("[[pool]] '{name}': it names no devices"));
+            found.add(
+                &format!("pool.{number}.devices"),
+                format!("[[pool]] '{name}': the list of devices is empty"),
+            );
         }
         for (place, path) in pool.devices.iter().enumerate() {
             let at = format!("pool.{number}.devices.{place}");
@@ -183,7 +189,7 @@ fn check_pools(config: &Config, found: &mut Findings<'_>) {
             }
             if let Some(other) = devices.insert(path, name) {
                 let whom = if other == name { "it".to_owned() } else { format!("pool '{other}'") };
-                found.add(&at, format!("[[pool]] '{name}': {whom} has the device {path} already"));
+                found.add(&at, format!("[[pool]] '{name}': {whom} already has the device {path}"));
             }
         }
     }
@@ -193,7 +199,7 @@ fn check_disk(number: usize, disk: &DiskEntry, found: &mut Findings<'_>) {
     let (name, at) = (&disk.name, format!("disk.{number}"));
     let mut add = |key: &str, what: String| found.add(&format!("{at}.{key}"), format!("disk {name}: {what}"));
     if disk.backing.is_empty() || disk.backing.len() > BACKING_CHARS_MAX {
-        add("backing", "it needs a backing: a path or a URI".to_owned());
+        add("backing", "the disk needs a backing: a path or a URI".to_owned());
     }
     if let Err(what) = check_format(&disk.backing, disk.format.as_deref()) {
         add("format", what);
@@ -269,7 +275,7 @@ fn check_names(kind: &str, names: Vec<(String, String)>, found: &mut Findings<'_
             found.add(&at, format!("[[{kind}]] '{name}': {error}"));
         }
         if !seen.insert(name.clone()) {
-            found.add(&at, format!("[[{kind}]] '{name}' stands there twice"));
+            found.add(&at, format!("[[{kind}]] '{name}' appears twice"));
         }
     }
 }
@@ -382,7 +388,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
             let at = if this.at.is_empty() { &other.at } else { &this.at };
             found.add(
                 at,
-                format!("{} and {} are on one file: {}", other.what, this.what, this.path.display()),
+                format!("{} and {} are on the same file: {}", other.what, this.what, this.path.display()),
             );
         }
     }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without it, this host is not in a cluster.
+/// Without this table, this host is not in a cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClusterConfig {
@@ -19,19 +19,20 @@ pub(crate) struct ClusterConfig {
     pub(crate) ca: Option<PathBuf>,
     /// This host's certificate, if etcd requires one.
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key.
+    /// Private key of this certificate.
     pub(crate) key: Option<PathBuf>,
-    /// Name of this host in the cluster. Default: its host name.
+    /// Name of this host in the cluster. Default: the host name.
     pub(crate) host: Option<String>,
-    /// Address of its control API for other hosts and for people.
+    /// Address of this host's control API, for other hosts and for operators.
     pub(crate) address: Option<String>,
-    /// Time that a host keeps its disks without hearing from etcd, seconds. Default: 10.
+    /// Time that a host serves its disks without an answer from etcd, seconds. Default: 10.
     #[serde(default = "default_lease")]
     pub(crate) lease_seconds: u64,
     /// Additional time before other hosts take the disks of a vanished host, seconds. Default: 5.
     #[serde(default = "default_settle")]
     pub(crate) settle_seconds: u64,
-    /// Prefix of all keys; another cluster needs another one. Default: `/hob`.
+    /// Prefix of all etcd keys. Clusters that share an etcd need different prefixes. Default:
+    /// `/hob`.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
 }
@@ -70,7 +71,7 @@ impl ClusterConfig {
             found.add("cluster.etcd", "cluster.ca is missing: the CA certificates to trust for etcd");
         }
         if self.cert.is_some() != self.key.is_some() {
-            found.add("cluster", "cluster.cert and cluster.key go together");
+            found.add("cluster", "cluster.cert and cluster.key must be set together");
         }
         if let Some(host) = &self.host
             && let Err(error) = check_name(host)
@@ -83,14 +84,14 @@ impl ClusterConfig {
             if !(least..=most).contains(&value) {
                 found.add(
                     &format!("cluster.{name}"),
-                    format!("cluster.{name} = {value}: it can be {least} to {most}"),
+                    format!("cluster.{name} = {value}: the value must be {least} to {most}"),
                 );
             }
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
         let is_path = self.prefix.starts_with('/') && self.prefix.trim_end_matches('/').len() > 1;
         if !is_path || !self.prefix.chars().all(is_plain) || self.prefix.len() > PREFIX_CHARS_MAX {
-            let what = format!("cluster.prefix = '{}': write something like /hob", self.prefix);
+            let what = format!("cluster.prefix = '{}': the prefix must be a path such as /hob", self.prefix);
             found.add("cluster.prefix", what);
         }
     }

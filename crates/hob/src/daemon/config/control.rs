@@ -14,13 +14,14 @@ use crate::daemon::tls::{CertificateMatch, TlsFiles};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ControlConfig {
-    /// Addresses of the control API: `unix:PATH` or `tcp:HOST:PORT`. Default: `unix:/run/hob/control.sock`.
+    /// Addresses of the control API: `unix:PATH` or `tcp:HOST:PORT`. Default:
+    /// `unix:/run/hob/control.sock`.
     pub(crate) listen: Vec<Endpoint>,
     /// Group, by name or number, that may open the Unix sockets too.
     pub(crate) socket_group: Option<String>,
     /// TLS certificates, required for TCP.
     pub(crate) tls: Option<TlsFiles>,
-    /// File with an admin's token.
+    /// File with a token of the role `admin`.
     pub(crate) token_file: Option<PathBuf>,
     /// Additional tokens with their roles.
     #[serde(rename = "token")]
@@ -30,23 +31,23 @@ pub(crate) struct ControlConfig {
     pub(crate) clients: Vec<ClientEntry>,
 }
 
-/// `[[control.token]]`.
+/// `[[control.token]]`: a token with its role.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenEntry {
     /// File with the token.
     pub(crate) file: PathBuf,
-    /// Its role.
+    /// Role of the token: `read-only` or `admin`.
     pub(crate) role: Role,
 }
 
-/// `[[control.client]]`.
+/// `[[control.client]]`: clients with a certificate, and their role.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {
-    /// The certificates.
+    /// The client certificates that have the role, such as `cn:NAME`.
     pub(crate) certificate: CertificateMatch,
-    /// Their role.
+    /// Role of these clients: `read-only` or `admin`.
     pub(crate) role: Role,
 }
 
@@ -75,8 +76,8 @@ impl ControlConfig {
             found.add(
                 "control.listen",
                 format!(
-                    "control.listen has {endpoint}, but nobody could use it without a [[control.token]] or \
-                     [[control.client]]"
+                    "control.listen has {endpoint}, but no client could use it without a \
+                    [[control.token]] or [[control.client]]"
                 ),
             );
         }
@@ -84,7 +85,8 @@ impl ControlConfig {
         if !self.clients.is_empty() && !has_authority {
             found.add(
                 "control.client",
-                "[[control.client]] needs control.tls with a client_ca that vouches for clients",
+                "[[control.client]] needs control.tls with client_ca, the CA of the clients' \
+                certificates",
             );
         }
     }

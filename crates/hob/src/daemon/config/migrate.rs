@@ -14,7 +14,7 @@ use crate::daemon::manager::MigrationTls;
 pub(crate) struct MigrateConfig {
     /// This host's certificate with its chain, PEM.
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// Private key of this certificate, PEM.
     pub(crate) key: Option<PathBuf>,
     /// CA certificates of other daemons, PEM.
     pub(crate) ca: Option<PathBuf>,
@@ -35,7 +35,7 @@ impl MigrateConfig {
     /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         if self.cert.is_some() != self.key.is_some() {
-            found.add("migrate", "migrate.cert and migrate.key go together");
+            found.add("migrate", "migrate.cert and migrate.key must be set together");
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::daemon::allow::{AllowEntry, ClientMatch};
 use crate::daemon::tls::TlsFiles;
 
-/// `[[nbd]]`.
+/// `[[nbd]]`: a listener for NBD clients.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NbdEntry {
@@ -24,7 +24,7 @@ pub(crate) struct NbdEntry {
 pub(crate) struct NbdTlsFiles {
     /// This host's certificate with its chain, PEM.
     cert: Option<PathBuf>,
-    /// Its private key, PEM.
+    /// Private key of this certificate, PEM.
     key: Option<PathBuf>,
     /// CA certificates, PEM. Clients must have a certificate of these CAs.
     client_ca: Option<PathBuf>,
@@ -71,7 +71,7 @@ impl NbdTlsFiles {
                 Ok(NbdSecrets::Certificates(TlsFiles { cert, key, client_ca }))
             }
             (None, None, None, Some(file)) => Ok(NbdSecrets::Keys(file.clone())),
-            _ => Err("tls of an [[nbd]] needs cert and key, or psk and neither of them".to_owned()),
+            _ => Err("tls of an [[nbd]] needs either cert and key, or psk".to_owned()),
         }
     }
 }
@@ -100,14 +100,13 @@ pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn
                 ClientMatch::Certificate(named) if !certificates => report(
                     &at,
                     format!(
-                        "{named} is to be allowed, but no address for NBD asks for certificates; give it TLS and the \
-                         clients' authority (client_ca)"
+                        "[[allow]] names {named}, but no NBD listener requires certificates; set \
+                        tls with the clients' CA (client_ca) for a listener"
                     ),
                 ),
-                ClientMatch::Key(name) if !keys => report(
-                    &at,
-                    format!("psk:{name} is to be allowed, but no address for NBD has TLS with a psk"),
-                ),
+                ClientMatch::Key(name) if !keys => {
+                    report(&at, format!("[[allow]] names psk:{name}, but no NBD listener has TLS with psk"))
+                }
                 _ => {}
             }
         }

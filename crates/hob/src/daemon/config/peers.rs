@@ -9,16 +9,16 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without `lend`, no flash is exported.
+/// Lending of flash to other hosts. Without `lend`, this host lends no flash.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PeersConfig {
-    /// Directory for the data of other hosts, one file per host.
+    /// Directory on flash for the data of other hosts, with one file for each host.
     pub(crate) lend: Option<PathBuf>,
-    /// Maximum size of all exported flash. Default: 0.
+    /// Maximum total size of the lent flash. Default: 0.
     pub(crate) lend_max: Size,
-    /// Name of this host for hosts whose flash it uses. Default: its name in the cluster, or its
-    /// host name.
+    /// Name by which hosts that lend flash to this host know it. Default: the name in the cluster,
+    /// or the host name.
     pub(crate) name: Option<String>,
     /// Time after which a peer that does not answer is abandoned, seconds. Default: 5.
     pub(crate) wait_seconds: u64,
@@ -35,19 +35,19 @@ impl PeersConfig {
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         match &self.lend {
             Some(path) if !path.is_absolute() => {
-                let what = format!("peers.lend = {}: it has to be an absolute path", path.display());
+                let what = format!("peers.lend = {}: the path must be absolute", path.display());
                 found.add("peers.lend", what);
             }
             Some(_) if self.lend_max == Size(0) => {
                 found.add(
                     "peers.lend",
-                    "peers.lend needs peers.lend_max, the total size of the flash that is exported",
+                    "peers.lend needs peers.lend_max, the maximum total size of the lent flash",
                 );
             }
             _ => {}
         }
         if !(1..=600).contains(&self.wait_seconds) {
-            let what = format!("peers.wait_seconds = {}: it can be 1 to 600", self.wait_seconds);
+            let what = format!("peers.wait_seconds = {}: the value must be 1 to 600", self.wait_seconds);
             found.add("peers.wait_seconds", what);
         }
     }

@@ -154,10 +154,13 @@ impl Access {
                 Some((scheme, rest)) if scheme.eq_ignore_ascii_case(b"bearer ") => rest,
                 _ => return Err("this socket takes bearer tokens only"),
             };
-            return self.by_token(shown).ok_or("the token is not known here");
+            return self.by_token(shown).ok_or("the daemon does not know this token");
         }
         match request.extensions().get::<PeerCertificate>() {
-            Some(shown) => self.by_certificate(shown).ok_or("the client certificate has no role here"),
+            Some(shown) => self.by_certificate(shown).ok_or(
+                "the client certificate has no role in \
+                this daemon",
+            ),
             None => Err("this socket requires a token or a client certificate"),
         }
     }
@@ -195,7 +198,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
     tracing::Span::current().record("caller", caller.name.as_str());
     if !caller.role.may(request.method()) {
         tracing::info!("request refused: the client's role permits reading only");
-        let problem = Problem::new(format!("{} may only read", caller.name))
+        let problem = Problem::new(format!("{} has the role read-only", caller.name))
             .with_hint("use the token or certificate of an admin");
         return Answer::<()>::No(StatusCode::FORBIDDEN, problem).into_response();
     }

@@ -1,11 +1,11 @@
 //! Protection of the daemon against other web sites in an operator's browser.
 //!
-//! A browser with a client certificate sends it for every page. Therefore a request from another
-//! site is refused. The origin of a request is in `Sec-Fetch-Site`, which pages cannot forge, or
-//! else in `Origin`, which every browser sends with changes. Other programs send neither. A link
-//! from another site may open a page, but no part of the API. Over TCP, `Host` must be an address
-//! or a name of this host, which prevents DNS rebinding. No response has a CORS header, so no other
-//! site can read one.
+//! A browser with a client certificate sends this certificate with each request, even if a page of
+//! another site causes the request. Therefore a request from another site is refused. The origin of
+//! a request is in `Sec-Fetch-Site`, which pages cannot forge, or else in `Origin`, which every
+//! browser sends with changes. Other programs send neither. A link from another site may open a
+//! page, but no part of the API. Over TCP, `Host` must be an address or a name of this host, which
+//! prevents DNS rebinding. No response has a CORS header, so no other site can read one.
 
 use std::net::IpAddr;
 use std::sync::Arc;

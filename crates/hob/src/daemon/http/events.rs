@@ -104,8 +104,8 @@ fn event(number: u64, snapshot: &Snapshot) -> Bytes {
     get,
     path = "/v1/events",
     responses(
-        (status = 200, description = "Events without end", content_type = "text/event-stream", body = Snapshot),
-        (status = 503, description = "Too many listen already", body = Problem)
+        (status = 200, description = "An endless stream of events", content_type = "text/event-stream", body = Snapshot),
+        (status = 503, description = "The maximum number of clients receives events already", body = Problem)
     )
 )]
 pub(super) async fn events(
@@ -113,8 +113,11 @@ pub(super) async fn events(
     hang_up: Option<Extension<HangUp>>,
 ) -> Response {
     let Ok(place) = Arc::clone(&broadcaster.places).try_acquire_owned() else {
-        let problem = Problem::new(format!("{LISTENERS_MAX} listen to events on this socket already"))
-            .with_hint("close a dashboard, or try again later");
+        let problem = Problem::new(format!(
+            "{LISTENERS_MAX} clients receive events on this socket \
+            already, which is the maximum"
+        ))
+        .with_hint("close a dashboard, or try again later");
         return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
     };
     let (sender, events) = mpsc::channel(1);

@@ -29,11 +29,23 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 let most = super::BODY_BYTES_MAX;
                 Answer::no(StatusCode::PAYLOAD_TOO_LARGE, format!("a request body has at most {most} bytes"))
             }
-            _ => Answer::no(StatusCode::BAD_REQUEST, "the request body broke off"),
+            _ => Answer::no(
+                StatusCode::BAD_REQUEST,
+                "the client disconnected before the end of the \
+                request body",
+            ),
         })?;
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
         T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
-            |error| Answer::no(StatusCode::BAD_REQUEST, format!("the request body is wrong: {error}")),
+            |error| {
+                Answer::no(
+                    StatusCode::BAD_REQUEST,
+                    format!(
+                        "the request body is invalid: \
+                {error}"
+                    ),
+                )
+            },
         )
     }
 }
@@ -47,7 +59,7 @@ impl<S: Send + Sync> FromRequest<S> for DataConnection {
     async fn from_request(mut request: Request, _: &S) -> Result<DataConnection, Answer<()>> {
         let protocol = request.headers().get(UPGRADE);
         if protocol.is_none_or(|protocol| protocol.as_bytes() != DATA_PROTOCOL.as_bytes()) {
-            let said = format!("a data connection is asked for with 'Upgrade: {DATA_PROTOCOL}'");
+            let said = format!("a data connection needs the header 'Upgrade: {DATA_PROTOCOL}'");
             return Err(Answer::no(StatusCode::UPGRADE_REQUIRED, said));
         }
         Ok(DataConnection(hyper::upgrade::on(&mut request)))

@@ -81,7 +81,8 @@ pub(super) async fn end(
     manager.remote_flash.end(borrower, name_of(shown), after).await.into()
 }
 
-/// Selects an incarnation of a flash lease.
+/// Selects an incarnation of a flash lease: the number that changes each time the lending host
+/// opens the file again.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct Epoch {
     /// The incarnation, as named by this host.

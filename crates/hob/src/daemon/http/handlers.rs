@@ -281,7 +281,7 @@ impl WhatOfDirty {
         match query {
             Ok(Query(WhatOfDirty { discard_dirty: true })) => Ok(OnDirty::Discard),
             Ok(_) => Ok(OnDirty::Drain),
-            Err(_) => Err(Problem::new("the only parameter here is ?discard_dirty=true")),
+            Err(_) => Err(Problem::new("the only parameter of this request is ?discard_dirty=true")),
         }
     }
 }
@@ -299,7 +299,10 @@ pub(super) async fn disk_remove(
     query: Result<Query<Removal>, QueryRejection>,
 ) -> Answer<DiskChanged> {
     let Ok(Query(Removal { discard_dirty, force })) = query else {
-        let problem = Problem::new("the only parameters here are ?discard_dirty=true and ?force=true");
+        let problem = Problem::new(
+            "the only parameters of this request are ?discard_dirty=true and \
+            ?force=true",
+        );
         return Answer::No(StatusCode::BAD_REQUEST, problem);
     };
     let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
@@ -340,7 +343,7 @@ pub(super) async fn discard_dirty(
     path = "/v1/pools/{pool}/orphans/{owner}",
     params(
         ("pool" = String, Path, description = "The pool"),
-        ("owner" = String, Path, description = "32 hexadecimal digits, as the pool shows them"),
+        ("owner" = String, Path, description = "32 hexadecimal digits, as shown by the pool"),
         WhatOfDirty
     ),
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
@@ -392,7 +395,7 @@ pub(super) async fn cache_disable(
     path = "/v1/disks/{disk}/trace",
     params(("disk" = String, Path, description = "The disk")),
     responses(
-        (status = 200, description = "Frames without end", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 200, description = "An endless stream of frames", content_type = "application/octet-stream", body = Vec<u8>),
         (status = "4XX", body = Problem),
         (status = "5XX", body = Problem)
     )

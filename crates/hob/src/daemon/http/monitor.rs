@@ -90,7 +90,7 @@ pub(super) async fn metrics(
     query: Result<Query<WhichMetrics>, QueryRejection>,
 ) -> Response {
     let Ok(Query(which)) = query else {
-        let wrong = "the only parameter here is ?latency=outcome or ?latency=disk";
+        let wrong = "the only parameter of this request is ?latency=outcome or ?latency=disk";
         return Answer::no(StatusCode::BAD_REQUEST, wrong).into_response();
     };
     let latencies = which.latency.map(|by| match by {

@@ -57,7 +57,7 @@ impl Form {
                 Ok(accepted.is_some_and(|accept| accept.contains("text/csv")))
             }
             Ok(Some(_)) | Err(_) => {
-                Err(Problem::new("the only parameter here is ?format=csv or ?format=json"))
+                Err(Problem::new("the only parameter of this request is ?format=csv or ?format=json"))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The API over real sockets, with a shard that decides but moves no bytes.
+//! The API over real sockets, with a simulated shard that moves no data.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn manager() -> Arc<Manager> {
     Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory)
 }
 
-/// Status and body of a request written by hand.
+/// Returns the status and body of the response to a hand-written request.
 async fn raw(endpoint: &Endpoint, request: &str) -> (u16, String) {
     let Endpoint::Unix(path) = endpoint else { panic!("a Unix socket") };
     let mut stream = UnixStream::connect(path).await.unwrap();
@@ -79,7 +79,7 @@ fn a_client_can_do_everything() {
         };
         let pool = client.pool_create(&create).await.unwrap().pool.unwrap();
         assert_eq!((pool.size, pool.devices.len()), (Size(4 * MIB), 1));
-        // A path with everything that needs escaping.
+        // A path with all characters that need escaping.
         let odd = path("ö d&d?=%/");
         let odd = odd.trim_end_matches('/').to_owned();
         client
@@ -125,7 +125,7 @@ fn a_client_can_do_everything() {
         let export = ExportDirty { path: path("rescue") };
         let error = client.export_dirty("vm", &export).await.unwrap_err().to_string();
         assert!(error.contains("vm is online"), "{error}");
-        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B that only flash had is lost"]);
+        assert_eq!(client.discard_dirty("vm").await.unwrap().notes, ["0 B of dirty data is lost"]);
         client.cache_disable("vm", OnDirty::Drain).await.unwrap();
         client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         client.pool_remove("p").await.unwrap();
@@ -168,7 +168,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("GET", "/v1/disks/%2e%2e%2fpools", "", 404, "'../pools'"),
             ("POST", "/v1/disks", "", 400, "EOF"),
             ("POST", "/v1/disks", "{\"name\":", 400, "EOF"),
-            ("POST", "/v1/disks", "[1]", 400, "body is wrong"),
+            ("POST", "/v1/disks", "[1]", 400, "body is invalid"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/x\",\"red_only\":true}", 400, "red_only"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"} x", 400, "trailing"),
             ("POST", "/v1/disks", "{\"name\":\"a\",\"backing\":\"/nonexistent/x\"}", 422, "/nonexistent/x"),

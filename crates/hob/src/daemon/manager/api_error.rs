@@ -77,14 +77,14 @@ impl From<ShardError> for ApiError {
 impl ApiError {
     /// The state could not be saved, so the change was not made.
     pub(crate) fn not_begun(error: &StateError) -> ApiError {
-        ApiError::failed(format!("nothing more was changed: {error}"))
+        ApiError::failed(format!("hob stopped in the middle of the change: {error}"))
             .hint("free space in the state directory or repair it, and try again")
     }
 }
 
 impl From<StateError> for ApiError {
     fn from(error: StateError) -> ApiError {
-        ApiError::failed(format!("the change is in effect, but not kept: {error}")).hint(
+        ApiError::failed(format!("the change is in effect, but hob cannot save it: {error}")).hint(
             "free space in the state directory or repair it, and repeat the command before the daemon restarts",
         )
     }

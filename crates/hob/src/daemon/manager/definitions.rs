@@ -58,13 +58,21 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
         let bytes = size.bytes();
         !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes)
     });
-    let why = |size| format!("block_size = {size}: it can be a power of two from 4K to 1M");
+    let why = |size| format!("block_size = {size}: the value must be a power of two from 4K to 1M");
     note("block_size", bad_block.map(why));
     for (key, percent) in
         [("dirty_start", dirty_start), ("dirty_stop", dirty_stop), ("dirty_full", dirty_full)]
     {
         let beyond = percent.filter(|percent| *percent > 100);
-        note(key, beyond.map(|percent| format!("{key} = {percent}: it is a percentage, 0 to 100")));
+        note(
+            key,
+            beyond.map(|percent| {
+                format!(
+                    "{key} = {percent}: the value must be a percentage, \
+            0 to 100"
+                )
+            }),
+        );
     }
     if faults.is_empty() {
         faults.extend(fault_in_pool(enable, IDEAL).map(|what| ("", what)));
@@ -80,7 +88,9 @@ pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<St
 /// Checks the entitlement of a disk.
 pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
     if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
-        return Err("a disk with a storage policy has no rules of its own".to_owned());
+        return Err("a disk with a storage policy cannot have its own shares, reservation or \
+            limits"
+            .to_owned());
     }
     patched(Qos::default(), patch).map(drop).map_err(|error| error.to_string())
 }

@@ -125,7 +125,7 @@ impl Flash {
         self.with(move |pool| {
             let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
             if late.segment_bytes() != segment_bytes {
-                return Err(ApiError::failed("its segments have another size"));
+                return Err(ApiError::failed("the segment size differs from that of the pool"));
             }
             hold_back(&mut late);
             match pool {
@@ -225,7 +225,7 @@ impl Flash {
                     hob_control::Size(free),
                     hob_control::Size(wanted)
                 ))
-                .hint("add a device, make another cache smaller, or ask for less"));
+                .hint("add a device, make another cache smaller, or choose a smaller size"));
             }
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
             let count = most.min(free);
@@ -279,7 +279,7 @@ impl Flash {
                 }
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
-            None => Err(ApiError::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is online")),
         })
         .await
     }
@@ -326,12 +326,13 @@ impl Flash {
                 PoolError::InPieces { free, longest, .. } => {
                     let size = |segments: u64| Size(segments * segment_bytes).human();
                     ApiError::conflict(format!(
-                        "no device has {} free in one piece; the longest piece is {}, of {} that are free on its device",
+                        "no device has {} free in one piece; the longest free piece is {}, and its \
+                        device has {} free",
                         size(segments),
                         size(longest),
                         size(free)
                     ))
-                    .hint("ask for less, make a cache smaller, or give the pool another device")
+                    .hint("choose a smaller size, make a cache smaller, or add a device to the pool")
                 }
                 error => refuse(&error),
             }),
@@ -347,9 +348,14 @@ impl Flash {
             let devices = pool.devices();
             let found = pool.swap_areas().into_iter().map(|area| {
                 let file = pool.file(area.device).map_err(|error| refuse(&error))?;
-                let file = file.here().ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
+                let file = file.here().ok_or_else(|| {
+                    ApiError::failed(
+                        "a swap area must be on flash \
+                    of this host, not on remote flash",
+                    )
+                })?;
                 let file = FileId::of(&file.file)
-                    .map_err(|error| ApiError::failed(format!("cannot look at a device: {error}")))?;
+                    .map_err(|error| ApiError::failed(format!("cannot query a device: {error}")))?;
                 let path = devices.iter().find(|device| device.id == area.device);
                 Ok((area, file, path.map(|device| device.path.clone()).unwrap_or_default()))
             });
@@ -448,7 +454,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| ApiError::failed(format!("an internal task ended: {error}")))
+        .map_err(|error| ApiError::failed(format!("an internal task ended unexpectedly: {error}")))
 }
 
 /// Returns true if all paths are devices of hob pools that can be opened.
@@ -460,7 +466,7 @@ pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiErr
 fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String> {
     let pool = contained(|| Pool::open(&[path.to_owned()])).map_err(|error| error.to_string())?;
     if pool.name() != name || uuid.is_some_and(|uuid| uuid != pool.uuid().to_string()) {
-        return Err(format!("it belongs to another pool ({}, {})", pool.name(), pool.uuid()));
+        return Err(format!("the device belongs to another pool ({}, {})", pool.name(), pool.uuid()));
     }
     Ok(pool)
 }

@@ -57,8 +57,11 @@ impl PeerAccess {
 
     pub(super) fn transport(&self) -> Result<&MigrationTransport, ApiError> {
         self.transport.get().ok_or_else(|| {
-            ApiError::conflict("this daemon keeps no state, and so its disks cannot move")
-                .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")
+            ApiError::conflict(
+                "'hob serve' saves no state, so its disk cannot be moved to another \
+                host",
+            )
+            .hint("serve the disk with 'hob daemon', which saves the owner of each disk")
         })
     }
 
@@ -73,11 +76,15 @@ impl PeerAccess {
     /// Returns the address of another host's daemon and the credentials for it.
     pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), ApiError> {
         let Ok(Endpoint::Tcp { host, port }) = Endpoint::parse_control(&format!("tcp:{to}")) else {
-            return Err(ApiError::invalid(format!("'{to}' is no HOST:PORT of a control API")));
+            return Err(ApiError::invalid(format!(
+                "'{to}' is not the address of a control API \
+                (HOST:PORT)"
+            )));
         };
         let tls = self.transport()?.tls.clone().ok_or_else(|| {
-            ApiError::conflict("this host has no certificate to show to another one").hint(
-                "name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
+            ApiError::conflict("this host has no certificate for connections to other hosts").hint(
+                "set cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in \
+                [control.tls]",
             )
         })?;
         crate::daemon::tls::secret(&tls.key).map_err(|error| ApiError::failed(error.to_string()))?;

@@ -1,5 +1,5 @@
 //! Cache settings: from a preset or the present cache, changed by the request, and checked for
-//! consistency. Errors tell what to do.
+//! consistency. Error messages contain the next step.
 
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
@@ -23,7 +23,7 @@ pub(super) struct CacheContext {
     pub(super) peers: usize,
 }
 
-/// Returns the specification of a new cache, and notes.
+/// Returns the configuration of a new cache, and notes for the operator.
 pub(super) fn new_spec(
     pool: String,
     size: Size,
@@ -49,13 +49,14 @@ pub(crate) fn simulated(
     let (spec, _) = new_spec(String::new(), size, settings, context)?;
     if spec.copies == Copies::Peer {
         return Err(ApiError::invalid(
-            "a simulation is of one host; 2-dirty writes as much as a copy at a peer",
+            "the simulation has only one host; use 2-dirty, which writes as much as a replica on a \
+            peer",
         ));
     }
     Ok((engine_config(&spec, segment_bytes)?, spec.journal.is_some()))
 }
 
-/// Returns the changed specification of a cache, and notes.
+/// Returns the changed configuration of a cache, and notes for the operator.
 pub(super) fn changed_spec(
     before: &CacheSpec,
     size: Option<Size>,
@@ -71,7 +72,7 @@ pub(super) fn changed_spec(
     Ok((spec, notes))
 }
 
-/// Converts a specification into the engine's settings.
+/// Converts a cache's configuration into the engine's settings.
 pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
     let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
     Ok(CacheConfig {
@@ -195,8 +196,9 @@ fn apply(
     {
         spec.copies = Copies::One;
         notes.push(format!(
-            "pool {} has one device, so there is one copy of what is not on the backing: if that device fails, it is lost; \
-             with another device, 'hob cache set --copies 2-dirty' makes a second one",
+            "pool {} has one device, so there is one copy of dirty data: if that device fails, \
+            dirty data is lost; with another device, 'hob cache set --copies 2-dirty' creates a \
+            second copy",
             spec.pool
         ));
     }
@@ -224,8 +226,8 @@ fn set_persistent(
         (None, _) => spec.journal.is_some(),
     };
     if wanted && is_vfrc {
-        return Err(ApiError::invalid("the preset vfrc is volatile and writes through by definition")
-            .hint("leave the preset out and pass mode and persistence instead"));
+        return Err(ApiError::invalid("the preset vfrc requires a volatile write-through cache")
+            .hint("omit the preset, and pass mode and persistence instead"));
     }
     match wanted {
         false => spec.journal = None,
@@ -242,15 +244,18 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
         return Ok(());
     }
     if spec.journal.is_none() {
-        return Err(ApiError::invalid("a volatile cache has one copy, because the backing has all its data")
-            .hint("make it persistent, or leave the copies at 1"));
+        return Err(ApiError::invalid(
+            "a volatile cache has one copy of its data, because the \
+            backing has all of it",
+        )
+        .hint("make the cache persistent, or use one copy"));
     }
     if spec.copies == Copies::Peer {
         return check_peer(spec, context);
     }
     if context.devices < DEVICES_FOR_COPIES {
         return Err(ApiError::conflict(format!(
-            "two copies need two flash devices, and pool {} has {} that gives segments",
+            "two copies need two flash devices with allocation on, and pool {} has {}",
             spec.pool, context.devices
         ))
         .hint("add one with 'hob pool add-device', or pass --copies 1"));
@@ -261,11 +266,11 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
 fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     if spec.mode != Mode::WriteBack {
         return Err(ApiError::invalid("a replica on a peer contains dirty data, which only write-back has")
-            .hint("say --mode write-back too, or leave the copies at 1"));
+            .hint("also pass --mode write-back, or use one copy"));
     }
     if context.peers == 0 {
-        return Err(ApiError::conflict(format!("pool {} has nothing at a peer", spec.pool))
-            .hint("borrow some with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
+        return Err(ApiError::conflict(format!("pool {} has no flash on a peer", spec.pool))
+            .hint("add remote flash with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
     }
     Ok(())
 }
@@ -274,7 +279,7 @@ pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {
-            let why = if known.is_some() { "is for the lab only" } else { "does not exist" };
+            let why = if known.is_some() { "is only for the lab" } else { "does not exist" };
             let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
             let names = names.join(", ");
             Err(ApiError::invalid(format!("the policy '{name}' {why}; there are {names}")))
@@ -290,8 +295,7 @@ fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, 
     }
     let whole =
         size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= 1 << 60);
-    spec.size =
-        Size(whole.ok_or_else(|| ApiError::invalid(format!("a cache of {size} is beyond all bounds")))?);
+    spec.size = Size(whole.ok_or_else(|| ApiError::invalid(format!("a cache of {size} is too large")))?);
     let (whole, segment) = (spec.size, Size(segment_bytes));
     Ok((whole != size).then(|| format!("{size} is rounded up to {whole}, whole segments of {segment}")))
 }

@@ -95,14 +95,19 @@ impl Running {
         if let Some(entry) = tasks.list.get_mut(&self.id) {
             entry.is_cancelled = true;
         }
-        tasks.end(self.id, Err("it was stopped".to_owned()));
+        tasks.end(self.id, Err("the task was stopped".to_owned()));
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.tasks.lock().end(self.id, Err("it ended unexpectedly; see the daemon's log".to_owned()));
+            self.tasks.lock().end(
+                self.id,
+                Err("the task ended unexpectedly; see the daemon's \
+                log"
+                .to_owned()),
+            );
         }
     }
 }
@@ -235,13 +240,13 @@ impl Tasks {
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
-            Err(_) => Err(ApiError::busy(format!(
-                "the change is not finished after {} s",
-                PATIENCE.as_secs()
-            ))
-            .hint(format!(
-                "it goes on in the background as task {id}; 'hob tasks' shows how far it is and how it ends"
-            ))),
+            Err(_) => {
+                Err(ApiError::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
+                    .hint(format!(
+                        "the change continues in the background as task {id}; 'hob tasks' shows its \
+                progress and result"
+                    )))
+            }
         }
     }
 
@@ -284,8 +289,10 @@ impl Tasks {
     pub(super) fn acknowledge(&self, id: u64) -> Result<(), ApiError> {
         let mut tasks = self.lock();
         if tasks.find(id)?.state == TaskState::Running {
-            return Err(ApiError::conflict(format!("task {id} has not ended"))
-                .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
+            return Err(ApiError::conflict(format!("task {id} has not ended")).hint(format!(
+                "'hob tasks' shows the progress, 'hob tasks cancel {id}' stops a \
+                    drain"
+            )));
         }
         tasks.list.remove(&id);
         drop(tasks);

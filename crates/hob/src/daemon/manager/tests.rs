@@ -1,4 +1,5 @@
-//! The manager with real pools and backings on files, and shards that decide but move no bytes.
+//! The manager with real pools and with backings on files, and with simulated shards that move no
+//! data.
 
 mod additional_exports;
 mod admission;
@@ -45,7 +46,7 @@ use crate::daemon::state::{DiskState, PoolState, State};
 const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = MIB;
 
-/// A manager over one shard, and a directory for files.
+/// A manager with one shard, and a directory for files.
 pub(super) struct Bench {
     pub(super) dir: TempDir,
     pub(super) manager: Arc<Manager>,
@@ -62,14 +63,14 @@ impl Bench {
         self.dir.path().join(name).to_string_lossy().into_owned()
     }
 
-    /// A file of `mib` MiB.
+    /// Creates a file of `mib` MiB.
     fn image(&self, name: &str, mib: u64) -> String {
         let path = self.path(name);
         std::fs::File::create(&path).unwrap().set_len(mib * MIB).unwrap();
         path
     }
 
-    /// A pool `p` whose devices have room for `mib` MiB each.
+    /// Creates a pool `p` whose devices have `mib` MiB each.
     async fn pool(&self, devices: &[&str], mib: u64) {
         let create = pool_create("p", devices.iter().map(|name| self.path(name)).collect(), mib);
         self.manager.pools.pool_create(create).await.unwrap();
@@ -185,7 +186,7 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
         );
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().blocks, 48);
         let changed = bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
-        assert_eq!(changed.notes, ["the cache was so already"]);
+        assert_eq!(changed.notes, ["the cache already had these settings"]);
     });
 }
 
@@ -290,7 +291,7 @@ fn caches_move_off_a_device_that_is_removed_and_grow_back_when_one_is_added() {
         bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 2)).await.unwrap();
         bench.resize("vm", 6).await.unwrap();
         let changed = bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
-        assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has room again"]);
+        assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has space again"]);
         assert_eq!((bench.room("vm"), bench.free()), (2, 0));
         let changed = bench.manager.pools.device_remove("p".into(), bench.path("c")).await.unwrap();
         assert_eq!(changed.notes.len(), 2, "{:?}", changed.notes);
@@ -336,7 +337,7 @@ fn a_fenced_device_gets_no_more_caches_and_can_be_taken_out() {
         bench.disk("other").await;
         assert_eq!(bench.cache("other", 3).await.unwrap_err().kind, ErrorKind::Conflict);
         bench.manager.pools.device_remove("p".into(), fenced[0].path.clone()).await.unwrap();
-        // What was lost has been found elsewhere.
+        // The lost device was found at another path.
         assert_eq!((bench.room("vm"), bench.free()), (4, 0));
         assert!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason.is_none());
     });
@@ -408,7 +409,7 @@ fn what_was_changed_is_there_after_a_restart() {
     });
 }
 
-/// As a daemon that starts with this state and this hob.toml, and has recovered what it can.
+/// Starts a daemon with this state and this hob.toml, and waits for the recovery of its caches.
 async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
     let (manager, shard) = restart_early(state_dir, toml, false).await;
     settled(&manager).await;
@@ -422,9 +423,10 @@ async fn settled(manager: &Arc<Manager>) {
     }
 }
 
-/// The same, when disks are served as far as they can be; recovered caches do not come until they may if it `holds` them.
+/// Like `restart`, but returns while caches are being recovered; with `holds`, recovered caches
+/// wait until the test continues.
 async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manager>, FakeShard) {
-    // The manager before lets go of its files when its last task has ended.
+    // The previous manager closes its files when its last task has ended.
     let (store, state) = loop {
         match Store::open(state_dir) {
             Ok(opened) => break opened,
@@ -433,7 +435,7 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manage
     };
     let (manager, shard) = manager(store);
     shard.set_holds_recovered(holds);
-    // As in the daemon: before the start, which goes on with what migrates.
+    // As in the daemon: before the start, which continues migrations.
     manager.set_migration_transport(MigrationTransport {
         tls: None,
         directory: state_dir.with_file_name("sockets"),
@@ -510,7 +512,7 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
     });
 }
 
-/// The power is cut while hob.toml's pool of two devices is made for the first time.
+/// The power fails while hob.toml's pool of two devices is created for the first time.
 #[test]
 fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
     run(async |bench| {
@@ -529,7 +531,7 @@ fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
         assert_eq!(states, both);
         shard.stop();
         drop(manager);
-        // Formatted, but not the second one, which may be empty, or not even there.
+        // The first device is formatted, but the second is empty or missing.
         let wipe = |bytes: u64| {
             let file = std::fs::File::options().write(true).open(&b).unwrap();
             file.set_len(0).unwrap();
@@ -546,7 +548,7 @@ fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
             shard.stop();
             drop(manager);
         }
-        // Somebody else's data is not overwritten.
+        // Data of other programs is not overwritten.
         wipe(bytes);
         let file = std::fs::File::options().write(true).open(&b).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"precious", 0).unwrap();

@@ -8,40 +8,43 @@ use super::{BOUNDS, DISKS_FINE_MAX, Kind, METRICS, bounds_ns};
 const ABOVE: &str = "\
 # Metrics
 
-`GET /metrics` on the control API gives these, for Prometheus (text format 0.0.4) or, to who asks for it, as OpenMetrics 1.0.
-Over TCP it wants TLS and a token or certificate like everything else, of the role read-only; [`dashboard/prometheus`](../dashboard/prometheus) has an example of what
-Prometheus must be told, and rules for alerts, [`dashboard/grafana`](../dashboard/grafana) a dashboard.
+For operators who monitor hob with Prometheus or OpenMetrics.
 
-Counters of a disk begin at 0 when the disk comes online: after a restart of the daemon, and after its backing was away.
-Those of a flash device begin at 0 when it is opened.
+`GET /metrics` of the control API returns these metrics as Prometheus text (format 0.0.4), or as OpenMetrics 1.0 if the client
+asks for that format. Over TCP, the client needs TLS, and a token or certificate of the role `read-only`.
+[`dashboard/prometheus`](../dashboard/prometheus) has an example configuration and alert rules for Prometheus.
+[`dashboard/grafana`](../dashboard/grafana) has a Grafana dashboard.
+
+The counters of a disk start at 0 when the disk comes online: after a restart of the daemon, and after the backing could not be
+opened. The counters of a flash device start at 0 when hob opens the device.
 ";
 
 /// Text of the page below the table.
 const BELOW: &str = "
-## What to ask
+## Example queries
 
 | question | PromQL |
 |---|---|
 | share of reads that flash served | `rate(hob_disk_read_hits_total[5m]) / rate(hob_disk_reads_total[5m])` |
-| requests per second, by what became of them | `sum by (disk, class, reason) (rate(hob_disk_requests_total[1m]))` |
-| 99 % of all requests take at most | `histogram_quantile(0.99, sum by (disk, le) (rate(hob_disk_request_duration_seconds_bucket[5m])))` |
+| requests per second, by outcome | `sum by (disk, class, reason) (rate(hob_disk_requests_total[1m]))` |
+| latency below which 99 % of the requests are | `histogram_quantile(0.99, sum by (disk, le) (rate(hob_disk_request_duration_seconds_bucket[5m])))` |
 | mean latency of the backing | `rate(hob_disk_backing_io_seconds_total[5m]) / rate(hob_disk_backing_ios_total[5m])` |
-| what goes to each flash device, for its wear | `sum by (device) (rate(hob_device_written_bytes_total[1h]))` |
-| disks whose backing does not answer | `hob_disk_backing_state{state!=\"connected\"} == 1` |
-| how long until nothing is dirty | `hob_cache_dirty_bytes / rate(hob_cache_destaged_bytes_total[1m])` |
+| bytes per second written to each flash device, for its wear | `sum by (device) (rate(hob_device_written_bytes_total[1h]))` |
+| disks whose backing is not connected | `hob_disk_backing_state{state!=\"connected\"} == 1` |
+| seconds until all dirty data is destaged | `hob_cache_dirty_bytes / rate(hob_cache_destaged_bytes_total[1m])` |
 
 ## Health
 
-`GET /healthz` answers 200 and `ok`, or 503, `degraded` and a line for each problem; `GET /v1/health` says the same in JSON, `hob
-health` in a table. A
-degraded daemon serves what it can: nobody should restart it for that. A daemon that hangs is the matter of systemd's watchdog
-([`packaging/hob.service`](../packaging/hob.service)), which hob answers only while every shard does.
+`GET /healthz` returns status 200 and `ok`, or status 503, `degraded` and one line for each problem. `GET /v1/health` returns the
+same as JSON, and `hob health` prints it as a table. Do not restart a degraded daemon automatically: it still serves all disks that
+it can serve. If the daemon hangs, systemd's watchdog restarts it ([`packaging/hob.service`](../packaging/hob.service)): hob notifies the
+watchdog only while every shard answers.
 
 ## Logs
 
-Each request to the control API has a name: the `X-Request-Id` it came with, or a new one. The answer carries it, and so does
-every line of the log that the request caused, also what goes on in the background after the answer. `--log-format json` makes
-each line of the log a JSON object.
+Each request to the control API has an id: that of its header `X-Request-Id`, or a new one. The response has the same header. Each
+log line that the request causes has the id too, even if the daemon logs the line after the response. With `--log-format json`, each
+log line is a JSON object.
 ";
 
 /// Returns the page without its first line.
@@ -51,9 +54,10 @@ pub(crate) fn page() -> String {
     let last = bounds_ns().last().unwrap_or(0);
     let _ = write!(
         page,
-        "A histogram has {BOUNDS} bounds, from {first} ns to {:.1} s, each twice the one before. They are bounds of the engine's own \
-         buckets, so every count is exact. Each outcome of a disk that has happened has a histogram; with `/metrics?latency=disk`, and with \
-         more than {DISKS_FINE_MAX} disks unless `?latency=outcome` says otherwise, there is one for each disk, whose class is `all`.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
+        "A histogram has {BOUNDS} bounds from {first} ns to {:.1} s; each bound is twice the one before. These are the bounds of the \
+         engine's own buckets, so all counts are exact. Each disk has one histogram for each outcome that occurred. With \
+         `/metrics?latency=disk`, or with more than {DISKS_FINE_MAX} disks, each disk has only one histogram, with the label \
+         `class=\"all\"`. With `?latency=outcome`, each disk has one for each outcome even then.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
         last as f64 / 1e9
     );
     for metric in METRICS {

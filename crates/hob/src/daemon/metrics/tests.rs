@@ -1,4 +1,4 @@
-//! The page of metrics: its form, its exactness, its bounds.
+//! The page of metrics: its format, its values, and its limits.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn disk(name: &str) -> Disk {
     }
 }
 
-/// Figures of a disk that has done nothing.
+/// Returns statistics of a disk without any requests.
 fn stats() -> DiskStats {
     let mut engine = Engine::new(Limits::default());
     let config = DiskConfig { size_bytes: 1 << 20, access: Access::ReadWrite, datastore: DatastoreId(0) };
@@ -52,7 +52,7 @@ fn page(form: Form, latencies: Latencies, disks: &[(&str, &DiskStats)]) -> Strin
     page.finish()
 }
 
-/// The value of the one line that begins so.
+/// Returns the value in the only line that begins with `line`.
 fn value(text: &str, line: &str) -> f64 {
     let found: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix(line)?.strip_prefix(' ')).collect();
     assert_eq!(found.len(), 1, "{line}: {found:?}\n{text}");
@@ -191,14 +191,14 @@ fn who_asks_for_openmetrics_gets_it() {
     }
 }
 
-/// Names of ours that stand in a text: of this process, or of its parts.
+/// Returns hob's metric names in a text.
 fn names_in(text: &str) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
     let words = text.split(|c: char| !is_part(c));
     words.filter(|word| word.starts_with("hob_") || word.starts_with("process_")).collect()
 }
 
-/// Everything that a page can have before its labels.
+/// Returns every possible name of a sample, without its labels.
 fn sample_names() -> BTreeSet<String> {
     let names = |metric: &'static Metric| match metric.kind {
         Kind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)).to_vec(),
@@ -218,14 +218,14 @@ fn the_dashboard_the_alerts_and_the_documentation_ask_for_what_there_is() {
     for (text, least) in [
         (asked.as_str(), 30),
         (include_str!("../../../../../dashboard/prometheus/alerts.yml"), 8),
-        (docs_page().split_once("## What to ask").unwrap().1, 8),
+        (docs_page().split_once("## Example queries").unwrap().1, 8),
     ] {
         let names = names_in(text);
         assert!(names.len() >= least, "{names:?}");
         let unknown: Vec<&&str> = names.iter().filter(|name| !known.contains(**name)).collect();
         assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
     }
-    // Variables ask too.
+    // Dashboard variables also contain queries.
     let variables = json["templating"]["list"].to_string();
     assert!(names_in(&variables).into_iter().all(|name| known.contains(name)), "{variables}");
 }

@@ -56,7 +56,7 @@ pub(super) struct ClientAttachment {
 pub(super) enum ClientKind {
     /// A guest or another ordinary NBD client.
     Guest,
-    /// Another host that takes part in the disk's migration.
+    /// Another host that migrates the disk to or from this host.
     Peer,
 }
 
@@ -197,7 +197,7 @@ impl Clients {
                 && client.kind == ClientKind::Peer
                 && client.connection.disk() == disk
             {
-                client.connection.abort("the disk is another host's", &mut ungated(ring));
+                client.connection.abort("another host owns the disk", &mut ungated(ring));
                 self.list(number as u16);
             }
         }
@@ -598,7 +598,8 @@ impl Clients {
 /// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
 const SMALL_BYTES_MAX: usize = 1 << 20;
 
-/// Large requests leave one part in this many of the arena to small requests.
+/// The large requests of all connections leave one part in this number of the arena to small
+/// requests.
 const RESERVE_SHARE: usize = 16;
 
 /// The buffer arena as seen by one connection.
@@ -617,7 +618,7 @@ pub(super) struct Gate<'a> {
     held_bytes: usize,
     /// True if a buffer was refused because this connection already holds too many.
     greedy: bool,
-    /// The engine, which knows what is in flash; needed for reads into guest memory.
+    /// The engine, which has the index of flash; needed for reads into guest memory.
     engine: Option<&'a Engine>,
 }
 

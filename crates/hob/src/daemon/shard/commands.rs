@@ -216,7 +216,7 @@ impl Shard {
             ShardCall::CloseExport { id, export } => {
                 let is_of =
                     |connection: &Connection| connection.disk() == id && connection.export() == export;
-                self.clients.close("the export was taken away", &mut self.ring, is_of);
+                self.clients.close("the export was removed", &mut self.ring, is_of);
             }
             ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
                 // If the disk was removed meanwhile, the connection is dropped.
@@ -365,7 +365,8 @@ impl Shard {
             Event::Fenced { device, errors: 0 } => {
                 tracing::error!(
                     device = device.0,
-                    "flash device abandoned: the host that lends it does not answer; caches go on without it"
+                    "hob stops using a remote flash device, because the lending host does not \
+                    answer; caches continue without it"
                 );
                 ShardEvent::Fenced { device, errors: 0 }
             }
@@ -377,7 +378,7 @@ impl Shard {
                 tracing::error!(
                     disk = disk.0,
                     segments = segments.len(),
-                    "cache lost its segments on a fenced device"
+                    "a cache lost its segments on a fenced device"
                 );
                 ShardEvent::Lost { disk, segments }
             }

@@ -50,7 +50,7 @@ pub(super) struct Files {
     active: VecDeque<u16>,
     /// Buffer for messages read from /dev/fuse.
     input: Vec<u8>,
-    /// Connections that hold requests because the engine or the arena was full.
+    /// Connections with requests that wait because the engine or the arena was full.
     refused: Vec<u16>,
     /// True if buffers or requests were released since the refused connections were last checked.
     room: bool,
@@ -286,8 +286,8 @@ impl Files {
         self.forget_ended(number, ring);
     }
 
-    /// Ends a FUSE connection. The kernel is told when the engine has none of its requests any
-    /// more.
+    /// Ends a FUSE connection. The kernel is notified when the engine has no request of the
+    /// connection any more.
     fn end(&mut self, number: u16, ring: &mut Ring) {
         let Some(file) = self.files[usize::from(number)].as_mut() else { return };
         if !file.session.is_dead() {

@@ -1,8 +1,8 @@
-//! The lease gate of a shard: replies and writes that wait while the disk's lease is in doubt
-//! (docs/decisions/0019).
+//! The lease gate of a shard: replies and writes wait here while the host does not know whether its
+//! lease is still valid (docs/decisions/0019).
 //!
 //! A disk of a cluster is served under a lease. When the lease has expired by this host's clock,
-//! the shard sends no reply and hands no write to the backing. The shard queues both replies and
+//! the shard sends no reply, and sends no write to the backing. The shard queues both replies and
 //! writes in order. The engine only sees a slow backing and slow guests. The queued operations
 //! continue when the lease is renewed or acquired again. Queued operations fail when another host
 //! owns the disk. The shard cancels writes that the backing received in time but did not complete,
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
         let other = Reply { disk: DiskId(0), ..reply(3) };
         assert_eq!(leases.pass(Some(Instant(100)), other), Some(other), "a disk without a lease");
-        // It proves to hold; what came first goes first.
+        // The lease turned out to be valid; what waits is sent in order of arrival.
         leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200), 50));
         assert_eq!(leases.pass(Some(Instant(101)), reply(4)), None);
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);

@@ -48,8 +48,8 @@ use vhost_user_clients::VhostUserClients;
 /// measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
 
-/// Maximum number of turns between two looks at the clock and the ring, because some drivers keep a
-/// shard busy by polling.
+/// Maximum number of turns of the shard loop between two checks of the clock and the ring, because
+/// some drivers keep a shard busy by polling.
 const TURNS_MAX: u32 = 32;
 
 /// Sleeps shorter than this count as short, in nanoseconds.

@@ -26,30 +26,39 @@ fn explain_error(error: CommandError) -> &'static str {
         CommandError::NoCache => "the disk has no cache",
         CommandError::CacheExists => "the disk has a cache already",
         CommandError::Removing => "the disk is being removed",
-        CommandError::TooSmall => "a cache cannot get smaller than one segment",
+        CommandError::TooSmall => "a cache must have at least one segment",
         CommandError::Dirty => {
-            "the cache holds data that is not on the backing yet: drain it with 'hob drain', or give that data up with \
-             'hob cache discard-dirty'"
+            "the cache has dirty data: drain it with 'hob drain', or discard the data with 'hob \
+            cache discard-dirty'"
         }
-        CommandError::NoJournal => "the cache keeps no journal, which this needs; make it persistent first",
+        CommandError::NoJournal => {
+            "the cache has no journal, which this change needs; make the \
+            cache persistent first"
+        }
         CommandError::Lost => {
-            "some of the data that only flash has cannot be read from it; the rest is on the backing. Give up what is lost \
-             with 'hob cache discard-dirty'"
+            "some of the dirty data cannot be read from flash; the rest is on the backing. Discard \
+            the unreadable data with 'hob cache discard-dirty'"
         }
         CommandError::BackingFailed => "the backing cannot be flushed; try again when it works",
-        CommandError::WrongRole => "the disk is being handed over to another host, or belongs to one",
-        CommandError::Shrinks => "a disk cannot get smaller",
-        CommandError::Recovering => "its cache is being recovered; try again when it is there",
+        CommandError::WrongRole => {
+            "the disk is being handed over to another host, or another host \
+            owns it"
+        }
+        CommandError::Shrinks => "a disk cannot shrink",
+        CommandError::Recovering => "the cache is being recovered; try again when it is recovered",
         CommandError::NoSuchBitmap => "the disk has no bitmap of that name",
         CommandError::BitmapExists => "the disk has a bitmap of that name already",
-        CommandError::BitmapFrozen => "the bitmap is frozen: it does not record",
-        CommandError::Stopped => "it was stopped before it was done; begin it again when you like",
+        CommandError::BitmapFrozen => "the bitmap is frozen: it does not record changes",
+        CommandError::Stopped => {
+            "the operation was stopped before its end; start it again when you \
+            like"
+        }
         CommandError::JournalFailed => {
-            "the journal of the cache cannot be written; 'hob pool show' tells which device fails"
+            "the journal of the cache cannot be written; 'hob pool show' shows which device fails"
         }
         CommandError::Unworkable => {
-            "these settings cannot work together: a cache block is a power of two from 4K to 1M and at most a \
-             segment, and a disk or cache has less than 2^32 blocks; use a larger block"
+            "these settings do not fit together: a cache block is a power of two from 4K to 1M and \
+            at most a segment, and a disk or cache has less than 2^32 blocks; use a larger block"
         }
     }
 }

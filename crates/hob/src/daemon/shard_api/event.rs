@@ -35,7 +35,8 @@ pub(crate) enum ShardEvent {
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be
     /// lost.
     WritesInDoubt(DiskId),
-    /// This many guests of a disk were not told that acknowledged writes may be lost.
+    /// This number of guests of a disk have not received a report that acknowledged writes may be
+    /// lost.
     FailuresOwed { disk: DiskId, count: u32 },
     /// Another program has taken over a disk's backing. The disk serves no requests any more.
     BackingLost(DiskId),

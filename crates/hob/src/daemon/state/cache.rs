@@ -70,14 +70,18 @@ impl CacheSpec {
             return Ok(());
         }
         Err(format!(
-            "dirty_stop ({dirty_stop}) can be at most dirty_start ({dirty_start}), that at most dirty_full ({dirty_full}), and \
-             that 1 to 100 percent"
+            "dirty_stop ({dirty_stop}) must be at most dirty_start ({dirty_start}), dirty_start at \
+            most dirty_full ({dirty_full}), and dirty_full 1 to 100 percent"
         ))
     }
 }
 
 fn is_default(verify: &Verify) -> bool {
     *verify == Verify::default()
+}
+
+fn is_none_lost(ring: &u32) -> bool {
+    *ring == 0
 }
 
 fn is_zero(size: &Size) -> bool {
@@ -147,7 +151,10 @@ pub(crate) struct JournalSpec {
     /// Highest ring number of the journal so far.
     #[serde(default)]
     pub(crate) ring: u32,
-    /// State of the backing when the cache was closed; removed when the cache is opened.
+    /// No clean data of rings up to this number counts: one of them was lost.
+    #[serde(default, skip_serializing_if = "is_none_lost")]
+    pub(crate) lost_ring: u32,
+    /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
     /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
@@ -178,6 +185,7 @@ impl JournalSpec {
         JournalSpec {
             owner: CacheOwner::random(),
             ring: 0,
+            lost_ring: 0,
             closed: None,
             evidence: None,
             foreign: false,
@@ -213,11 +221,16 @@ impl FromStr for CacheOwner {
     fn from_str(text: &str) -> Result<CacheOwner, String> {
         let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
-        number.map(CacheOwner).ok_or_else(|| format!("'{text}' is no owner; it has 32 hexadecimal digits"))
+        number.map(CacheOwner).ok_or_else(|| {
+            format!(
+                "'{text}' is not an owner id; an owner id has \
+            32 hexadecimal digits"
+            )
+        })
     }
 }
 
-/// Evidence as 32 hexadecimal digits.
+/// Serializes evidence as 32 hexadecimal digits.
 mod evidence {
     use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
 

@@ -21,7 +21,7 @@ pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
         return Err(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{shares}'"));
     }
     if limit == Some(0) || flash_limit == Some(0) || bytes_limit == Some(Size(0)) {
-        return Err("a limit of 0 lets nothing pass".to_owned());
+        return Err("a limit of 0 would permit no I/O".to_owned());
     }
     let rates = [("reservation", Some(reservation)), ("limit", limit), ("limit", flash_limit)];
     for (what, rate) in rates {
@@ -85,10 +85,10 @@ impl DatastoreState {
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.control, self.latency_ms) {
             (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {
-                Err(format!("a datastore's depth is 1 to {DEPTH_MAX}, not {depth}"))
+                Err(format!("the depth of a datastore must be 1 to {DEPTH_MAX}, not {depth}"))
             }
             (_, latency_ms) if !(1..=LATENCY_MS_MAX).contains(&latency_ms) => {
-                Err(format!("a latency is 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"))
+                Err(format!("the latency limit must be 1 to {LATENCY_MS_MAX} ms, not {latency_ms}"))
             }
             _ => Ok(()),
         }

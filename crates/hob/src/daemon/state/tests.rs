@@ -1,4 +1,4 @@
-//! The state file: kept whole, read back, refused when it is not understood.
+//! The state file: written completely, read again, and refused if it is invalid.
 
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
@@ -67,6 +67,7 @@ fn example() -> State {
                 journal: Some(JournalSpec {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
+                    lost_ring: 6,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     foreign: true,
@@ -151,7 +152,7 @@ fn a_broken_file_is_an_error_and_stays_as_it_is() {
     }
 }
 
-/// Promise 5: a shard dies of such numbers, with all of its disks.
+/// Promise 5: such numbers would end a shard with all of its disks.
 #[test]
 fn numbers_that_no_shard_takes_are_a_broken_file() {
     let own = |qos: Qos| State {
@@ -166,9 +167,9 @@ fn numbers_that_no_shard_takes_are_a_broken_file() {
     for (qos, what) in [
         (Qos { shares: 0, ..Qos::default() }, "not '0'"),
         (Qos { shares: 1_000_001, ..Qos::default() }, "1 to 1000000"),
-        (Qos { limit: Some(0), ..Qos::default() }, "lets nothing pass"),
-        (Qos { flash_limit: Some(0), ..Qos::default() }, "lets nothing pass"),
-        (Qos { bytes_limit: Some(Size(0)), ..Qos::default() }, "lets nothing pass"),
+        (Qos { limit: Some(0), ..Qos::default() }, "would permit no I/O"),
+        (Qos { flash_limit: Some(0), ..Qos::default() }, "would permit no I/O"),
+        (Qos { bytes_limit: Some(Size(0)), ..Qos::default() }, "would permit no I/O"),
         (Qos { reservation: 100_000_001, ..Qos::default() }, "more than 100000000"),
         (Qos { limit: Some(100_000_001), ..Qos::default() }, "more than 100000000"),
         (Qos { limit: Some(5), reservation: 6, ..Qos::default() }, "below the reservation"),
@@ -212,7 +213,7 @@ fn a_save_that_stops_half_way_leaves_the_old_state() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(dir.path()).unwrap();
     store.save(&example()).unwrap();
-    // Power was lost while the next state was being written.
+    // The power failed while the next state was being written.
     fs::write(dir.path().join("state.json.new"), b"{\"version\":1,\"po").unwrap();
     drop(store);
     let (store, state) = Store::open(dir.path()).unwrap();
@@ -259,7 +260,7 @@ fn the_next_state_takes_the_space_of_the_one_before_the_last() {
         assert_eq!(fs::metadata(dir.path().join("state.json")).unwrap().len(), bytes);
         assert_eq!(State::read(dir.path()).unwrap(), state);
     }
-    // A shorter state behind a longer one is read as what it is.
+    // A shorter state that overwrites a longer one is read correctly.
     state.disks.truncate(1);
     store.save(&state).unwrap();
     assert_eq!(State::read(dir.path()).unwrap(), state);
@@ -272,7 +273,7 @@ fn only_its_owner_reads_the_state() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
-    // As earlier versions left it.
+    // As earlier versions wrote it.
     fs::write(at("lock"), b"").unwrap();
     fs::set_permissions(at("lock"), fs::Permissions::from_mode(0o644)).unwrap();
     let (store, _) = Store::open(directory.path()).unwrap();

@@ -39,7 +39,7 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 pub(crate) struct TlsFiles {
     /// This host's certificate with its chain, PEM.
     pub(crate) cert: PathBuf,
-    /// Its private key, PEM.
+    /// Private key of the certificate, PEM.
     pub(crate) key: PathBuf,
     /// CA certificates for client certificates, PEM.
     #[serde(default)]
@@ -74,7 +74,7 @@ pub(crate) enum TlsError {
         source: rustls::Error,
     },
     /// The certificate authorities are unusable.
-    #[error("cannot use the authorities in {}: {why}", path.display())]
+    #[error("cannot use the CA certificates in {}: {why}", path.display())]
     Authorities {
         /// The file.
         path: PathBuf,

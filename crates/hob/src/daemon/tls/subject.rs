@@ -103,7 +103,7 @@ mod tests {
     fn two_names_are_none() {
         let one = certificate(&[(DnType::CommonName, "aa"), (DnType::CustomDnType(vec![2, 5, 4, 65]), "bb")]);
         assert_eq!(common_name(&one).as_deref(), Some("aa"));
-        // The pseudonym's number becomes the common name's.
+        // Changes the object identifier of the pseudonym to that of the common name.
         let mut two = one.clone();
         let at = two.windows(5).rposition(|w| w == [0x06, 0x03, 0x55, 0x04, 65]).unwrap();
         two[at + 4] = 0x03;

@@ -1,4 +1,4 @@
-//! An authority with certificates for tests, and what TLS does with them.
+//! A certificate authority for tests, and the use of its certificates in TLS.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -20,7 +20,7 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// A certificate and its key, PEM, for a server at 127.0.0.1 and hob.example.
+    /// Returns a certificate and its key (PEM) for a server at 127.0.0.1 and hob.example.
     pub(crate) fn server(&self) -> (String, String) {
         let params = CertificateParams::new(["127.0.0.1", "hob.example"].map(str::to_owned)).unwrap();
         let key = KeyPair::generate().unwrap();
@@ -34,18 +34,19 @@ impl Authority {
         params
     }
 
-    /// A certificate of a client of that common name, with `.example` among its DNS names.
+    /// Returns a certificate of a client with that common name and with `.example` among its DNS
+    /// names.
     pub(crate) fn client(&self, name: &str) -> (CertificateDer<'static>, KeyPair) {
         let key = KeyPair::generate().unwrap();
         (Self::client_params(name).signed_by(&key, &self.0).unwrap().der().clone(), key)
     }
 
-    /// The same as files: certificate and key.
+    /// Returns the same as files: certificate and key.
     pub(crate) fn client_files(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
         self.write_client(dir, name, Self::client_params(name))
     }
 
-    /// The same, but its time is over.
+    /// Returns the same with an expired certificate.
     pub(crate) fn expired_client_files(&self, dir: &Path, name: &str) -> (PathBuf, PathBuf) {
         let mut params = Self::client_params(name);
         params.not_after = date_time_ymd(2020, 1, 1);
@@ -61,14 +62,14 @@ impl Authority {
         (cert, key_file)
     }
 
-    /// The authority's own certificate as a file.
+    /// Returns the authority's own certificate as a file.
     pub(crate) fn file(&self, dir: &Path) -> PathBuf {
         let path = dir.join("ca.crt");
         std::fs::write(&path, self.0.pem()).unwrap();
         path
     }
 
-    /// A server's files; clients of this authority may come.
+    /// Returns a server's files; clients of this authority are admitted.
     pub(crate) fn server_files(&self, dir: &Path) -> TlsFiles {
         let (cert, key) = self.server();
         let files = TlsFiles {
@@ -113,7 +114,7 @@ fn files_that_cannot_be_used_are_named() {
     assert!(error(&files).contains("no private key"), "{}", error(&files));
 }
 
-/// A client that trusts `ca` and speaks those versions.
+/// Returns a client that trusts `ca` and supports these versions.
 fn connector(
     ca: &Path,
     versions: &[&'static rustls::SupportedProtocolVersion],
@@ -129,7 +130,7 @@ fn connector(
     Arc::new(config).into()
 }
 
-/// The certificate that a client is shown, and how the handshake went.
+/// Returns the certificate that a client receives, and the result of the handshake.
 async fn meet(
     tls: &Arc<Tls>,
     connector: &tokio_rustls::TlsConnector,
@@ -162,7 +163,7 @@ async fn each_connection_proves_anew_who_is_there() {
     let files = TlsFiles { client_ca: None, ..Authority::new().server_files(dir.path()) };
     let tls = Arc::new(Tls::load(files, WithoutCertificate::Refused).unwrap());
     for version in rustls::ALL_VERSIONS {
-        // The client would resume: it remembers what it was given.
+        // The client would resume its session.
         let connector = connector(&dir.path().join("ca.crt"), &[version]);
         for _ in 0..3 {
             let (_, kind) = meet(&tls, &connector).await;
@@ -183,7 +184,7 @@ async fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     assert!(tls.is_for("hob.example") && tls.is_for("127.0.0.1"));
     assert!(!tls.is_for("evil.example") && !tls.is_for("127.0.0.2") && !tls.is_for("a b"));
     let (cert, key) = authority.server();
-    // In the two steps of a careless renewal; the certificate does not fit the key in between.
+    // A renewal in two steps: in between, the certificate and the key do not match.
     std::fs::remove_file(&files.cert).unwrap();
     std::fs::write(&files.cert, &cert).unwrap();
     assert_eq!(first, shown(&tls, &ca).await);

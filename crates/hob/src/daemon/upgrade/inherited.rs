@@ -58,7 +58,8 @@ impl InheritedState {
             }
             Err(error) => {
                 tracing::error!(
-                    "the state of the previous program cannot be taken over, so its clients have to connect again: {error}"
+                    "cannot take over the state of the previous program, so its clients must \
+                    reconnect: {error}"
                 );
                 InheritedState { program, goes_on: true, ..InheritedState::default() }
             }
@@ -122,7 +123,8 @@ impl WaitingClients {
                 Ok(permit) => self.clients().push((client, Arc::new(permit))),
                 Err(_) => {
                     tracing::warn!(
-                        "a client has to connect again: the maximum number of connections is lower than before"
+                        "a client must reconnect: the maximum number of connections is lower than \
+                        before"
                     )
                 }
             }
@@ -141,7 +143,7 @@ impl WaitingClients {
             if tokio::time::Instant::now() >= end {
                 for (client, _) in std::mem::take(&mut *self.clients()) {
                     tracing::warn!(
-                        "a client of '{}' has to connect again: no such export",
+                        "a client of '{}' must reconnect: the export no longer exists",
                         client.entry.export
                     );
                 }
@@ -150,8 +152,8 @@ impl WaitingClients {
         }
     }
 
-    /// Takes the inherited clients that are still waiting for their disks, and leaves them to the
-    /// next program.
+    /// Takes the inherited clients whose disks are still not open, and hands them over to the next
+    /// program.
     pub(super) fn leave(&self) -> impl Iterator<Item = (ClientEntry, OwnedFd, Vec<u8>)> + use<> {
         let clients = std::mem::take(&mut *self.clients());
         clients.into_iter().map(|(client, _)| (client.entry, client.socket, client.received))

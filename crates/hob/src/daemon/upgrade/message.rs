@@ -66,7 +66,11 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
     for some in all.chunks(MESSAGE_FDS_MAX) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(some)), "there is room for that many");
+        assert!(
+            control.push(SendAncillaryMessage::ScmRights(some)),
+            "the buffer has room for this \
+            number of descriptors"
+        );
         rustix::net::sendmsg(&near, &[IoSlice::new(b"h")], &mut control, SendFlags::NOSIGNAL)?;
     }
     Ok(far)
@@ -78,7 +82,7 @@ pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;
-    // Neither other code nor a child may find the message there.
+    // Neither other code nor a child process may find the variable there.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     unpack(&message).map(Some)
 }
@@ -105,7 +109,7 @@ fn unpack(message: &OwnedFd) -> Result<(Record, Vec<OwnedFd>), MessageError> {
     }
     let mut text = File::from(fds.remove(0));
     if text.metadata()?.len() > RECORD_BYTES_MAX {
-        return Err(RecordError::Broken("it is far too long".to_owned()).into());
+        return Err(RecordError::Broken("the message is far too long".to_owned()).into());
     }
     let mut bytes = Vec::new();
     text.rewind()?;
@@ -138,7 +142,7 @@ mod tests {
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
             assert_eq!(File::from(fd).metadata().unwrap().len(), number as u64);
         }
-        // Its content was taken.
+        // The message was taken from the descriptor.
         assert!(unpack(&message).is_err());
     }
 
@@ -153,7 +157,7 @@ mod tests {
         rustix::net::send(&near, b"noise", SendFlags::empty()).unwrap();
         drop(near);
         assert!(matches!(unpack(&far), Err(MessageError::Record(_))));
-        // A pair that is open and empty.
+        // A socket pair that is open and has no data.
         let (_near, far) = pair();
         assert!(matches!(unpack(&far), Err(MessageError::System(_))));
     }

@@ -312,5 +312,5 @@ pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
         };
         tracing::error!("cannot start {}: {error}", program.display());
     }
-    error.context("the daemon has closed its caches and cannot go on")
+    error.context("the daemon has closed its caches and cannot continue")
 }

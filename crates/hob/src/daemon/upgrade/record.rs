@@ -1,4 +1,5 @@
-//! The record of an upgrade, which describes the descriptors that one hob leaves open for the next.
+//! The record of an upgrade, which describes the open descriptors that one hob process hands over
+//! to the next.
 //!
 //! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and
 //! then the unprocessed bytes that clients had sent, one client after the other in the table's
@@ -84,13 +85,13 @@ pub(crate) struct FileEntry {
 pub(crate) struct ClientEntry {
     /// Name of the export that the client requested.
     pub(crate) export: String,
-    /// The export's size that the client was told, bytes.
+    /// Size of the export that was announced to the client, bytes.
     pub(crate) size: u64,
-    /// The export's transmission flags that the client was told.
+    /// Transmission flags of the export that were announced to the client.
     pub(crate) flags: u16,
-    /// The minimum block size that the client was told, bytes.
+    /// Minimum block size that was announced to the client, bytes.
     pub(crate) block_min: u32,
-    /// The maximum request length that the client was told, bytes.
+    /// Maximum request length that was announced to the client, bytes.
     pub(crate) block_max: u32,
     /// True if structured replies were negotiated.
     pub(crate) structured_replies: bool,
@@ -107,10 +108,10 @@ pub(crate) struct ClientEntry {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     /// The bytes are not a record.
-    #[error("it is no record of a hand-over")]
+    #[error("the file is not a hand-off record of an upgrade")]
     Magic,
     /// The record has another version.
-    #[error("it has version {0}, and this hob knows version {VERSION}")]
+    #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
     /// The record contradicts itself.
     #[error("it is broken: {0}")]
@@ -132,18 +133,18 @@ impl Table {
             .iter()
             .any(|count| *count > ENTRIES_MAX)
         {
-            return Err(broken("it has too many entries"));
+            return Err(broken("the record has too many entries"));
         }
         if !texts.into_iter().all(|text| fits(text))
             || !paths.into_iter().all(|path| fits(&path.to_string_lossy()))
         {
-            return Err(broken("a name in it is too long"));
+            return Err(broken("a name in the record is too long"));
         }
         if self.files.iter().any(|file| !file.path.is_absolute() || file.mode > 0o7777) {
-            return Err(broken("a file in it cannot be one"));
+            return Err(broken("a file in the record is invalid"));
         }
         if self.clients.iter().any(|client| client.received as usize > RECEIVED_BYTES_MAX) {
-            return Err(broken("a client in it has sent too much"));
+            return Err(broken("a client in the record has too many bytes"));
         }
         Ok(())
     }
@@ -157,7 +158,7 @@ impl Record {
         self.table.check()?;
         let table = serde_json::to_vec(&self.table).map_err(|error| broken(&error.to_string()))?;
         if table.len() > TABLE_BYTES_MAX {
-            return Err(broken("its table is too long"));
+            return Err(broken("the table of the record is too long"));
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());
@@ -179,29 +180,29 @@ impl Record {
         }
         let length = number(20) as usize;
         if length > TABLE_BYTES_MAX {
-            return Err(broken("its table is too long"));
+            return Err(broken("the table of the record is too long"));
         }
         let Some((table, mut rest)) = rest.split_at_checked(length) else {
-            return Err(broken("its table ends too early"));
+            return Err(broken("the table of the record ends too early"));
         };
         let table: Table = serde_json::from_slice(table).map_err(|error| broken(&error.to_string()))?;
         table.check()?;
         if table.descriptors() != descriptors {
             return Err(broken(&format!(
-                "it lists {} descriptors, and {descriptors} were received",
+                "the record lists {} descriptors, and {descriptors} were received",
                 table.descriptors()
             )));
         }
         let mut received = Vec::with_capacity(table.clients.len());
         for client in &table.clients {
             let Some((own, others)) = rest.split_at_checked(client.received as usize) else {
-                return Err(broken("it ends too early"));
+                return Err(broken("the record ends too early"));
             };
             received.push(own.to_vec());
             rest = others;
         }
         if !rest.is_empty() {
-            return Err(broken("there is something behind its end"));
+            return Err(broken("the record has bytes after its end"));
         }
         Ok(Record { table, received })
     }
@@ -308,7 +309,7 @@ mod tests {
             if next() % 4 == 0 {
                 changed.truncate(next() as usize % changed.len());
             }
-            // A change of a letter in a name may leave the record valid.
+            // The record may stay valid if only a letter of a name changes.
             if let Ok(record) = Record::decode(&changed, 6) {
                 assert_eq!(record.table.descriptors(), 6);
             }

@@ -19,8 +19,8 @@ fn curve(block_bytes: u64, points: &[(u64, f64)]) -> LiveCurve {
     }
 }
 
-/// A hot set of 64 MiB with 70 % of the reads, and a tail that ends at 80 %. Blocks of 64 KiB are half
-/// empty.
+/// Returns a hot set of 64 MiB with 70 % of the reads, and colder data up to 80 %. Blocks of 64 KiB
+/// are half empty.
 fn disk(cache: Option<LiveCache>) -> Live {
     Live {
         disk: "vm".into(),
@@ -49,7 +49,7 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     let advice = advice(&disk(None), None);
     assert_eq!((advice.verdict, advice.target.best_read_hit_ratio), (Verdict::Cache, 0.8));
     let advised = advice.recommendation.unwrap();
-    // 72 % need 64 MiB and a fifth of the tail, rounded up.
+    // 72 % need 64 MiB and a fifth of the colder data, rounded up.
     assert_eq!((advised.cache_bytes, advised.block_bytes), (rounded((64.0 + 179.2) * MIB as f64), 16_384));
     assert!((advised.read_hit_ratio - 0.72).abs() < 0.005, "{advised:?}");
     assert_eq!(advice.knee.unwrap().cache_bytes, 64 * MIB);
@@ -119,8 +119,8 @@ fn what_is_not_known_is_said() {
     }
 }
 
-/// A cache of 512 MiB should shrink to 64 MiB at the knee: not before it is warm, and not if that costs
-/// hits.
+/// A cache of 512 MiB should shrink to 64 MiB at the knee, but not before it is warm, and not if
+/// that costs hits.
 #[test]
 fn a_young_cache_is_not_made_smaller() {
     let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });

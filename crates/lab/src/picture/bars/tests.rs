@@ -1,4 +1,4 @@
-//! How long bars are, what is written beside them, and when they lie down.
+//! Lengths of bars, their labels, and when bars are horizontal.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn published_and_measured() -> BarChart {
         .group(BarGroup::new("calibration", [Bar::Value(-0.5), Bar::Value(1.0)]))
 }
 
-/// Position and size of every bar, but neither paper nor legend.
+/// Returns the position and size of every bar, without background and legend.
 fn rects(svg: &str, legend: usize) -> Vec<[f64; 4]> {
     let part = |tag: &str, name: &str| -> f64 {
         tag.split(&format!("{name}=\"")).nth(1).unwrap().split('"').next().unwrap().parse().unwrap()

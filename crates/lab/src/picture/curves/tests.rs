@@ -1,4 +1,4 @@
-//! Where curves put their points, names and markers.
+//! Positions of curves' points, names and markers.
 
 use super::*;
 use crate::picture::Unit;
@@ -7,14 +7,14 @@ fn axis() -> Axis {
     Axis::new("", Unit::Count)
 }
 
-/// Numbers of the n-th element that has this attribute.
+/// Returns the numbers of the n-th element with this attribute.
 fn numbers(svg: &str, element: &str, attribute: &str, n: usize) -> Vec<f64> {
     let tag = svg.split(&format!("<{element} ")).nth(n + 1).unwrap();
     let value = tag.split(&format!("{attribute}=\"")).nth(1).unwrap().split('"').next().unwrap();
     value.split([' ', ',']).filter(|text| !text.is_empty()).map(|text| text.parse().unwrap()).collect()
 }
 
-/// Words of the picture with their places.
+/// Returns the words of the picture with their positions.
 fn words_of(svg: &str) -> Vec<(String, f64, f64)> {
     let texts = svg.split("<text ").skip(1);
     texts

@@ -1,11 +1,12 @@
-//! The picture's arithmetic, and what the file must contain whatever the runs were.
+//! The picture's arithmetic, and the required content of the file for any runs.
 
 use super::*;
 use crate::picture::scale::count_text;
 use crate::prng::Prng;
 use crate::workload::{Pattern, Workload, WorkloadConfig};
 
-/// A made-up run: `hits` of 1000 requests take tens of microseconds, the others tens of milliseconds.
+/// Returns a synthetic run: `hits` of 1000 requests take tens of microseconds, and the others tens
+/// of milliseconds.
 fn run(count: u64, gap_ns: u64, hits: impl Fn(u64) -> u64, known: bool, seed: u64) -> Vec<Sample> {
     let mut dice = Prng::new(seed);
     (0..count)
@@ -35,7 +36,7 @@ fn drawn(samples: &[Vec<Sample>; 3]) -> String {
     render(&text, &phases).unwrap()
 }
 
-/// `HOB_PICTURES=dir cargo test -p hob-lab pictures` leaves the files there to be looked at.
+/// `HOB_PICTURES=dir cargo test -p hob-lab pictures` keeps the files there for inspection.
 #[test]
 fn pictures_are_small_and_say_what_they_show() {
     for known in [false, true] {

@@ -64,7 +64,7 @@ pub struct Owners {
     pub hosts: usize,
     /// Total number of disks on all hosts.
     pub disks: usize,
-    /// Number of hosts that know each disk, limited to the number of hosts.
+    /// Number of hosts that are configured with each disk, limited to the number of hosts.
     pub known_by: usize,
     /// Number of hosts that are killed at the same time.
     pub killed: usize,

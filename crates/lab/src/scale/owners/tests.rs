@@ -50,10 +50,10 @@ fn disks_of_a_killed_host_are_away_for_a_lease_settling_and_little_more() {
 fn hosts_that_hear_ask_next_to_nothing_however_many_disks_they_wait_for() {
     let hears = played(&small(Pacing::ClusterEvent));
     let looks = played(&small(Pacing::Looks));
-    // 80 disks, each waited for by three.
+    // 80 disks, and three hosts wait for each.
     assert!((looks.steady.looks - 240.0).abs() < 5.0, "{:?}", looks.steady);
     assert!(hears.steady.looks < 8.0, "{:?}", hears.steady);
-    // Two for each renewal, four renewals for each lease and host.
+    // Two for each renewal, and four renewals for each lease and host.
     for outcome in [&hears, &looks] {
         assert!((outcome.steady.renewals - 3.2).abs() < 0.2, "{:?}", outcome.steady);
         assert!(outcome.steady.takes == 0.0 && outcome.steady.news == 0.0);

@@ -1,4 +1,4 @@
-//! The golden bytes, blocks and pipes, torn tails, and what is refused.
+//! The golden bytes, blocks and pipes, truncated ends, and refused input.
 
 use std::io::Cursor;
 

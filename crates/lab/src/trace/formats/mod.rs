@@ -57,7 +57,7 @@ impl FormatInfo {
     pub fn named(name: &str) -> anyhow::Result<&'static FormatInfo> {
         match FORMATS.iter().find(|format| format.name == name) {
             Some(format) => Ok(format),
-            None => bail!("'{name}' is no trace format; these are: {}", names()),
+            None => bail!("'{name}' is not a trace format; the formats are {}", names()),
         }
     }
 
@@ -234,7 +234,7 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
         bail!("{name} is empty");
     }
     if let Some(what) = package(head.bytes) {
-        bail!("{name} is a {what}: unpack it and name the trace in it");
+        bail!("{name} is a {what}: unpack it, and pass the trace in it");
     }
     let best = FORMATS
         .iter()

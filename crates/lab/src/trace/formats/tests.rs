@@ -1,4 +1,5 @@
-//! Each format on data made here: told by its content, read right, bad lines named, cut off anywhere.
+//! Tests each format with data made here: detection by content, correct parsing, errors for bad
+//! lines, and truncation at any position.
 
 use std::io::Cursor;
 
@@ -15,7 +16,7 @@ fn record(at_us: u64, op: Op, offset: u64, len: u32, disk: u16) -> Record {
     Record { at_ns: at_us * 1_000, offset, len, op, disk }
 }
 
-/// A text format's sample, what is in it, and a line of it that is bad.
+/// A text format's sample, its expected records, and an invalid line.
 struct Sample {
     format: &'static str,
     text: &'static str,
@@ -510,7 +511,7 @@ fn srt_knows_its_sectors() {
     assert_eq!(said, "record 3: the record says it has 3 bytes; what follows is not read");
 }
 
-/// Traces in the binary formats, to be damaged.
+/// Traces in the binary formats, which tests damage.
 pub(in super::super) fn binary_samples() -> Vec<(&'static str, Vec<u8>)> {
     let hob = [
         super::super::binary::Header::default().encode().to_vec(),
@@ -545,7 +546,7 @@ fn names_are_unique_and_every_row_is_filled() {
     }
 }
 
-/// A trace of hob's own that holds nothing good, or nothing at all, is still one.
+/// A trace in hob's own format without valid records, or without any, is still detected.
 #[test]
 fn the_header_of_hobs_csv_settles_its_format() {
     for (text, bad) in [("", 0), ("x\n-1,R,0,1\n1,R,9223372036854775808,1\n5,R,0\r\n", 4)] {

@@ -1,13 +1,13 @@
 //! Parses both record versions of vSCSI traces of VMware virtual disks, which CloudPhysics
 //! collected.
 //!
-//! Little-endian records without a header. Version 1 has 32 bytes: serial u32, length u32, segments
-//! u32, command u16, version u16, block u64, time u64. Version 2 has 40: command u16, version u16,
-//! serial u32, length u32, segments u32, block u64, time u64, response time u64. The version number
-//! is in the upper byte of the version field. Lengths are in bytes, blocks have 512 bytes, and
-//! times are in µs. The lower byte of the command is the SCSI operation code. Commands that move no
-//! data of the disk are ignored. Source: Waldspurger et al., FAST 2015, and the reader of
-//! libCacheSim (`vscsi.h`); codes: SBC-4.
+//! The records are little-endian, and the file has no header. Version 1 has 32 bytes: serial u32,
+//! length u32, segments u32, command u16, version u16, block u64, time u64. Version 2 has 40:
+//! command u16, version u16, serial u32, length u32, segments u32, block u64, time u64, response
+//! time u64. The version number is in the upper byte of the version field. Lengths are in bytes,
+//! blocks have 512 bytes, and times are in µs. The lower byte of the command is the SCSI operation
+//! code. Commands that move no data of the disk are ignored. Source: Waldspurger et al., FAST 2015,
+//! and the reader of libCacheSim (`vscsi.h`); codes: SBC-4.
 
 use std::io;
 

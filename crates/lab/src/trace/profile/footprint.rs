@@ -1,8 +1,8 @@
 //! Set of touched sectors: a bitmap in chunks of 512 sectors, by disk and position.
 //!
 //! If there are too many chunks, half of them are dropped permanently, chosen by a hash of their
-//! position. The halving is repeated as necessary, and the number of touched sectors is scaled up.
-//! The method is spatial sampling as in SHARDS (Waldspurger et al., FAST 2015).
+//! position. The sample is halved as often as necessary, and the number of touched sectors is
+//! scaled up. The method is spatial sampling as in SHARDS (Waldspurger et al., FAST 2015).
 
 use std::collections::HashMap;
 
@@ -19,7 +19,8 @@ const CHUNK_BITS: u32 = 42;
 pub(super) struct SectorSet {
     chunks: HashMap<u64, [u64; 8]>,
     chunks_max: usize,
-    /// Number of halvings: chunks are in the sample if their hash is below 2⁶⁴ ≫ `halvings`.
+    /// How many times the sample was halved: chunks are in the sample if their hash is below 2⁶⁴ ≫
+    /// `halvings`.
     halvings: u32,
     sectors: u64,
     touches: u64,

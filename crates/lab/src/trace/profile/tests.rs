@@ -1,4 +1,4 @@
-//! A profile worked out by hand, and the ends of the scale.
+//! A hand-computed profile, and extreme values.
 
 use super::*;
 

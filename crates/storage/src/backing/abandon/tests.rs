@@ -1,4 +1,4 @@
-//! What becomes of requests that a made-up driver never ends, or ends late.
+//! Requests that a simulated driver never completes, or completes late.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ struct CompletionQueue {
     is_closing: bool,
 }
 
-/// Ends requests when it is told to.
+/// Completes requests when the test says so.
 struct Fake(BackingInfo, Arc<Mutex<CompletionQueue>>);
 
 impl Driver for Fake {
@@ -136,7 +136,7 @@ fn a_request_that_hangs_is_abandoned_and_its_memory_stays_until_it_ends() {
     assert_eq!(bench.backing.poll_abandoned(), Some(IoId(1)));
     assert_eq!((bench.backing.poll_abandoned(), bench.backing.poll_done()), (None, None));
     assert_eq!(bench.backing.monitor().condition(), crate::backing::Condition::Connected, "none waits");
-    // Whoever asked has no use for its memory any more.
+    // The caller does not need its memory any more.
     bench.ring.arena_mut().release(slice.id);
     let used = bench.ring.arena().used();
     bench.backing.close(&mut bench.ring);

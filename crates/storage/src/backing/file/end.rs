@@ -36,8 +36,8 @@ impl FileBacking {
         let short = (size_bytes < full).then_some(size_bytes);
         if short.is_some() && self.end.short.is_none() {
             tracing::error!(
-                "{}: the file has shrunk from {full} to {size_bytes} bytes. What was past its end is lost; I/O there fails until \
-                 'truncate --size={full}' makes it as large as it was",
+                "{}: the file has shrunk from {full} to {size_bytes} bytes. Data past its end is \
+                lost, and I/O there fails until you restore the size with 'truncate --size={full}'",
                 self.info.description
             );
         }

@@ -37,7 +37,7 @@ pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
         let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => data.min(end),
             Err(Errno::NXIO) => end,
-            // Not known: data everywhere is never wrong.
+            // The holes are unknown; reporting data everywhere is always correct.
             Err(_) => {
                 extents.push(StatusExtent { len: end - at, hole: false, zero: false });
                 break;
@@ -59,7 +59,7 @@ pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
 /// Returns the time of a file's last change. May block while the file's filesystem hangs.
 pub(super) fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
     if let Some(volatile) = volatile {
-        // Data that is written back later would look like another program's change.
+        // If data is written back later, that looks like a change by another program.
         volatile.settle().ok()?;
     }
     let file = File::from(file.try_clone().ok()?);

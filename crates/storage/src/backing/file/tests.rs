@@ -1,4 +1,4 @@
-//! How many I/Os of a file that may hang occupy workers.
+//! Limits the number of worker threads that I/Os of a hanging file occupy.
 
 use hob_engine::io::Target;
 use hob_engine::units::DiskId;
@@ -6,7 +6,7 @@ use hob_engine::units::DiskId;
 use super::*;
 use crate::ring::RingConfig;
 
-/// More than may occupy a worker.
+/// More than may occupy worker threads.
 const CHANGES: u32 = 200;
 
 #[test]

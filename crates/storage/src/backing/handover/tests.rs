@@ -1,4 +1,4 @@
-//! Which of the two is asked for what. The drivers are made up; what they move is nothing.
+//! Which of the two backings receives which requests. The drivers are simulated and move no data.
 
 use hob_engine::io::{BufferSlice, Durability, Target};
 use hob_engine::units::{BufferId, DiskId};
@@ -6,7 +6,7 @@ use hob_engine::units::{BufferId, DiskId};
 use super::*;
 use crate::ring::RingConfig;
 
-/// Remembers what it was asked for, and ends it as it is told.
+/// Records its requests, and completes them when the test says so.
 struct Fake {
     info: BackingInfo,
     asked: std::sync::Arc<std::sync::Mutex<Vec<Io>>>,
@@ -243,7 +243,7 @@ fn what_was_written_stays_own_whatever_the_peer_lists_later() {
     let before = bench.submit(WRITE, 14, 1);
     let peer = bench.peer();
     let after = bench.submit(WRITE, 16, 1);
-    // The rest of the list, and then all of it anew, as after its connection broke.
+    // The rest of the list, and then the whole list again, as after a lost connection.
     for _ in 0..2 {
         bench.both.peer_has(10, 20);
         let written = [bench.submit(IoOp::Read, 14, 1), bench.submit(IoOp::Read, 15, 3)];

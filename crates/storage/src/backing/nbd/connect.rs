@@ -58,7 +58,8 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
         }
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
-                // Requests are small and must not wait for each other; a silent peer is to be noticed.
+                // Requests are small and must not wait for each other (TCP_NODELAY). The keep-alive
+                // detects a peer that does not answer.
                 let _ = stream.set_nodelay(true);
                 let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
                 return Ok(stream);
@@ -80,7 +81,8 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
     rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
-    // A host that confirmed a request and vanished is noticed too: a request may wait without a limit.
+    // This also detects a host that confirmed a request and then vanished, because a request may
+    // wait without a time limit.
     let probe_after = silence_max.clamp(Duration::from_secs(1), KEEPALIVE_IDLE);
     rustix::net::sockopt::set_tcp_keepidle(stream, probe_after)?;
     rustix::net::sockopt::set_tcp_keepintvl(stream, probe_after)?;
@@ -92,7 +94,7 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
 pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, None);
     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
-    // A server must survive without it.
+    // A server must keep running if the client closes the connection without this command.
     let _ = rustix::net::send(socket, &request::disconnect(), flags);
 }
 
@@ -188,7 +190,7 @@ impl Attempt {
         let uri = uri.clone();
         std::thread::Builder::new().name("hob-nbd-connect".into()).spawn(move || {
             let ready = before.map_or(Ok(()), |before| before());
-            // Nobody listens any more when the backing was closed meanwhile; the socket is dropped then.
+            // If the backing was closed meanwhile, no code receives the socket, and it is dropped.
             let _ = sender.send(ready.and_then(|()| connect(&uri, limit, silence_max)));
             drop(theirs);
         })?;
@@ -216,7 +218,7 @@ mod tests {
             forget_at_end(&stream, Duration::from_secs(7)).unwrap();
             (stream, listener.accept().unwrap().0)
         };
-        // A peer with a reset connection, unlike a closed one, receives nothing more.
+        // If a connection is reset instead of closed, the peer receives nothing more.
         let is_reset = |peer: &mut TcpStream| {
             let mut byte = [0];
             peer.read(&mut byte).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)

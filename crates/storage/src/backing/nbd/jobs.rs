@@ -32,7 +32,8 @@ pub(super) enum What {
     WriteZeroData,
     WriteZeroes(CommandFlags),
     Trim,
-    /// A flush that covers the changes acknowledged before it; `mark` is their number.
+    /// A flush that covers the changes acknowledged before it; `mark` is the number of these
+    /// changes.
     Flush {
         mark: u64,
         /// Whether the flush makes a write durable, because the server has no FUA.
@@ -164,7 +165,7 @@ impl Jobs {
         matches.then_some(slot)
     }
 
-    /// Returns what the reply decoder needs to know of the request with this cookie.
+    /// Returns the properties of the request with this cookie that the reply decoder needs.
     pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
         let request = &self.requests[self.find(cookie)? as usize];
         Some(Expected { command: request.command(), offset: request.offset, length: request.len })

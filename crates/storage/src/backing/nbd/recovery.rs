@@ -29,7 +29,8 @@ impl NbdBacking {
     /// again.
     fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
         let oldest = self.waiting_since().unwrap_or(now).min(now);
-        // A server that another is to replace has no outage, and nor has a disk that another host owns.
+        // There is no outage while a server is replaced on purpose, or while another host owns the
+        // disk.
         if self.hold != Hold::Lost && !self.is_provisional() {
             self.options.monitor.note_outage(Duration::from_nanos(now - oldest), why);
         }
@@ -161,7 +162,7 @@ impl NbdBacking {
         };
         ring.detach(fd);
         match attempt.result() {
-            // It may have begun before.
+            // The outage may have begun earlier.
             Ok(_) if self.hold != Hold::No => self.state = State::Pausing(now),
             Ok(link) if !self.is_same_disk(&link.negotiated) => {
                 let (was, is) = (self.info.size_bytes, link.negotiated.size_bytes);
@@ -169,7 +170,8 @@ impl NbdBacking {
                     backing = self.info.description,
                     was,
                     is,
-                    "the server is back with another or a smaller disk; this disk fails until it is removed and added again"
+                    "the server is back, but its disk is another one or smaller; I/O fails until \
+                    the disk is removed and added again"
                 );
                 self.options.monitor.note_failed(&format!(
                     "the server is back with another or a smaller disk ({is} bytes instead of {was})"
@@ -186,7 +188,7 @@ impl NbdBacking {
                         backing = self.info.description,
                         was,
                         is,
-                        "the export has grown; 'hob disk resize' lets the disk have all of it"
+                        "the export has grown; run 'hob disk resize' to grow the disk"
                     );
                 }
                 self.start_connection(ring, link);

@@ -53,7 +53,7 @@ impl Disk {
         let flush = tokio::spawn(async move {
             let _turn = disk.turn.lock().await;
             disk.check_ours()?;
-            // Whoever had the turn may have done it for us.
+            // The previous commit may already include these changes.
             if disk.state().committed >= wanted { Ok(()) } else { disk.commit(After::Goes).await }
         });
         flush.await.expect("flushes do not panic")
@@ -106,14 +106,14 @@ impl Disk {
         if seen > committed
             && let Err(error) = self.flush().await
         {
-            tracing::warn!("writes to the disk do not reach the object store: {error:?}");
+            tracing::warn!("cannot write changes of the disk to the object store: {error:?}");
         }
         changes
     }
 
     /// Marks the disk as lost if another writer has taken it.
     pub(super) async fn look_who_has_it(&self) {
-        // A commit in progress finds out anyway.
+        // A commit in progress detects this in any case.
         let Ok(_turn) = self.turn.try_lock() else { return };
         self.look_at_next().await;
     }
@@ -149,7 +149,7 @@ impl Disk {
             result = self.publish(point, after).await.map_err(|error| io_error(&error));
         }
         if std::mem::take(&mut self.state().missed) {
-            // Another owner of the disk may have deleted it.
+            // Another owner of the disk may have deleted the object.
             self.look_at_next().await;
         }
         self.state().committing = false;
@@ -213,7 +213,7 @@ impl Disk {
                 garbage.extend(self.install(&manifest, pages.is_some(), point, &garbage));
                 self.forget(garbage);
             }
-            // It may be there all the same, until the next one is.
+            // The manifest may exist nevertheless, until the next one exists.
             Err(_) => self.state().garbage.extend(renewed),
         }
         result
@@ -278,7 +278,7 @@ impl Disk {
             }
         }
         if let Err(error) = result {
-            // Pages that were put are unreferenced.
+            // Pages that were stored are unreferenced.
             let state = &mut *self.state();
             let made = pages.iter().zip(&state.pages).enumerate().filter(|(_, (new, old))| new != old);
             state.garbage.extend(made.map(|(page, (new, _))| Name::Page(page as u32, *new)));
@@ -314,10 +314,7 @@ impl Disk {
     fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
         match Manifest::decode(bytes, sequence) {
             Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,
-            Ok(there) => tracing::error!(
-                "the disk was taken over by {}: writes on this host are not part of the disk any more",
-                there.owner
-            ),
+            Ok(there) => tracing::error!("{} took over the disk: writes on this host are lost", there.owner),
             Err(error) => {
                 tracing::error!(
                     "{}: {error}: this host can no longer flush the disk",

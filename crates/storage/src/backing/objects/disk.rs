@@ -30,8 +30,8 @@ use super::owner::{Here, Owner};
 use super::store::{RetryingStore, StoreError};
 use crate::backing::StatusExtent;
 
-/// Memory for data that is not in the store yet, bytes. A disk of large objects has at least
-/// `LAYERS_MIN` layers.
+/// Maximum memory for data that is not in the store yet, bytes. A disk of large objects has at
+/// least `LAYERS_MIN` layers.
 const LAYER_BYTES_MAX: u64 = 64 << 20;
 const LAYERS_MIN: u64 = 4;
 
@@ -239,14 +239,15 @@ impl Disk {
                     layer::fill(out, &missing, &bytes);
                     return Ok(());
                 }
-                // It was replaced and deleted since the look at the map; or it should be there, and is not.
+                // The object was replaced and deleted after the map was read; or it should exist
+                // and does not.
                 Err(StoreError::Absent) => gone = generation,
                 Err(error) => return Err(io_error(&error)),
             }
         }
         self.look_who_has_it().await;
         tracing::error!(
-            "{} is not in the object store: data is lost, or another host writes this disk",
+            "the object {} is not in the object store: data is lost, or another host writes this disk",
             Name::Data(part.index, gone)
         );
         Err(IoError::Failed)
@@ -260,7 +261,7 @@ impl Disk {
         if (first, last) == (offset, end) {
             return self.change(offset, data.len() as u64, Change::Write(&data)).await;
         }
-        // Units are whole: the other bytes of the first and the last one are written again.
+        // hob writes whole units: the other bytes of the first and the last unit are written again.
         let mut whole = Vec::with_capacity((last - first) as usize);
         if first < offset {
             whole.extend(self.read(first, offset - first).await?);
@@ -285,7 +286,7 @@ impl Disk {
         if offset + len > end {
             self.write(end, vec![0; (offset + len - end) as usize].into()).await?;
         }
-        // Each object by itself: a range may have any number of them.
+        // Each object is handled separately, because a range may have any number of objects.
         for part in self.parts(first, end - first) {
             let at = part.index * self.shape.object_bytes + part.at as u64;
             self.change(at, part.len as u64, Change::Zero(kept)).await?;
@@ -359,7 +360,7 @@ impl Disk {
                 }
             }
         }
-        // Waiting does not help a full layer.
+        // Waiting does not make room in a full layer.
         let is_full = |part: &&Part| state.dirty.get(&part.index).is_some_and(|(_, layer)| layer.is_full());
         let full: Vec<u64> = parts.iter().filter(is_full).map(|part| part.index).collect();
         Ok(Tried::Done(full.into_iter().filter(|index| state.begin(*index)).collect()))
@@ -467,7 +468,8 @@ impl Disk {
             return;
         }
         if self.deletions.fetch_add(names.len(), Ordering::Relaxed) > DELETIONS_MAX {
-            // The store is slower than the writes. The next opening finds these objects.
+            // The store is slower than the writes. When the disk is opened next, these objects are
+            // found.
             self.deletions.fetch_sub(names.len(), Ordering::Relaxed);
             self.state().leftovers = true;
             return;

@@ -91,12 +91,13 @@ impl Shape {
     pub(super) fn check(&self) -> Result<(), String> {
         let Shape { size_bytes, object_bytes, .. } = *self;
         if !object_bytes.is_power_of_two() || !(OBJECT_BYTES_MIN..=OBJECT_BYTES_MAX).contains(&object_bytes) {
-            return Err(format!("objects have 64 KiB to 64 MiB, a power of two, not {object_bytes} bytes"));
+            return Err(format!(
+                "the object size must be a power of two from 64 KiB to 64 MiB, not \
+                {object_bytes} bytes"
+            ));
         }
         if size_bytes == 0 || !size_bytes.is_multiple_of(SIZE_UNIT) {
-            return Err(format!(
-                "the size is a whole, positive number of 512-byte sectors, not {size_bytes} bytes"
-            ));
+            return Err(format!("the size must be a positive multiple of 512 bytes, not {size_bytes} bytes"));
         }
         if size_bytes.div_ceil(object_bytes) > OBJECTS_MAX {
             return Err(format!(
@@ -168,7 +169,7 @@ impl Manifest {
         bytes
     }
 
-    /// Decodes the manifest named `sequence`. The error is a text for users.
+    /// Decodes the manifest with the number `sequence`. The error is a text for users.
     pub(super) fn decode(bytes: &[u8], sequence: u64) -> Result<Manifest, String> {
         check(bytes, MANIFEST_MAGIC, TABLE_AT)?;
         let shape = Shape {
@@ -178,10 +179,13 @@ impl Manifest {
         };
         shape.check()?;
         if u64_at(bytes, 0x10) != sequence {
-            return Err(format!("it is manifest {} under the name of {sequence}", u64_at(bytes, 0x10)));
+            return Err(format!(
+                "its number is {}, and its name has the number {sequence}",
+                u64_at(bytes, 0x10)
+            ));
         }
         if u64_at(bytes, 0x50) != 0 {
-            return Err("it has features that this hob does not know: use a newer one".into());
+            return Err("it has features that this hob does not support: use a newer version".into());
         }
         let (epoch, flags) = (u64_at(bytes, 0x38), u64_at(bytes, 0x48));
         let (pages, changes) = (u32_at(bytes, 0x58) as usize, u32_at(bytes, 0x5C) as usize);
@@ -279,7 +283,7 @@ fn check(bytes: &[u8], magic: &[u8; 8], at_least: usize) -> Result<(), String> {
     }
     match u32_at(bytes, 0x08) {
         VERSION => Ok(()),
-        newer => Err(format!("format version {newer} is not known: use a newer hob")),
+        newer => Err(format!("format version {newer} is unknown: use a newer version of hob")),
     }
 }
 

@@ -162,7 +162,7 @@ fn refuse(spec: &str, trouble: Trouble) -> OpenError {
     match trouble {
         Trouble::InUse(owner) => OpenError::Unfit {
             what: spec.to_owned(),
-            reason: format!("it is in use: {owner}. One disk has one writer"),
+            reason: format!("the disk is in use: {owner}. A disk can have only one writer"),
         },
         Trouble::Unfit(reason) => OpenError::Unfit { what: spec.to_owned(), reason },
         Trouble::Store(reason) => OpenError::Connect { peer: spec.to_owned(), reason },
@@ -212,8 +212,8 @@ pub(super) fn open(
     }))
 }
 
-/// Returns the change mark: the number of the disk's content takes the place of a modification
-/// time.
+/// Returns the change token of the disk: the number of the disk's content, in place of a
+/// modification time.
 fn mark(worker: &Worker) -> Option<ChangeMark> {
     let content = worker.disk.mark()?;
     Some(ChangeMark { size_bytes: worker.disk.shape.size_bytes, modified_ns: content as i64 })

@@ -39,7 +39,7 @@ pub(super) async fn newest(store: &RetryingStore) -> Result<Option<Manifest>, Tr
     for _ in 0..LOOKS_MAX {
         let Some(sequence) = store.manifests().await?.into_iter().max() else { return Ok(None) };
         match store.get(Name::Manifest(sequence), None).await {
-            // Its successor was written.
+            // The next manifest was written.
             Err(StoreError::Absent) => {}
             found => {
                 let manifest = Manifest::decode(&found?, sequence);
@@ -124,13 +124,14 @@ async fn take(
         let found = newest(store).await?;
         let before = found.ok_or_else(no_disk)?;
         may(&before)?;
-        // Before anything is put: a disk that cannot be loaded is tried again and again, and that manifest may have to stay for ever.
+        // This is checked before anything is stored: hob retries opening a disk that cannot be
+        // loaded again and again, and each manifest that is stored may stay forever.
         let map = match taking {
             Taking::Own => load(store, &before).await,
             Taking::Release => Ok(Map::new(&before.shape)),
         };
         let map = match map {
-            // It has a successor, perhaps.
+            // The manifest may have a successor.
             Err(StoreError::Absent) if is_over(store, &before).await? => continue,
             map => map?,
         };
@@ -148,12 +149,12 @@ async fn take(
             ..before.clone()
         };
         match store.create(Name::Manifest(manifest.sequence), manifest.encode().into()).await {
-            // Somebody else was faster.
+            // Another host was faster.
             Err(StoreError::Present) => continue,
             result => result?,
         }
-        // The number may have been free because other writers had deleted it after use: then there
-        // are later ones.
+        // The number may have been free because other writers deleted it after use. Then there are
+        // manifests with higher numbers.
         if !is_over(store, &manifest).await? {
             return Ok(Taken { before, manifest, map });
         }
@@ -188,7 +189,7 @@ pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trou
     for _ in 0..LOOKS_MAX {
         let manifest = newest(&store).await?.ok_or_else(no_disk)?;
         match load(&store, &manifest).await {
-            // It has a successor meanwhile.
+            // Meanwhile the manifest has a successor.
             Err(StoreError::Absent) => {}
             map => return Ok(Disk::new(store, Owner::default(), &manifest, state(&manifest, map?), None)),
         }
@@ -215,8 +216,8 @@ pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) 
             OwnerLiveness::Gone => Ok(()),
             OwnerLiveness::Here => Err(Trouble::InUse(there.owner.to_string())),
             OwnerLiveness::Elsewhere => Err(Trouble::Unfit(format!(
-                "{} has it, or had it and did not close it. One disk has one writer: end that one; if it is gone for good, \
-                 say so with 'hob objects unlock'",
+                "{} has the disk open, or did not close it. A disk can have only one writer: end \
+                that process; if it will never return, run 'hob objects unlock'",
                 there.owner
             ))),
         }

@@ -84,7 +84,7 @@ impl Owner {
             return if rebooted { OwnerLiveness::Gone } else { OwnerLiveness::Elsewhere };
         }
         if self.space != this.space {
-            // Another container, of which nothing can be seen from here.
+            // The owner is in another container, whose processes are not visible here.
             return OwnerLiveness::Elsewhere;
         }
         let is_this = self.process == this.process && self.started == this.started;
@@ -127,7 +127,8 @@ impl std::fmt::Display for Owner {
         if *self == Owner::default() {
             return f.write_str("nobody");
         }
-        // The store's content is not trusted: it must not control a terminal.
+        // The text from the store is not trusted, so it must not contain control characters for a
+        // terminal.
         let host: String = self.host.chars().filter(|c| !c.is_control()).collect();
         write!(f, "process {} on host {host}", self.process)
     }
@@ -137,7 +138,7 @@ impl std::fmt::Display for Owner {
 /// exist.
 fn started(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may contain anything; 19 fields stand between its end and the one that is wanted.
+    // The name in parentheses may contain anything; the wanted field is the 20th after its end.
     let fields = stat.rsplit_once(')')?.1;
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(this.presence(&this, true), OwnerLiveness::Here);
         assert_eq!(this.presence(&this, false), OwnerLiveness::Gone, "it was closed badly");
         assert_eq!(Owner::default().presence(&this, false), OwnerLiveness::Gone);
-        // Process 1 lives, but it was started at another time.
+        // Process 1 exists, but it was started at another time.
         let earlier = Owner { process: 1, started: u64::MAX, ..this.clone() };
         assert_eq!(earlier.presence(&this, false), OwnerLiveness::Gone);
         let first = Owner { process: 1, started: started(1).unwrap(), ..this.clone() };

@@ -1,10 +1,9 @@
-//! The location of a disk's objects: parses its specification, and accesses its store through the
-//! `object_store` crate.
+//! The location of a disk's objects: parses the address of the backing, and accesses its store
+//! through the `object_store` crate.
 //!
-//! Specifications are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
+//! Addresses are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
 //! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options follow a question mark. Keys and passwords
-//! are read from the environment, never from a specification, because specifications are shown and
-//! stored.
+//! are read from the environment, never from the address, because hob shows and stores addresses.
 
 use std::error::Error as _;
 use std::io;
@@ -71,7 +70,7 @@ impl DiskLocation {
             return Err(format!("{} is not a directory", path.display()));
         }
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
-        // Without it, written objects are only in the page cache.
+        // Without this sync, written objects are only in the page cache.
         let store = Arc::new(store.with_fsync(true));
         Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
@@ -83,7 +82,7 @@ impl DiskLocation {
         let (file, sync) = (directory.join(name.to_string()), self.sync);
         let synced = tokio::task::spawn_blocking(move || file.parent().map_or(Ok(()), sync)).await;
         synced.map_err(io::Error::other).and_then(|result| result).map_err(|error| {
-            StoreError::Failed(format!("{name} is there, but its folder cannot be synced: {error}"))
+            StoreError::Failed(format!("{name} exists, but its directory cannot be synced: {error}"))
         })
     }
 
@@ -151,7 +150,8 @@ impl Objects for DiskLocation {
                             .into_iter()
                             .for_each(&mut *each);
                     }
-                    // A directory in which nothing was put yet, or a file that was deleted meanwhile.
+                    // This is a directory without any stored object, or a file that was deleted
+                    // meanwhile.
                     Err(StoreError::Absent) => {}
                     Err(error) => return Err(error),
                 }
@@ -287,7 +287,8 @@ mod cloud {
             let name = name.to_ascii_lowercase();
             if SECRETS.iter().any(|secret| name.contains(secret)) {
                 return Err(format!(
-                    "{name} must be set in the environment, because a specification is shown and stored"
+                    "{name} must be set in the environment, because hob shows and stores the \
+                    address of a backing"
                 ));
             }
             options.push((name, value.to_owned()));

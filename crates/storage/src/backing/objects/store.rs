@@ -196,7 +196,7 @@ impl RetryingStore {
         let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
-            // It may be changed meanwhile.
+            // The environment may be changed meanwhile.
             let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
             let deadline = begun + wait;
             let left = deadline.saturating_duration_since(Instant::now());

@@ -40,7 +40,7 @@ impl Disk {
             }
         }
         if let Err(error) = self.sweep_manifests().await {
-            tracing::debug!("old manifests stay for now: {error}");
+            tracing::debug!("cannot delete old manifests yet: {error}");
         }
     }
 
@@ -93,7 +93,7 @@ impl Disk {
                 Err(StoreError::Absent) => continue,
                 bytes => bytes?,
             };
-            // One that cannot be read may be one that fences.
+            // An object that cannot be read may be one that fences a host.
             if Manifest::decode(&bytes, number).is_ok_and(|manifest| !manifest.stays) {
                 self.store.delete(name).await?;
             }

@@ -1,6 +1,8 @@
-//! Disks of objects in a store that fails, forgets, answers late, and is gone between any two changes.
+//! Disks of objects in a store that fails, forgets, answers late, and becomes unavailable between
+//! any two changes.
 //!
-//! Time is virtual: a store that does not answer costs nothing. Disks are small, and so is their memory, that layers are written out early.
+//! Time is virtual, so a store that does not answer costs no time. Disks and their memory are
+//! small, so that layers are written out early.
 
 mod crashes;
 mod fake;
@@ -41,7 +43,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(future)
 }
 
-/// A store with a disk.
+/// Returns a store with a disk.
 async fn shop_of(size_bytes: u64) -> Shop {
     let shop = Shop::default();
     create(&patient(shop.client()), shape(size_bytes)).await.unwrap();
@@ -53,7 +55,7 @@ async fn open(client: Client, owner: &Owner) -> Result<Arc<Disk>, Trouble> {
     Ok(Arc::new(disk.narrow(3, 4)))
 }
 
-/// This owner, from one life to the next.
+/// Returns this owner, the same for each start.
 fn me() -> Owner {
     Owner::default()
 }
@@ -66,7 +68,7 @@ async fn write(disk: &Arc<Disk>, offset: u64, data: &[u8]) -> Result<(), IoError
     disk.write(offset, Bytes::copy_from_slice(data)).await
 }
 
-/// What stands in the store, as somebody sees it who opens the disk now.
+/// Returns the content in the store, as a client reads it that opens the disk now.
 async fn content(shop: &Shop) -> Vec<u8> {
     let disk = Arc::new(open_to_read(patient(shop.client())).await.unwrap());
     disk.read(0, disk.shape.size_bytes).await.unwrap()
@@ -79,7 +81,7 @@ fn what_is_written_is_read_before_and_after_its_flush() {
         let disk = open(shop.client(), &me()).await.unwrap();
         let mut model = vec![0; SIZE as usize];
         assert_eq!(disk.read(0, SIZE).await.unwrap(), model);
-        // Inside an object, over a border, over all, to the very end; aligned to nothing.
+        // Inside an object, over a boundary, over everything, and up to the end; without alignment.
         for (offset, len, seed) in
             [(4096, 4096, 1), (OBJECT - 512, 1024, 2), (10, 2 * OBJECT, 3), (SIZE - 1, 1, 4), (777, 5, 5)]
         {
@@ -110,7 +112,8 @@ fn zeroed_objects_go_and_kept_ones_stay() {
         write(&disk, 2 * OBJECT, &data[2 * OBJECT as usize..]).await.unwrap();
         disk.flush().await.unwrap();
         assert_eq!(shop.count("data"), 5);
-        // Whole objects go, and zeroes that were written make an object needless; parts are discarded by nobody.
+        // Whole objects are deleted. Written zeroes make an object unnecessary. Discards of parts
+        // of objects are ignored.
         disk.discard(0, OBJECT + 4096).await.unwrap();
         write(&disk, 2 * OBJECT, &[0; OBJECT as usize]).await.unwrap();
         disk.zero(3 * OBJECT, OBJECT, Kept::Yes).await.unwrap();
@@ -150,7 +153,7 @@ fn a_flush_costs_two_puts_and_small_writes_are_gathered() {
         assert_eq!(shop.puts() - before, 2, "an object and a manifest");
         disk.flush().await.unwrap();
         assert_eq!(shop.puts() - before, 2, "nothing has changed");
-        // What is full does not wait for the flush.
+        // Full objects are written without waiting for the flush.
         write(&disk, 0, &pattern(OBJECT, 7)).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(shop.puts() - before, 3);
@@ -188,7 +191,8 @@ fn what_nobody_flushes_is_flushed_after_a_while() {
     });
 }
 
-/// The pages are written anew when a manifest would have too many changes, and the old ones go.
+/// The pages are written again when a manifest would have too many changes, and the old pages are
+/// deleted.
 #[test]
 fn many_changes_go_into_pages() {
     block_on(async {
@@ -250,7 +254,7 @@ fn a_store_that_is_gone_fails_what_waits_for_it_and_nothing_is_lost() {
         assert_eq!(disk.flush().await, Err(IoError::Failed));
         assert_eq!(disk.read(0, 4096).await, Err(IoError::Failed));
         assert!(begun.elapsed() < Duration::from_secs(61), "{:?}", begun.elapsed());
-        // No room either, in the end; but never without bound.
+        // The wait for space ends after a limit.
         let mut failed = 0;
         for index in 0..5 {
             failed += usize::from(write(&disk, index * OBJECT, &[5; 512]).await.is_err());
@@ -308,7 +312,7 @@ fn a_disk_is_made_once_and_only_where_there_is_none() {
     });
 }
 
-/// Promise 5: whatever stands in the store, the answer is an error.
+/// Promise 5: any invalid content of the store results in an error.
 #[test]
 fn damaged_stores_are_told() {
     block_on(async {
@@ -330,19 +334,20 @@ fn damaged_stores_are_told() {
     });
 }
 
-/// A disk that cannot be loaded is tried again every few seconds: nothing may be left of that.
+/// A disk that cannot be loaded is retried every few seconds: the attempts must leave nothing
+/// behind.
 #[test]
 fn an_opening_that_fails_leaves_nothing() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let disk = open(shop.client(), &me()).await.unwrap();
-        // More changes than a manifest has here.
+        // More changes than a manifest may have in this test.
         for index in 0..5 {
             write(&disk, index * OBJECT, &[7; 512]).await.unwrap();
         }
         disk.flush().await.unwrap();
         let page = shop.names("pages")[0];
-        // Closed or not: what takes it from somebody who did not close it stays for ever.
+        // A manifest that took the disk from an owner that did not close it is kept permanently.
         for closes in [false, true] {
             if closes {
                 disk.close().await.unwrap();

@@ -86,7 +86,7 @@ impl CompletionQueue {
     }
 
     fn ring(&self) {
-        // Fails only when 2⁶⁴ − 2 calls are unread.
+        // The write fails only if 2⁶⁴ − 2 calls are unread.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
@@ -226,7 +226,8 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
     match timeout(CLOSE_MAX, disk.close()).await {
         Ok(Ok(())) => {}
         _ => tracing::warn!(
-            "the disk could not be closed in the object store; the next opening checks whether this owner has ended"
+            "cannot close the disk in the object store; the next host that opens it checks whether \
+            this host still runs"
         ),
     }
     disk.here.iter().for_each(Here::leave);

@@ -54,7 +54,7 @@ impl OwnMap {
     /// Marks all objects in a range as the clone's own, because the range was written or is about
     /// to be.
     pub fn take(&mut self, offset: u64, len: u64) {
-        // The last object may be in common in part.
+        // Only a part of the last object may be shared with the parent.
         let end = offset.saturating_add(len).min(self.common_bytes.next_multiple_of(self.object_bytes));
         if offset >= end {
             return;
@@ -140,7 +140,7 @@ mod tests {
         let expected = [(false, 0, OBJECT), (true, OBJECT, OBJECT), (false, 2 * OBJECT, OBJECT)];
         assert_eq!(parts(&map, 0, 3 * OBJECT), expected);
         assert_eq!(parts(&map, OBJECT, 4096), [(true, OBJECT, 4096)]);
-        // One that straddles takes both, and nothing beyond.
+        // A range across the border takes both objects, and nothing beyond.
         map.take(2 * OBJECT - 1, 2);
         assert_eq!(parts(&map, 0, 4 * OBJECT)[2], (false, 3 * OBJECT, OBJECT));
         map.take(0, u64::MAX);

@@ -211,7 +211,7 @@ impl Driver for Overlay {
         match result {
             Ok(()) => self.piece_ended(number, Ok(()), true),
             Err(_) if self.closing => self.piece_ended(number, Err(IoError::ShuttingDown), false),
-            // The own backing has its ways to the same bytes.
+            // The clone's own backing reaches the same bytes in another way.
             Err(_) => self.read_own(ring, now, number),
         }
     }

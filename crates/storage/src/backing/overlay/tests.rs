@@ -1,4 +1,4 @@
-//! Who is asked for what. The own backing is made up; what it moves is nothing.
+//! Which backing receives which requests. The clone's own backing is simulated and moves no data.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ struct Asked {
     common_bytes: u64,
 }
 
-/// Ends nothing by itself.
+/// Completes nothing by itself.
 struct Fake {
     info: BackingInfo,
     asked: Arc<Mutex<Asked>>,
@@ -70,7 +70,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A linked clone of eight objects, of which six are in common with the parent and the second was written.
+    /// Creates a linked clone of eight objects, of which six are shared with the parent and the
+    /// second was written.
     fn new() -> Bench {
         let info = BackingInfo {
             size_bytes: 8 * OBJECT,
@@ -112,7 +113,7 @@ impl Bench {
         self.submit(IoOp::Read, offset, len)
     }
 
-    /// What the own backing was asked for since this was called last.
+    /// Returns the requests to the own backing since the last call.
     fn own(&mut self) -> Vec<Io> {
         std::mem::take(&mut self.asked.lock().unwrap().ios)
     }
@@ -173,7 +174,7 @@ fn what_is_written_is_the_clones_before_the_backing_has_it() {
         let mut bench = Bench::new();
         bench.submit(op, 3 * OBJECT - 512, 1024);
         assert_eq!(bench.own().len(), 1);
-        // Nothing has ended.
+        // No request has completed.
         bench.read(2 * OBJECT, 2 * OBJECT);
         assert_eq!((bench.own().len(), bench.parents()), (1, vec![]), "{op:?}");
         bench.read(4 * OBJECT, OBJECT);
@@ -196,7 +197,7 @@ fn what_the_parents_disk_does_not_deliver_the_own_backing_does() {
     bench.end_own(&own[0], Ok(()));
     assert_eq!(bench.clone.poll_done(), Some((id, Ok(()))));
     assert!(bench.clone.take_shared(id).is_empty(), "it is promoted as ever");
-    // And if that cannot either, the read fails, once.
+    // If the own backing fails too, the read fails, once.
     let id = bench.read(0, 2 * OBJECT);
     let (read, mixed) = (bench.parents()[0], bench.own());
     bench.end_own(&mixed[0], Err(IoError::Failed));
@@ -213,7 +214,7 @@ fn without_a_parents_disk_the_backing_is_what_it_was() {
     let id = bench.read(0, 2 * OBJECT);
     let own = bench.own();
     assert_eq!((own.len(), own[0].id, own[0].len), (1, id, 2 * OBJECT));
-    // What is written meanwhile is known when there is one again.
+    // Writes in the meantime are known when the parent's disk is available again.
     bench.submit(IoOp::Discard, 0, SECTOR);
     bench.clone.link_parent(true);
     bench.own();
@@ -221,7 +222,7 @@ fn without_a_parents_disk_the_backing_is_what_it_was() {
     assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
     bench.read(5 * OBJECT, SECTOR);
     assert_eq!((bench.own().len(), bench.parents().len()), (0, 1));
-    // Flattened, or cut: it has nothing of its parent any more.
+    // Flattened or cut off: the clone uses nothing of its parent any more.
     bench.asked.lock().unwrap().common_bytes = 5 * OBJECT;
     bench.read(5 * OBJECT, SECTOR);
     assert_eq!((bench.own().len(), bench.parents().len()), (1, 0));
@@ -245,8 +246,8 @@ fn closing_waits_for_what_the_parents_disk_has() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever is asked in whatever order, and however it ends: every read ends once, all of its sectors come from one place, and never
-    /// from the parent where anybody has changed the object before.
+    /// For any requests in any order with any results: every read ends once, all of its sectors
+    /// come from one backing, and never from the parent if the object was changed before.
     #[test]
     fn every_sector_comes_from_one_place(
         steps in prop::collection::vec((0u8..8, 0u64..32, 1u64..12, any::<bool>()), 1..60),
@@ -297,7 +298,7 @@ proptest! {
                 }
             }
         }
-        // Everything ends in the end.
+        // All requests end.
         while !at_own.is_empty() || !at_parent.is_empty() {
             at_own.drain(..).for_each(|io| bench.end_own(&io, Ok(())));
             for read in std::mem::take(&mut at_parent) {

@@ -153,7 +153,8 @@ impl Server {
             if said.contains(LOCKED) {
                 return Err(self.lose(said));
             }
-            tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image ended by itself; hob starts another one");
+            tracing::warn!(image = %self.image.path.display(), said, "the qemu-nbd of the image \
+                exited unexpectedly; hob starts another one");
             place.left = left;
         }
         if place.left != mark {
@@ -169,7 +170,7 @@ impl Server {
         tracing::error!(
             image = %self.image.path.display(),
             why,
-            "another process has opened the image since its qemu-nbd ended by itself"
+            "another process opened the image after its qemu-nbd exited unexpectedly"
         );
         self.is_taken.store(true, Ordering::Release);
         why
@@ -187,7 +188,7 @@ impl Server {
     fn start_at(&self, place: &mut ChildState, opens: Opens) -> io::Result<()> {
         place.since = Some(Clock::now());
         let socket = self.socket();
-        // One that was killed leaves it.
+        // A killed qemu-nbd leaves its socket file.
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new("qemu-nbd");
         command.arg("--socket").arg(&socket);
@@ -247,9 +248,9 @@ fn spawn(
 ) -> io::Result<Running> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is
-    // what a multi-threaded program may do there. It is needed because only the child itself can
-    // ask to be told of its parent's death.
+    // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which
+    // is permitted in a multi-threaded program. This is necessary because only the child itself can
+    // request a signal at its parent's death.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -260,7 +261,8 @@ fn spawn(
         });
     }
     sandbox.enter(&mut command);
-    // The kernel signals when the thread ends that made the child, so that thread must stay.
+    // The kernel sends the signal when the thread that created the child ends, so that thread must
+    // keep running.
     let (end, ended) = mpsc::channel::<()>();
     let (report, started) = mpsc::channel();
     let keeper = std::thread::Builder::new().name("hob-qemu-nbd".into()).spawn(move || {
@@ -286,7 +288,7 @@ fn spawn(
         let _ = child.wait();
         Ended { said: complaint(&mut child), left }
     })?;
-    match started.recv().unwrap_or_else(|_| Err(io::Error::other("its keeper ended"))) {
+    match started.recv().unwrap_or_else(|_| Err(io::Error::other("the thread of the process ended"))) {
         Ok(pid) => Ok(Running { pid, opens, end, keeper }),
         Err(error) => {
             drop(end);
@@ -344,14 +346,14 @@ fn wait_for_end(pid: Pid) {
 
 /// Ends a child process. Returns true if it had ended by itself.
 fn end_child(pid: Pid) -> bool {
-    // A connection that breaks may be the first sign of a child that is about to end.
+    // A broken connection may be the first sign that the child is about to end.
     for _ in 0..10 {
         if has_ended(pid) {
             return true;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // SIGTERM lets it flush its metadata.
+    // After SIGTERM, qemu-nbd flushes its metadata.
     let _ = rustix::process::kill_process(pid, Signal::TERM);
     let deadline = Clock::now() + END_MAX;
     while !has_ended(pid) {
@@ -383,7 +385,7 @@ mod tests {
         let kill = || {
             let pid = server.place().running.as_ref().unwrap().pid;
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
-            // Its keeper looks at the image then.
+            // The parent thread then checks whether the image has changed.
             std::thread::sleep(Duration::from_millis(200));
         };
         kill();

@@ -34,7 +34,8 @@ fn layer(path: &Path, format: Format, below: &[ImageFile]) -> io::Result<String>
     let next = below.iter().position(|file| file.role == Role::Backing).unwrap_or(below.len());
     let (data, rest) = below.split_at(next);
     if let (Format::Qcow2, [data, ..]) = (format, data) {
-        // Those of a VMDK cannot be given: its descriptor names them, and they are never probed.
+        // The files of a VMDK cannot be listed here: its descriptor names them, and they are never
+        // probed.
         let _ = write!(node, ",\"data-file\":{}", file(&data.path)?);
     }
     match rest.split_first() {

@@ -34,7 +34,8 @@ mod access {
     pub(super) const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
-/// File access rights that each version of the kernel's interface supports: the number of low bits.
+/// For each version of Landlock, the kernel's sandbox interface, the number of file access rights
+/// that it supports (they are the low bits).
 const ACCESS_BITS: [u32; 5] = [13, 14, 15, 15, 16];
 
 /// First version of the kernel's interface that restricts TCP.
@@ -117,7 +118,8 @@ impl Sandbox {
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
                 tracing::warn!(
-                    "this kernel has no Landlock: qemu-nbd runs with hob's rights, and could open files that an image's header names"
+                    "this kernel has no Landlock, so qemu-nbd runs with hob's rights and can open \
+                    files that an image's header names"
                 );
             });
             return Ok(Sandbox { rules: None });
@@ -129,7 +131,7 @@ impl Sandbox {
                 _ => {}
             }
         }
-        // QEMU opens it for writing to find out whether it can lock files.
+        // QEMU opens this file for writing, to find out whether it can lock files.
         allow(&ruleset, Path::new("/dev/null"), (access::READ_FILE | access::WRITE_FILE) & known)?;
         for (path, allowed) in rules {
             let because = |error| io::Error::other(format!("{}: {error}", path.display()));
@@ -141,8 +143,9 @@ impl Sandbox {
     /// Makes the program of `command` enter the sandbox before it starts.
     pub(super) fn enter(self, command: &mut Command) {
         let rules = self.rules;
-        // SAFETY: between fork and exec only two system calls are made and nothing is allocated, which is what a
-        // multi-threaded program may do there. It is needed because a process can only restrict itself.
+        // SAFETY: between fork and exec only two system calls are made and nothing is allocated,
+        // which is permitted in a multi-threaded program. This is necessary because a process can
+        // restrict only itself.
         unsafe {
             command.pre_exec(move || {
                 let (on, none): (libc::c_ulong, libc::c_ulong) = (1, 0);
@@ -180,9 +183,10 @@ fn new_ruleset() -> io::Result<Option<(OwnedFd, u64)>> {
         access_net: if version >= VERSION_OF_TCP { 0b11 } else { 0 },
         scoped: if version >= VERSION_OF_SCOPES { 0b11 } else { 0 },
     };
-    // Older kernels refuse a structure that is longer than theirs unless the rest is zeroes, which it is.
+    // Older kernels refuse a longer structure unless the additional bytes are zeroes, which they
+    // are.
     let size = size_of::<RulesetAttr>();
-    // SAFETY: the call reads `size` bytes of `attr`, and returns a descriptor that nothing else has.
+    // SAFETY: the call reads `size` bytes of `attr`, and returns a new descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -237,7 +241,7 @@ mod tests {
         assert_eq!(read_by(Some(sandbox()), &secret), None);
         assert_eq!(read_by(Some(sandbox()), Path::new("/etc/shadow")), None);
         assert_eq!(read_by(Some(sandbox()), Path::new("/proc/1/environ")), None);
-        // The directory of the server's socket shows nothing of its neighbours.
+        // In the directory of the server's socket, other files are not visible to the child.
         let sockets = dir.path().join("sockets");
         std::fs::create_dir(&sockets).unwrap();
         let server = Sandbox::of_server(&of_image(), true, &sockets).unwrap();

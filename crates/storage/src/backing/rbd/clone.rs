@@ -47,8 +47,8 @@ pub(super) fn constant(cluster: &str, pool: &str, namespace: &str, image_id: &st
 }
 
 impl Image {
-    /// Returns the image's parent, if the parent can be a disk of its own. Waits for the cluster.
-    /// The error says why it cannot.
+    /// Returns the image's parent, if hob can serve the parent as a separate disk. Waits for the
+    /// cluster. The error says why it cannot.
     pub(super) fn parent(&self, spec: &Spec) -> Result<Option<Parent>, String> {
         let mut common_bytes = 0;
         // SAFETY: the image is open.
@@ -64,7 +64,7 @@ impl Image {
         let mut own = OwnMap::new(object_bytes, common_bytes);
         self.check_maps()?;
         self.note_own(&mut own)?;
-        // librbd marks a map when it finds that it cannot be read.
+        // librbd marks an object map as invalid when it cannot read the map.
         self.check_maps()?;
         self.common_bytes.store(common_bytes, Ordering::Release);
         let (cluster, _) = self.ids()?;
@@ -78,7 +78,8 @@ impl Image {
     fn parent_name(&self) -> Result<Option<Named>, String> {
         let mut image = LinkedImageSpec::default();
         let mut snapshot = SnapSpec::default();
-        // SAFETY: the image is open; both are written before they are read, or not at all.
+        // SAFETY: the image is open. The call writes both variables before they are read, or
+        // neither.
         let result = unsafe { (self.library.rbd_get_parent)(self.image, &mut image, &mut snapshot) };
         if result == -libc::ENOENT {
             return Ok(None);
@@ -93,7 +94,7 @@ impl Image {
             snapshot_id: snapshot.id,
         };
         let is_reachable = !image.trash && snapshot.namespace_type == SNAPSHOT_OF_USER;
-        // SAFETY: librbd has filled them, and they are not used any more.
+        // SAFETY: librbd has filled the structures, and they are not used any more.
         unsafe {
             (self.library.rbd_linked_image_spec_cleanup)(&mut image);
             (self.library.rbd_snap_spec_cleanup)(&mut snapshot);
@@ -150,7 +151,7 @@ impl Image {
         let mut room: c_int = 16;
         loop {
             let mut list = vec![SnapInfo::default(); room as usize];
-            // SAFETY: the image is open, and there is room for as many as said.
+            // SAFETY: the image is open, and the list has room for the given number of entries.
             let count = unsafe { (self.library.rbd_snap_list)(self.image, list.as_mut_ptr(), &mut room) };
             if count == -libc::ERANGE && room as usize > list.len() {
                 continue;
@@ -158,7 +159,7 @@ impl Image {
             check("its snapshots", count)?;
             let named = list.iter().take(count as usize).map(|one| (one.id, text(one.name))).collect();
             if count > 0 {
-                // SAFETY: librbd has made that list, and it is not used any more.
+                // SAFETY: librbd has created the list, and it is not used any more.
                 unsafe { (self.library.rbd_snap_list_end)(list.as_mut_ptr()) };
             }
             return Ok(named);
@@ -169,7 +170,8 @@ impl Image {
     fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
         let size = self.size_bytes()?;
         let map: *mut OwnMap = own;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that no other code uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a
+        // map that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
         };
@@ -214,7 +216,8 @@ impl Aside {
         let (_, id) = image.ids()?;
         let id = CString::new(id).map_err(|_| "its id has a NUL")?;
         let mut aside = ptr::null_mut();
-        // SAFETY: the context is open, the id outlives the call; the handle is written before it is read.
+        // SAFETY: the context is open, the id outlives the call; the handle is written before it is
+        // read.
         let result = unsafe {
             (library.rbd_open_by_id_read_only)(image.context, id.as_ptr(), &mut aside, ptr::null())
         };
@@ -232,7 +235,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // SAFETY: it was opened, and is not used any more.
+        // SAFETY: the image was opened, and is not used any more.
         unsafe { (self.library.rbd_close)(self.image) };
     }
 }
@@ -249,6 +252,6 @@ fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();
     }
-    // SAFETY: librbd has made a string there, and it is there still.
+    // SAFETY: librbd has stored a string there, which still exists.
     unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
 }

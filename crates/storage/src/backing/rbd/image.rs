@@ -15,7 +15,7 @@ use super::spec::Spec;
 use crate::backing::Reader;
 use crate::backing::size_probe::Measured;
 
-/// Error code of librados with several meanings; one is that it knows no monitor.
+/// Error code of librados with several meanings; one is that no monitor is configured.
 const NOT_FOUND: c_int = -libc::ENOENT;
 
 /// An open RBD image and its connection to the cluster. Any thread may call its methods.
@@ -40,8 +40,8 @@ unsafe impl Sync for Image {}
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: each handle is null or was made by the call that its release belongs to, and is
-        // not used any more. No I/O is in flight: the driver that started it has seen it end.
+        // SAFETY: each handle is null, or was created by the call that belongs to this release, and
+        // is not used any more. No I/O is in flight: the driver that started it has seen it end.
         unsafe {
             if !self.image.is_null() {
                 if self.locked.load(Ordering::Relaxed) {
@@ -96,7 +96,8 @@ impl Image {
         let (pool, name) = (string(&spec.pool), string(&spec.image));
         let snapshot = spec.snapshot.as_deref().map(string);
         let snapshot = snapshot.as_ref().map_or(ptr::null(), |name| name.as_ptr());
-        // SAFETY: the cluster is connected, all strings outlive the calls, and the handles are written before they are read.
+        // SAFETY: the cluster is connected, all strings outlive the calls, and the handles are
+        // written before they are read.
         unsafe {
             let result = (library.rados_ioctx_create)(image.cluster, pool.as_ptr(), &mut image.context);
             check(&format!("pool {}", spec.pool), result)?;
@@ -126,7 +127,7 @@ impl Image {
             if conf.is_some() || result != -libc::ENOENT {
                 check(spec.conf.as_deref().unwrap_or("ceph.conf"), result)?;
             } else {
-                // Options may say all that is needed.
+                // The options alone may be sufficient.
                 is_configured = false;
             }
             (library.rados_conf_parse_env)(self.cluster, ptr::null());
@@ -157,8 +158,8 @@ impl Image {
         let mut bytes = 0;
         // SAFETY: the image is open.
         check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
-        // If another thread has asked meanwhile, it is unknown which answer is newer. The next one
-        // will be.
+        // If another thread has asked meanwhile, it is unknown which answer is newer. The next
+        // answer is.
         let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
         Ok(bytes)
     }
@@ -196,7 +197,7 @@ impl Image {
         let result =
             unsafe { (self.library.rbd_snap_get_id)(self.image, string(name).as_ptr(), &mut number) };
         check("the snapshot's id", result)?;
-        // A snapshot of the same name may be another one tomorrow.
+        // The same name may later belong to another snapshot.
         let constant = clone::constant(&cluster, &spec.pool, &spec.namespace, &id, number);
         Ok((format!("{constant}, {size_bytes} bytes"), Some(constant)))
     }

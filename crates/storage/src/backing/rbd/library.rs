@@ -195,19 +195,21 @@ impl Library {
 }
 
 fn open(name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: `name` is a string; the library's initialisers are those of a distribution's package.
+    // SAFETY: `name` is a string. The library's initialisers are those of the distribution's
+    // package.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() { Err(complaint()) } else { Ok(handle) }
 }
 
 fn symbol(handles: &[*mut c_void], name: &CStr) -> Result<*mut c_void, String> {
-    // SAFETY: the handles are of loaded libraries, `name` is a string.
+    // SAFETY: the handles belong to loaded libraries, and `name` is a string.
     let found = handles.iter().map(|handle| unsafe { libc::dlsym(*handle, name.as_ptr()) });
     found.into_iter().find(|address| !address.is_null()).ok_or_else(complaint)
 }
 
 fn complaint() -> String {
-    // SAFETY: `dlerror` returns null or a string that is good until this thread's next call of its family.
+    // SAFETY: `dlerror` returns null, or a string that is valid until this thread calls a dl
+    // function again.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the dynamic loader gave no reason".to_owned();

@@ -28,7 +28,7 @@ impl ImageLock {
     pub(in super::super) fn take(&self) -> io::Result<()> {
         let image = self.0.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         match image.lock() {
-            // An image without the feature has nothing to take, as when it is opened.
+            // An image without the feature has no lock to take, as when it is opened.
             Ok(_) => Ok(()),
             Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
                 Err(io::ErrorKind::WouldBlock.into())
@@ -41,7 +41,7 @@ impl ImageLock {
     /// would take the lock again.
     pub(in super::super) fn release(&self) -> io::Result<()> {
         let Some(image) = self.0.upgrade() else { return Ok(()) };
-        // It is fine if the lock is gone already.
+        // It is not an error if the lock is already gone.
         if !image.locked.swap(false, Ordering::SeqCst) {
             return Ok(());
         }

@@ -35,7 +35,8 @@ impl LockMonitor {
         let keep = move || loop {
             match wishes.recv_timeout(LOCK_CHECK) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    // librbd watches the image, and knows without asking the cluster unless something has changed.
+                    // librbd watches the image, so this asks the cluster only if something has
+                    // changed.
                     if let Ok(now) = image.size_bytes() {
                         let before = std::mem::replace(&mut size_bytes, now);
                         if now > before {
@@ -53,7 +54,7 @@ impl LockMonitor {
                         }
                     }
                     let looks = image.locked.load(Ordering::Relaxed) && !image.lost.load(Ordering::Acquire);
-                    // One that was let go meanwhile is not lost.
+                    // An image that was released meanwhile is not lost.
                     if looks && !image.holds_lock() && image.locked.load(Ordering::SeqCst) {
                         image.lost.store(true, Ordering::Release);
                         tell();

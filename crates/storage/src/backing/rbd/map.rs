@@ -74,7 +74,7 @@ fn start(event: Arc<OwnedFd>) -> QueryChannels {
     let look = move || {
         for Query { image, id, offset, len } in received {
             let status = Ok(image.allocated(offset, len));
-            // Whoever has the answer may believe that the image is not used any more.
+            // The receiver of the answer may assume that the image is not used any more.
             drop(image);
             if answers.send((id, status)).is_err() {
                 return;

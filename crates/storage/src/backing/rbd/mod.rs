@@ -91,12 +91,12 @@ struct Rbd {
     /// Eventfd that librbd's threads signal.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// Whether the lock is taken after opening.
+    /// True if the image's lock is taken only after the image was opened.
     comes_later: bool,
     /// Whether a wait for `event` is in the ring.
     awaits: bool,
-    /// Whether the backing is closing: no I/O is submitted, and it leaves the ring after the last
-    /// completion.
+    /// True while the backing is closing: no I/O is submitted, and the backing detaches from the
+    /// ring after the last completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -145,7 +145,8 @@ pub(super) fn open(
     }
     let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
         .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
-    // SAFETY: the image is open; the eventfd lives as long as the image is used, in the same `Rbd`.
+    // SAFETY: the image is open. The eventfd is in the same `Rbd`, and lives as long as the image
+    // is used.
     let result =
         unsafe { (library.rbd_set_image_notification)(image.image, event.as_raw_fd(), EVENT_TYPE_EVENTFD) };
     check("its notifications", result).map_err(connect)?;
@@ -203,9 +204,10 @@ impl Rbd {
             IoOp::Write(Durability::Durable) => Over::Flushed,
             _ => Over::Ended,
         };
-        // SAFETY: the image is open until everything in flight has ended. The slice belongs to a
-        // buffer that the engine keeps until the I/O is done, in an arena whose memory never moves.
-        // Meanwhile only librbd writes to a read's buffer, and no code writes to a write's.
+        // SAFETY: the image stays open until all I/O in flight has ended. The slice belongs to a
+        // buffer that the engine keeps until the I/O has ended, in an arena whose memory never
+        // moves. Meanwhile only librbd writes to the buffer of a read, and no code writes to the
+        // buffer of a write.
         self.begin(io.id, over, |library, image, completion| unsafe {
             match io.op {
                 IoOp::Read => (library.rbd_aio_read)(image, io.offset, len, at.cast(), completion),
@@ -235,14 +237,15 @@ impl Rbd {
         let library = open.library;
         let mut completion = ptr::null_mut();
         let argument = ptr::without_provenance_mut::<c_void>(id.0 as usize);
-        // SAFETY: no callback is given; the argument is a number that is handed back and not looked behind.
+        // SAFETY: there is no callback. The argument is a number that librbd returns, and not an
+        // address.
         let made = unsafe { (library.rbd_aio_create_completion)(argument, ptr::null_mut(), &mut completion) };
         if made < 0 {
             return Err(IoError::Failed);
         }
         let result = call(library, open.image, completion);
         if result < 0 {
-            // SAFETY: nothing was started with it.
+            // SAFETY: no I/O was started with this completion.
             unsafe { (library.rbd_aio_release)(completion) };
             return Err(io_result(result).err().unwrap_or(IoError::Failed));
         }
@@ -256,12 +259,14 @@ impl Rbd {
         let library = image.library;
         let mut ended = [ptr::null_mut(); COMPLETIONS_MAX];
         loop {
-            // SAFETY: the image is open, and there is room for as many completions as said.
+            // SAFETY: the image is open, and the array has room for the given number of
+            // completions.
             let count = unsafe {
                 (library.rbd_poll_io_events)(image.image, ended.as_mut_ptr(), ended.len() as c_int)
             };
             for completion in ended.iter().take(count.max(0) as usize) {
-                // SAFETY: librbd has just handed it out as ended; it is released once.
+                // SAFETY: librbd has just returned this completion as ended, and it is released
+                // once.
                 let (argument, result) = unsafe {
                     let argument = (library.rbd_aio_get_arg)(*completion);
                     let result = (library.rbd_aio_get_return_value)(*completion);
@@ -285,11 +290,11 @@ impl Rbd {
         let result = match over {
             _ if result < 0 => io_result(result as i32),
             Over::Ended => Ok(()),
-            // The rest of the buffer is as it was before.
+            // The rest of the buffer has its previous content.
             Over::Read(len) if result != len as isize => Err(IoError::Failed),
             Over::Read(_) => Ok(()),
             Over::Flushed => {
-                // SAFETY: as when it was started.
+                // SAFETY: as when the I/O was started.
                 let flush = |library: &Library, image, completion| unsafe {
                     (library.rbd_aio_flush)(image, completion)
                 };
@@ -339,7 +344,7 @@ impl Driver for Rbd {
 
     fn submit(&mut self, ring: &mut Ring, _now: Instant, io: &Io) {
         let result = match io.op {
-            // librbd would want the lock for it.
+            // For this call, librbd would need the lock.
             IoOp::Flush if self.is_in_standby() => return self.done.push_back((io.id, Ok(()))),
             IoOp::Read | IoOp::Flush => self.start(ring, io),
             _ if self.info.read_only => Err(IoError::ReadOnly),

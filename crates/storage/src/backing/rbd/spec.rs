@@ -1,5 +1,5 @@
-//! The specification of an RBD image: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as
-//! in QEMU.
+//! The address of an RBD image: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as in
+//! QEMU.
 //!
 //! The option `conf` is the path of the cluster's configuration, and `id` the user's name without
 //! `client.`. All other options are passed to librados. A backslash escapes the next character.

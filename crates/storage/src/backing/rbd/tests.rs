@@ -1,4 +1,4 @@
-//! Images of a made-up librbd, which does what the real one does when things are odd.
+//! Images of a simulated librbd, which behaves like librbd in unusual cases.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_char;
@@ -14,24 +14,25 @@ use crate::ring::RingConfig;
 const OBJECT: u64 = 4 << 20;
 const OBJECTS: u64 = 4;
 
-/// An image, which all of its handles lead to. Nothing of it is freed.
+/// An image that all of its handles refer to. Its memory is never freed.
 #[derive(Default)]
 struct Fake {
-    /// What is wrong with the object maps of the image and of its snapshots, by the snapshot's id; 0 is the image.
+    /// Flags of the object maps of the image and of its snapshots, by the snapshot's id; 0 is the
+    /// image.
     flags: RefCell<HashMap<u64, u64>>,
-    /// Their ids; all are called `snap`.
+    /// Ids of the snapshots; all are called `snap`.
     snapshots: Vec<u64>,
-    /// The map of this snapshot is found to be damaged when librbd reads it.
+    /// Snapshot whose object map librbd finds damaged.
     damaged: Cell<Option<u64>>,
-    /// What the second handle is set to.
+    /// Snapshot that the second handle is set to.
     set_to: Cell<u64>,
     size_bytes: Cell<u64>,
-    /// What was asked for and has not ended.
+    /// Requests that have not ended.
     asked: RefCell<VecDeque<(&'static str, Handle)>>,
     ended: RefCell<VecDeque<Handle>>,
 }
 
-/// The second handle is the first one plus this.
+/// The second handle is the first handle plus this.
 const ASIDE: usize = 1;
 
 fn fake(handle: Handle) -> &'static Fake {
@@ -53,12 +54,12 @@ fn library() -> Library {
     }
 }
 
-/// A clone that has nothing of itself but its second object, which is there and empty, to hide its parent's.
+/// A clone without own data except its second object, which is empty and hides the parent's object.
 mod cloned {
     use super::*;
 
     unsafe extern "C" fn number(_: Handle, number: *mut u64) -> c_int {
-        // SAFETY: that is where the caller wants it.
+        // SAFETY: the caller provides this memory for the result.
         unsafe { *number = OBJECTS * OBJECT };
         0
     }
@@ -97,7 +98,7 @@ mod cloned {
 
     unsafe extern "C" fn list(image: Handle, list: *mut SnapInfo, count: *mut c_int) -> c_int {
         let snapshots = &fake(image).snapshots;
-        // SAFETY: there is room for as many as the caller says.
+        // SAFETY: the caller provides memory for this number of entries.
         unsafe {
             if snapshots.len() >= *count as usize {
                 *count = snapshots.len() as c_int + 1;
@@ -129,7 +130,8 @@ mod cloned {
         0
     }
 
-    /// With a map that is no good librbd looks at each object, mentions none that is empty, and says that all went well.
+    /// With an invalid object map, librbd checks each object, omits empty objects, and returns
+    /// success.
     unsafe extern "C" fn diff(
         image: Handle,
         _: *const c_char,
@@ -143,7 +145,7 @@ mod cloned {
         let mut flags = fake(image).flags.borrow_mut();
         flags.extend(fake(image).damaged.get().map(|snapshot| (snapshot, 2)));
         if flags.values().all(|flags| *flags == 0) {
-            // SAFETY: it is called as librbd does.
+            // SAFETY: the callback is called like librbd calls it.
             unsafe { note(OBJECT, OBJECT as usize, 0, argument) };
         }
         0
@@ -170,7 +172,7 @@ mod cloned {
         }));
         let fake = Box::leak(Box::new(Fake {
             flags: RefCell::new(wrong.iter().copied().collect()),
-            // More of them than are asked for at first.
+            // More snapshots than the first query asks for.
             snapshots: (1..=40).collect(),
             damaged: Cell::new(damaged),
             ..Fake::default()
@@ -186,7 +188,7 @@ mod cloned {
         assert_eq!(own(&[], None), Ok(expected));
         let of_itself = own(&[(0, 1)], None).unwrap_err();
         assert!(of_itself.contains("'rbd object-map rebuild IMAGE'"), "{of_itself}");
-        // It was rebuilt; those of the snapshots were not.
+        // The image's map was rebuilt, and those of the snapshots were not.
         for flags in [1, 2, 3] {
             let of_a_snapshot = own(&[(33, flags)], None).unwrap_err();
             assert!(of_a_snapshot.contains("'rbd object-map rebuild IMAGE@snap'"), "{of_a_snapshot}");
@@ -208,18 +210,18 @@ mod served {
 
     unsafe extern "C" fn create(argument: *mut c_void, _: *mut c_void, completion: *mut Handle) -> c_int {
         let made = Box::new(Completion { argument, result: 0 });
-        // SAFETY: that is where the caller wants it.
+        // SAFETY: the caller provides this memory for the result.
         unsafe { *completion = Box::into_raw(made).cast() };
         0
     }
 
     unsafe extern "C" fn release(completion: Handle) {
-        // SAFETY: it was made above, and is released once.
+        // SAFETY: the object was created above, and is released once.
         drop(unsafe { Box::from_raw(completion.cast::<Completion>()) });
     }
 
     unsafe extern "C" fn argument(completion: Handle) -> *mut c_void {
-        // SAFETY: it was made above.
+        // SAFETY: the object was created above.
         unsafe { (*completion.cast::<Completion>()).argument }
     }
 
@@ -248,7 +250,7 @@ mod served {
     }
 
     unsafe extern "C" fn size(image: Handle, bytes: *mut u64) -> c_int {
-        // SAFETY: that is where the caller wants it.
+        // SAFETY: the caller provides this memory for the result.
         unsafe { *bytes = fake(image).size_bytes.get() };
         0
     }
@@ -261,7 +263,7 @@ mod served {
         let mut ended = fake(image).ended.borrow_mut();
         let count = ended.len().min(count as usize);
         for (at, completion) in ended.drain(..count).enumerate() {
-            // SAFETY: there is room for as many as the caller says.
+            // SAFETY: the caller provides memory for this number of entries.
             unsafe { *completions.add(at) = completion };
         }
         count as c_int
@@ -338,10 +340,10 @@ mod served {
             id
         }
 
-        /// What was asked for first ends; says what that was.
+        /// Completes the oldest request; returns its kind.
         fn end(&mut self, result: isize) -> &'static str {
             let (what, completion) = self.fake.asked.borrow_mut().pop_front().expect("something was asked");
-            // SAFETY: it was made above, and was not released.
+            // SAFETY: the object was created above, and was not released.
             unsafe { (*completion.cast::<Completion>()).result = result };
             self.fake.ended.borrow_mut().push_back(completion);
             self.rbd.fetch();
@@ -349,7 +351,8 @@ mod served {
         }
     }
 
-    /// The configuration of a pool or an image may have turned librbd's cache on, which acknowledges what it only has in memory.
+    /// The configuration of a pool or an image may have enabled librbd's cache, which acknowledges
+    /// data that is only in memory.
     #[test]
     fn a_durable_write_is_flushed_before_it_is_acknowledged() {
         let mut bench = Bench::new();
@@ -370,7 +373,7 @@ mod served {
         assert!(bench.rbd.started.is_empty() && bench.fake.asked.borrow().is_empty());
     }
 
-    /// librbd reads what there is. The rest of the buffer has whatever was in it before, of any disk.
+    /// librbd reads the existing data. The rest of the buffer has its earlier content, of any disk.
     #[test]
     fn a_short_read_is_none() {
         let mut bench = Bench::new();
@@ -386,7 +389,7 @@ mod served {
         }
     }
 
-    /// librbd writes what fits, and acknowledges all.
+    /// librbd writes the part that fits, and acknowledges everything.
     #[test]
     fn nothing_is_written_past_the_end_of_an_image_that_was_made_smaller() {
         let mut bench = Bench::new();
@@ -409,7 +412,7 @@ mod served {
         assert_eq!(bench.end(0), "write");
         bench.submit(IoOp::Flush, 0, 0);
         assert_eq!(bench.end(0), "flush");
-        // It has its size again.
+        // The image has its size again.
         end(&mut bench, OBJECT);
         bench.submit(IoOp::Write(Durability::Volatile), OBJECT - 512, 512);
         assert_eq!(bench.end(0), "write");

@@ -1,8 +1,8 @@
-//! Verifies the tail: reads the sectors from flash that the last records before a crash describe as
-//! written.
+//! Verifies the journal tail: reads from flash the sectors that the last records before a crash
+//! describe as written.
 //!
-//! The tail has about as many sectors as are written in one second. Several threads read them,
-//! because reading them one by one would take longer than the rest of the recovery.
+//! The journal tail has about as many sectors as are written in one second. Several threads read
+//! them, because reading them one by one would take longer than the rest of the recovery.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ struct Run {
 }
 
 /// Returns the CRC-32C on flash of each sector in `wanted`; `None` if the sector cannot be read.
-/// Each entry of `wanted` is an index into `data` and a sector in that segment.
+/// Each entry of `wanted` is a pair: an index into `data`, and a sector in that segment.
 pub(super) fn sums(
     devices: &Devices,
     data: &[DataSegment],

@@ -54,10 +54,10 @@ fn files_are_read_into_somebody_elses_memory() {
             ring.arena().sector_sums(ring.arena().whole(id), &mut sums);
             sector_sums(&data, &mut expected);
             assert!(sums == expected);
-            // Part of it, from another offset.
+            // A part of the memory, from another offset.
             let slice = BufferSlice { id, offset: 8192, len: 3 * 4096 };
             ring.read(token(2), fd, 4096, slice);
-            // Released before the read ends: the operation holds it.
+            // Released before the read ends: the operation still has a reference.
             ring.arena_mut().release(id);
             assert_eq!(next(ring).result, 3 * 4096);
             assert!(page_of(&owner, PAGES - 3) == data[4096..8192]);

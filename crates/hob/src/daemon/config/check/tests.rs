@@ -1,4 +1,4 @@
-//! One file with many mistakes, and the line of each.
+//! A file with many mistakes, and the line of each.
 
 use super::super::{Config, ConfigError};
 use crate::daemon::state::{DiskState, PoolState, State};
@@ -81,11 +81,11 @@ fn unknown_keys_and_wrong_types_do_not_hide_each_other() {
         &error,
         &[(1, "shard"), (2, "best"), (6, "sise"), (7, "missing field `backing`"), (12, "string \"yes\"")],
     );
-    // What a wrong value would have said is not reported as missing, nor as a mistake elsewhere.
+    // A setting with an invalid value is not reported as missing, and causes no second mistake.
     let text = "[control]\nlisten = [\"tcp:h:1\"]\ntls = { cert = \"/c\", key = \"/k\" }\n[[control.token]]\nfile = \"/t\"\n\
                 role = \"god\"\n";
     assert_found(&Config::parse(text).unwrap_err(), &[(6, "god")]);
-    // A key that does not exist hides nothing.
+    // An unknown key hides no other mistake.
     let text = "shard = 2\n[limits]\nconnections_max = 0\n";
     assert_found(&Config::parse(text).unwrap_err(), &[(1, "shard"), (3, "limits.connections_max = 0")]);
 }
@@ -144,7 +144,7 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
     let check = |text: String, state: &State| Config::parse(&text).unwrap().check_with(state);
     let both = disk("a", &file, "") + &disk("b", &link, "");
     let error = check(both, &State::default()).unwrap_err();
-    assert_found(&error, &[(6, "disk a and disk b are on one file")]);
+    assert_found(&error, &[(6, "disk a and disk b are on the same file")]);
     let readers = disk("a", &file, "read_only = true\n") + &disk("b", &link, "read_only = true\n");
     check(readers, &State::default()).unwrap();
     let one_writes = disk("a", &file, "read_only = true\n") + &disk("b", &link, "");
@@ -154,5 +154,5 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
     assert_found(&check(disk("a", &file, ""), &kept).unwrap_err(), &[(3, "disk kept")]);
     let pool = format!("[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\n", link.display());
     let error = check(disk("a", &file, "") + &pool, &State::default()).unwrap_err();
-    assert_found(&error, &[(3, "pool 'p' and disk a are on one file")]);
+    assert_found(&error, &[(3, "pool 'p' and disk a are on the same file")]);
 }

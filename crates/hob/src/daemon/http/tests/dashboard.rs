@@ -1,4 +1,4 @@
-//! The page, the events that it shows, and who may have them.
+//! The dashboard, its events, and the clients that may read them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::tls::{ADMIN, READER, site};
 use super::*;
 use crate::daemon::listening_sockets::ListeningSockets;
 
-/// An answer as it goes over the wire, up to the end of the connection.
+/// Returns a response as it is sent, up to the end of the connection.
 async fn answer(stream: impl AsyncReadExt + AsyncWriteExt + Unpin, request: String) -> String {
     let mut stream = stream;
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -71,7 +71,7 @@ fn the_page_may_load_only_what_is_ours() {
             let known = get(path, &[&format!("If-None-Match: {tag}")]).await;
             assert!(status(&known) == 304 && known.ends_with("\r\n\r\n"), "{known}");
         }
-        // The API's answers are no pages.
+        // The API's responses are no HTML pages.
         assert!(get("/v1/disks", &[]).await.contains("default-src 'none'; frame-ancestors"));
     });
 }
@@ -110,12 +110,12 @@ fn listeners_have_few_places_and_leave_them() {
         }
         let (refused, why) = send(&endpoint, "GET", "/v1/events", "").await;
         assert!(refused == 503 && why.contains("16 listen"), "{why}");
-        // The rest of the API has connections left.
+        // Connections remain for the rest of the API.
         assert_eq!(send(&endpoint, "GET", "/v1/version", "").await.0, 200);
         listeners.pop();
         let mut again = listen(&endpoint).await;
         let mut first = [0; 15];
-        // It takes the daemon a moment to see that one has gone.
+        // The daemon detects after a moment that a client has disconnected.
         for _ in 0..100 {
             again.read_exact(&mut first).await.unwrap();
             if first.ends_with(b"200 OK") {
@@ -130,7 +130,8 @@ fn listeners_have_few_places_and_leave_them() {
 
 #[test]
 fn who_takes_nothing_loses_the_connection() {
-    // Time passes only where nothing happens, so that hours are short; a shard then seems silent, which does not matter here.
+    // Time passes only while nothing happens, so hours are short. A shard then seems silent, which
+    // does not matter here.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -147,7 +148,8 @@ fn who_takes_nothing_loses_the_connection() {
         let end = asleep.read_to_end(&mut taken);
         let end = tokio::time::timeout(Duration::from_secs(3600), end).await;
         assert!(end.is_ok(), "the stream goes on after {} bytes", taken.len());
-        // An answer that ends in good order would wait for the client to take it: the connection was ended, and its place is free.
+        // A complete response would wait until the client reads it: the connection was closed, and
+        // its slot is free.
         assert!(
             taken.starts_with(b"HTTP/1.1 200") && !taken.ends_with(b"\r\n0\r\n\r\n"),
             "it was only told the end"
@@ -180,14 +182,15 @@ fn over_tls_the_page_is_for_everybody_and_its_data_is_not() {
         let reader = reader.await;
         assert_eq!(role(&reader).unwrap(), HeaderValue::from_static("read-only"));
         assert_eq!(ask(Method::DELETE, "/v1/disks/a", Some(READER)).await.status(), 403);
-        // Who lures a browser that knows a token elsewhere gets nothing, even with it.
+        // A malicious site that misuses a browser with a stored token gets nothing, even with the
+        // token.
         let other = vec![(ORIGIN, HeaderValue::from_static("https://evil.example"))];
         let client = client.forward(Method::GET, "/", other, hyper::body::Bytes::new()).await.unwrap();
         assert_eq!(client.status(), 403);
     });
 }
 
-/// The head of an answer on the loopback, and its body.
+/// Returns the head and the body of a response on the loopback interface.
 async fn at(address: std::net::SocketAddr, method: &str, path: &str, headers: &[&str]) -> String {
     answer(TcpStream::connect(address).await.unwrap(), request(method, path, headers)).await
 }
@@ -211,7 +214,7 @@ fn the_loopback_asks_on_behalf_of_who_knows_the_token() {
             let said = if role == Role::Admin { "x-hob-role: admin" } else { "x-hob-role: read-only" };
             assert!(disks.contains(said), "{disks}");
             assert_eq!(status(&at(address, "DELETE", "/v1/disks/none", &known).await), change);
-            // A page that was reached by another name, or by another site.
+            // A page that was loaded under another name, or from another site.
             for (headers, expected) in [
                 (&["Host: evil.example", &bearer][..], 403),
                 (&[&host, &bearer, "Origin: http://evil.example"], 403),

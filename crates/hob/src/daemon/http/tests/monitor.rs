@@ -3,7 +3,7 @@
 use super::*;
 use crate::daemon::listening_sockets::ListeningSockets;
 
-/// The whole answer to a question with these headers.
+/// Returns the whole response to a request with these headers.
 async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {
     let Endpoint::Unix(socket) = endpoint else { panic!("a Unix socket") };
     let mut stream = UnixStream::connect(socket).await.unwrap();
@@ -14,7 +14,7 @@ async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {
     answer
 }
 
-/// The value of a header of an answer.
+/// Returns the value of a header of a response.
 fn header<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
     let head = answer.split("\r\n\r\n").next()?;
     head.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! The API over TLS: who gets in, who does not, and what each may do.
+//! The API over TLS: which clients are admitted, which are refused, and what each may do.
 
 use std::path::PathBuf;
 
@@ -72,7 +72,7 @@ pub(super) fn site(test: impl AsyncFnOnce(Site)) {
     runtime.block_on(async { test(Site::start().await).await });
 }
 
-/// What became of a question and of a change: 200 and so on, or why there was no TLS.
+/// Returns the results of a read and of a change: the status, or the TLS error.
 async fn may(client: &Client) -> (Result<u16, String>, Result<u16, String>) {
     let of = |result: Result<(), ClientError>| match result {
         Ok(()) => Ok(200),
@@ -80,7 +80,7 @@ async fn may(client: &Client) -> (Result<u16, String>, Result<u16, String>) {
         Err(ClientError::Untrusted { why, .. }) => Err(why),
         Err(error) => panic!("{error}"),
     };
-    // There is no such pool, which only who may change something is told.
+    // There is no such pool; only clients that may change something receive this error.
     (of(client.version().await.map(|_| ())), of(client.pool_remove("none").await.map(|_| ())))
 }
 
@@ -98,7 +98,7 @@ fn tokens_open_according_to_their_roles() {
             assert_eq!(may(&site.client(token, None)).await, (Ok(question), Ok(change)), "{token:?}");
         }
         let error = site.client(Some(READER), None).pool_remove("none").await.unwrap_err().to_string();
-        assert!(error.contains("reader.token may only read"), "{error}");
+        assert!(error.contains("reader.token has the role read-only"), "{error}");
     });
 }
 
@@ -109,7 +109,7 @@ fn certificates_open_according_to_their_roles() {
             let own = site.authority.client_files(site.dir.path(), name);
             assert_eq!(may(&site.client(None, Some(&own))).await, (Ok(question), Ok(change)), "{name}");
         }
-        // A token that is shown counts, whatever the certificate.
+        // A token takes precedence over the certificate.
         let ops = site.authority.client_files(site.dir.path(), "ops");
         assert_eq!(may(&site.client(Some(READER), Some(&ops))).await, (Ok(200), Ok(403)));
         assert_eq!(may(&site.client(Some("wrong"), Some(&ops))).await, (Ok(401), Ok(401)));
@@ -163,7 +163,7 @@ fn plain_http_is_not_answered() {
     });
 }
 
-/// The Unix socket checks where a request comes from too: somebody may have put a proxy before it.
+/// The Unix socket also checks the origin of a request, because a proxy may forward requests to it.
 #[test]
 fn other_sites_are_refused_on_every_socket() {
     run(async |_, endpoint| {

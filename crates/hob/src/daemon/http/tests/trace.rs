@@ -1,4 +1,4 @@
-//! Recordings over a real socket, of requests that the test makes up.
+//! Recordings over a real socket, of requests that the test generates.
 
 use hob_control::{OnClients, OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
@@ -88,7 +88,7 @@ fn a_client_that_is_too_slow_learns_how_much_it_misses() {
         const COUNT: u64 = 400_000;
         let mut trace = client.trace("vm").await.unwrap();
         trace.next().await.unwrap();
-        // No task of the runtime runs meanwhile, so nobody reads.
+        // No task of the runtime runs meanwhile, so no data is read.
         assert!((0..COUNT).all(|number| fake.request(ID, &record(number))));
         client.disk_remove("vm", OnDirty::Drain, OnClients::Refuse).await.unwrap();
         let (mut seen, mut dropped) = (0, 0);

@@ -5,7 +5,7 @@
 //! | step | effect of an interruption after it |
 //! |---|---|
 //! | acquire the ownership lock; the ownership record stays | the owner has the disk as before when it restarts |
-//! | end the flash lease, so that the owner cannot write to the replica | the same |
+//! | End the flash lease, so that the owner can no longer write to the replica. | the same |
 //! | read the journal, verify the checksum of each dirty sector, open the backing | the same |
 //! | write the ownership record: from now on only the replica is valid | this host restarts the failover |
 //! | write every dirty sector to the backing, then flush it | the same |
@@ -156,7 +156,7 @@ impl ClusterService {
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
             return Err(ApiError::conflict(format!(
-                "{} dirty sectors are in the journal and not in the copy",
+                "{} dirty sectors of the owner's journal are missing in the replica",
                 summary.sectors_missing
             )));
         }
@@ -170,12 +170,12 @@ impl ClusterService {
         let may_go_on = || now() < clock.calls_back_at();
         let mut alone =
             OfflineWriter::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
-        let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
+        let mut pass = Pass::new(self, name, "is being written to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
                 ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
-                    .hint("repair the backing; it is tried again by itself")
+                    .hint("repair the backing; hob retries by itself")
             })
         });
         alone.close();
@@ -238,7 +238,7 @@ fn write_all(
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
             ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
-                .hint("repair the backing; it is tried again by itself")
+                .hint("repair the backing; hob retries by itself")
         });
         run.1.clear();
         written
@@ -246,7 +246,7 @@ fn write_all(
     dirty.each(|range, found| {
         let bytes = found.map_err(|lost| {
             ApiError::failed(format!(
-                "the dirty sector at {} could be read and cannot any more: {lost}",
+                "the dirty sector at {} was readable before, and is not any more: {lost}",
                 range.start
             ))
         })?;
@@ -270,7 +270,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     }
     if info.size_bytes < summary.disk_bytes {
         return Err(ApiError::conflict(format!(
-            "the backing has {} bytes here, and the copy is of a disk of {}",
+            "the backing has {} bytes on this host, and the replica is of a disk of {}",
             info.size_bytes, summary.disk_bytes
         )));
     }
@@ -278,7 +278,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     if identity != summary.identity {
         if is_same_everywhere(&info.identity_text) {
             return Err(ApiError::conflict(format!(
-                "the disk has another backing here than there; here it is {}",
+                "the disk has another backing on this host than on its owner; on this host it is {}",
                 info.identity_text
             )));
         }

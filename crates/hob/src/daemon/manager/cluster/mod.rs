@@ -170,7 +170,7 @@ impl ClusterService {
                     continue;
                 }
                 changed = memberships.changed() => if changed.is_err() {
-                    // The daemon is ending.
+                    // The daemon is shutting down.
                     return std::future::pending().await;
                 },
             }
@@ -222,14 +222,14 @@ impl ClusterService {
         match cluster.take_again(name, known, dirty).await {
             Ok(taken) => {
                 tracing::info!(
-                    "disk {name}: acquired again under a new lease; no other host had it, and it continues"
+                    "disk {name}: acquired again under a new lease; no other host served it meanwhile"
                 );
                 if let Err(error) = shard.set_lease(id, taken.clock) {
                     tracing::warn!("{name}: {error}");
                 }
             }
             Err(TakeError::Unknown(why)) => {
-                tracing::debug!("disk {name}: cannot acquire it again yet: {why}")
+                tracing::debug!("disk {name}: cannot acquire the disk again yet: {why}")
             }
             Err(error @ TakeError::OtherOwner { .. }) => {
                 tracing::error!("disk {name}: lost to another host: {error}");

@@ -111,7 +111,7 @@ impl ClusterService {
             reads,
             load,
             hits,
-            fixed: shown.migration.is_some().then(|| "it is moving already".to_owned()),
+            fixed: shown.migration.is_some().then(|| "the disk is already being moved".to_owned()),
             curve: Vec::new(),
         };
         learnt.set_curve(&curve.curve, disks);
@@ -125,7 +125,7 @@ impl ClusterService {
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
-            return Err(ApiError::not_found(format!("'{host}' is no member of the cluster now")).hint(
+            return Err(ApiError::not_found(format!("'{host}' is not a member of the cluster now")).hint(
                 "other hosts acquire the disks of a failed host by themselves, unless it has their dirty \
                  data; 'hob cluster disks' shows the owners",
             ));
@@ -143,14 +143,14 @@ impl ClusterService {
         let mut advice = advise(&told, leaving);
         if !silent.is_empty() {
             advice.caveats.push(format!(
-                "Nothing has been heard yet of the flash of {}: hosts tell of it some seconds after they have come.",
+                "The flash of {} is unknown: hosts report it some seconds after they join the cluster.",
                 silent.join(", ")
             ));
         }
         if let Some(host) = leaving {
             let known = |name: &str| advice.disks.iter().any(|disk| disk.name == name);
             let unheard = held.iter().filter(|disk| disk.host == host && !known(&disk.name));
-            let why = format!("{host} has not published this disk yet; ask again in a few seconds");
+            let why = format!("{host} has not published this disk yet; try again in a few seconds");
             let stays: Vec<AdvisedStay> =
                 unheard.map(|disk| AdvisedStay { disk: disk.name.clone(), why: why.clone() }).collect();
             advice.stays.extend(stays);
@@ -300,7 +300,7 @@ fn stays(told: &[HostLearnt], leaving: Option<&str>, moves: &[AdvisedMove]) -> V
     let left = host.disks.iter().filter(|disk| !moves.iter().any(|one| one.disk == disk.name));
     let why = |disk: &DiskLearnt| match &disk.fixed {
         Some(why) => why.clone(),
-        None => "there is no other host that could have it".to_owned(),
+        None => "no other host can serve the disk".to_owned(),
     };
     left.map(|disk| AdvisedStay { disk: disk.name.clone(), why: why(disk) }).collect()
 }
@@ -308,16 +308,15 @@ fn stays(told: &[HostLearnt], leaving: Option<&str>, moves: &[AdvisedMove]) -> V
 fn caveats(learnt: &[(usize, &DiskLearnt)], reads: f64) -> Vec<String> {
     let mut caveats = Vec::new();
     if reads < READS_TELLING {
-        caveats.push("Hardly anything is being read: there is nothing to advise on.".to_owned());
+        caveats.push("There are almost no reads, so there is no advice.".to_owned());
     }
     let unread = learnt.iter().filter(|(_, disk)| disk.curve.len() < 2).count();
     if unread > 0 && reads >= READS_TELLING {
-        caveats.push(format!(
-            "Disks of which nothing is known yet, and for which no flash was meant: {unread}."
-        ));
+        caveats.push(format!("Disks without known reads, which the advice gives no flash: {unread}."));
     }
     caveats.push(
-        "Hits are those of LRU caches, learnt by each host since it began to serve a disk; a disk that has just moved is little known."
+        "Hit ratios are estimates for LRU caches, which each host measures from the time when it \
+        begins to serve a disk; the estimate for a disk that was just moved is uncertain."
             .to_owned(),
     );
     caveats
@@ -370,11 +369,14 @@ mod tests {
     #[test]
     fn a_host_that_is_emptied_keeps_what_cannot_go_and_nothing_else_moves() {
         let mut told = two_hosts();
-        told[0].disks[1].fixed = Some("it is moving already".to_owned());
+        told[0].disks[1].fixed = Some("the disk is already being moved".to_owned());
         let advice = advise(&told, Some("a"));
         assert_eq!(advice.moves.len(), 1);
         assert_eq!((advice.moves[0].disk.as_str(), advice.moves[0].to.as_str()), ("one", "b"));
-        assert_eq!(advice.stays, [AdvisedStay { disk: "two".into(), why: "it is moving already".into() }]);
+        assert_eq!(
+            advice.stays,
+            [AdvisedStay { disk: "two".into(), why: "the disk is already being moved".into() }]
+        );
         let advice = advise(&told[..1], Some("a"));
         assert_eq!((advice.moves.len(), advice.stays.len()), (0, 2));
         assert!(advice.stays[0].why.contains("no other host"));

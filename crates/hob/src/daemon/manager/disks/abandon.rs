@@ -90,7 +90,7 @@ impl Disks {
         self.exports.table().remove_disk(name);
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
-        Ok(dirty.map(|dirty| format!("{} that only flash had is lost", dirty.human())).into_iter().collect())
+        Ok(dirty.map(|dirty| format!("{} of dirty data is lost", dirty.human())).into_iter().collect())
     }
 
     /// Discards the dirty data of a disk whose backing requests cannot be cancelled, and takes the
@@ -124,7 +124,8 @@ impl Disks {
         let lost = dirty.unwrap_or(Size(0)).human();
         tracing::warn!("{name}: {lost} of dirty data was discarded by command");
         Ok(vec![format!(
-            "{lost} that only flash had is lost; the disk is offline until requests that hang at its backing have ended"
+            "{lost} of dirty data is lost; the disk is offline until requests that hang at its \
+            backing have ended"
         )])
     }
 

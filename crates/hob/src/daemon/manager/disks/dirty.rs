@@ -9,7 +9,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::daemon::manager::api_error::ApiError;
 
-/// Location of dirty data in a pool. Creating this value needs the pool; the slow reading does not.
+/// The cache in a pool whose dirty data is read. Creating this value needs the pool; the slow
+/// reading does not.
 pub(in crate::daemon::manager) struct Source {
     recovery: Recovery,
     reader: SectorReader,
@@ -41,11 +42,11 @@ impl Dirty {
         let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
         let (recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
-            Found::Nothing(_) => return Err(ApiError::conflict("the cache holds nothing")),
+            Found::Nothing(_) => return Err(ApiError::conflict("the cache is empty")),
             Found::Damaged { what, .. } => {
                 return Err(ApiError::conflict(format!(
-                    "the journal of the cache is damaged ({what}), so it does not tell which data is \
-                     dirty"
+                    "the journal of the cache is damaged ({what}), so hob cannot determine which \
+                    data is dirty"
                 )));
             }
         };

@@ -105,7 +105,7 @@ impl Disks {
             (spec, matches!(disk.phase, DiskPhase::Online(_)))
         };
         let Some(journal) = spec.journal else {
-            return Ok(vec!["nothing can be dirty in this cache: the backing has everything".to_owned()]);
+            return Ok(vec!["this cache can have no dirty data: the backing has all data".to_owned()]);
         };
         self.exports.all_is_changed(name, "dirty data of its cache was discarded").await?;
         if !is_online {
@@ -123,7 +123,7 @@ impl Disks {
         }
         self.pools.look(name, &shard, id).await;
         tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
-        Ok(vec![format!("{} that only flash had is lost", Size(dirty).human())])
+        Ok(vec![format!("{} of dirty data is lost", Size(dirty).human())])
     }
 
     /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
@@ -159,7 +159,7 @@ impl Disks {
         match disk.cache().and_then(|spec| spec.journal) {
             // Without a ring, the cache never held data.
             Some(journal) if journal.ring > 0 => Err(ApiError::conflict(format!(
-                "{name} is offline, and its cache may hold data that is not on the backing"
+                "{name} is offline, and its cache may have dirty data"
             ))
             .hint(format!(
                 "'hob disk show {name}' shows the reason; repair the disk, save its dirty data with 'hob cache export-dirty {name} FILE', or discard it with --discard-dirty"

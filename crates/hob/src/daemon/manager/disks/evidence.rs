@@ -1,5 +1,5 @@
-//! Evidence that backings are unchanged, recorded while their disks are served. After a crash it
-//! tells whether a cache can be used without verification (docs/decisions/0033).
+//! Evidence that backings are unchanged, recorded while their disks are served. After a crash, the
+//! evidence decides whether a cache can be used without verification (docs/decisions/0033).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -81,7 +81,10 @@ impl Disks {
             }
         }
         if is_new && let Err(error) = self.registry.save().await {
-            tracing::warn!("evidence that backings are unchanged is not saved: {error}");
+            tracing::warn!(
+                "cannot save the evidence that backings are unchanged: {error}; after a \
+                restart, hob compares caches with their backings"
+            );
         }
     }
 }

@@ -56,7 +56,7 @@ impl Disks {
                 .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
-                ApiError::conflict("nothing can be dirty in this cache: the backing has everything")
+                ApiError::conflict("this cache can have no dirty data: the backing has all data")
             })?;
             (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
         };
@@ -71,12 +71,16 @@ impl Disks {
             path.display()
         );
         let mut notes = vec![format!(
-            "{} of dirty data are in {path}, each sector where it lies on the disk; {path}.map says which ranges count",
+            "{} of dirty data are in {path}, each sector at its position on the disk; {path}.map \
+            lists the ranges with dirty data",
             Size(exported.bytes).human(),
             path = path.display()
         )];
         if exported.lost_bytes > 0 {
-            notes.push(format!("{} cannot be read from flash", Size(exported.lost_bytes).human()));
+            notes.push(format!(
+                "{} of dirty data cannot be read from flash",
+                Size(exported.lost_bytes).human()
+            ));
         }
         self.observe.disk_changed(name, notes)
     }

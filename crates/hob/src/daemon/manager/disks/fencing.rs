@@ -1,11 +1,11 @@
 //! The decision whether a recovered persistent cache may be used, as a table.
 //!
 //! A cache is used without checks if the backing is the same and there is evidence that it is
-//! unchanged. Without evidence, or if the backing has grown, a sample of sectors tells whether it
-//! is the same disk at all. If so, clean sectors are verified against the backing before they are
-//! served (docs/decisions/0033). Clean data that belongs to another backing is discarded. Dirty
-//! data of another backing is neither written nor discarded: the disk stays offline until an
-//! operator decides.
+//! unchanged. Without evidence, or if the backing has grown, the daemon compares a sample of
+//! sectors to check whether it is the same disk at all. If so, clean sectors are verified against
+//! the backing before they are served (docs/decisions/0033). Clean data that belongs to another
+//! backing is discarded. Dirty data of another backing is neither written nor discarded: the disk
+//! stays offline until an operator decides.
 
 use hob_engine::preset::Verify;
 
@@ -25,7 +25,7 @@ pub(in crate::daemon::manager) enum Same {
 pub(in crate::daemon::manager) enum Changed {
     No,
     Yes,
-    /// There is no evidence.
+    /// There is no evidence whether the backing changed.
     Unknown,
 }
 

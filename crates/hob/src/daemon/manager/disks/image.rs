@@ -102,8 +102,9 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
             && other != Format::Raw
         {
             notes.push(format!(
-                "{backing} is served as raw, and its content looks like a {} image: the guest may have written that. If it is one, remove \
-                 the disk and add it with --format={}",
+                "{backing} is served as raw, and its content looks like a {} image: the guest may \
+                have written that. If the file is an image, remove the disk and add it with \
+                --format={}",
                 other.title(),
                 other.name()
             ));
@@ -132,7 +133,11 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
 /// Returns the format of a disk that an earlier version served.
 fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     let format = Format::assumed(path);
-    let why = if Format::of_extension(path).is_some() { "by its name" } else { "its name does not say more" };
+    let why = if Format::of_extension(path).is_some() {
+        "according to its name"
+    } else {
+        "its name shows no other format"
+    };
     notes.push(format!("{} is served as {} from now on ({why})", path.display(), format.name()));
     format
 }
@@ -145,8 +150,8 @@ fn decide(path: &Path) -> Result<Format, ApiError> {
     match Format::resembled(path).map_err(|error| open_error(&error))? {
         Format::Raw => Ok(Format::Raw),
         other => Err(ApiError::invalid(format!(
-            "{}: its content looks like a {} image and its name does not say so; say --format={} (format = in hob.toml), or --format=raw \
-             if a guest wrote that",
+            "the content of {} looks like a {} image, but its name has another extension; pass \
+            --format={} (or format = in hob.toml), or --format=raw if a guest wrote this content",
             path.display(),
             other.title(),
             other.name()

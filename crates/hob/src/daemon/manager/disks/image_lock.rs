@@ -22,10 +22,15 @@ impl Disks {
             }
             disk.lock.clone()
         };
-        let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
+        let lock = lock.ok_or_else(|| {
+            ApiError::conflict(format!(
+                "hob has not locked the backing of \
+            {name}, so there is no lock to release"
+            ))
+        })?;
         let taken = lock.clone();
         blocking(move || taken.take()).await?.map_err(|error| {
-            ApiError::conflict(format!("{name}: another program has the backing: {error}"))
+            ApiError::conflict(format!("{name}: another program has the backing open: {error}"))
                 .hint("'fuser' shows which program has the file open")
         })?;
         // The lock is recorded last: a daemon that is killed before opens the disk without a lock

@@ -19,14 +19,21 @@ impl Disks {
         };
         tracing::info!("{disk}: {name}");
         if event == LifeEvent::SnapshotRevert {
-            self.exports.all_is_changed(&disk, "its backing was put back to a snapshot").await?;
+            self.exports.all_is_changed(&disk, "the backing was reverted to a snapshot").await?;
         }
         if !has_cache {
             return self.observe.disk_changed(&disk, vec!["it has no cache".to_owned()]);
         }
         let effect = if is_persistent { event.info().of_persistent } else { event.info().of_volatile };
         match effect {
-            Effect::Nothing => self.observe.disk_changed(&disk, vec!["its cache stays as it is".to_owned()]),
+            Effect::Nothing => self.observe.disk_changed(
+                &disk,
+                vec![
+                    "its cache does not \
+                change"
+                        .to_owned(),
+                ],
+            ),
             Effect::Drain => self.pools.drain(disk).await,
             Effect::Empty => self.pools.cache_clear(disk).await,
             Effect::Discard => {

@@ -101,7 +101,7 @@ impl Disks {
 
     fn owner(&self) -> Result<Arc<dyn DiskOwner>, ApiError> {
         let owner = self.owner.get().and_then(Weak::upgrade);
-        owner.ok_or_else(|| ApiError::conflict("the daemon is ending"))
+        owner.ok_or_else(|| ApiError::conflict("the daemon is shutting down"))
     }
 
     async fn open_by_owner(&self, name: &str, when: Open) -> Result<Opened, ApiError> {

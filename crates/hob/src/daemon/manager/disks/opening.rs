@@ -32,7 +32,7 @@ use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_pat
 /// Time at which a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Open {
-    /// As soon as it is safe, even if the disk's cache is still being recovered.
+    /// Open the disk as soon as that is safe, even while its cache is being recovered.
     AtOnce,
     /// After the disk's cache is recovered.
     WithCache,
@@ -129,8 +129,9 @@ impl Disks {
         wanted: DiskState,
     ) -> Result<DiskChanged, ApiError> {
         let name = wanted.name.clone();
-        let guard =
-            self.enter(wanted, Some(ADDING))?.ok_or_else(|| ApiError::failed("the disk was not claimed"))?;
+        let guard = self
+            .enter(wanted, Some(ADDING))?
+            .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
             // The disk is added all the same. It comes online when the other host releases it.
@@ -139,7 +140,14 @@ impl Disks {
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
                 return self
                     .pools
-                    .finish_disk(&name, guard, vec![format!("it is not served here: {error}")])
+                    .finish_disk(
+                        &name,
+                        guard,
+                        vec![format!(
+                            "the disk is not served on this host: \
+                        {error}"
+                        )],
+                    )
                     .await;
             }
             Err(error) => {
@@ -291,7 +299,7 @@ impl Disks {
         let entry = DiskEntry {
             id: inner.new_disk_id(),
             wanted,
-            phase: DiskPhase::Offline("it is being opened".to_owned()),
+            phase: DiskPhase::Offline("the disk is being opened".to_owned()),
             size_bytes: 0,
             datastore: None,
             has_cache: false,
@@ -380,7 +388,7 @@ impl Disks {
             }
         }
         let access = if info.read_only && access == Access::ReadWrite {
-            notes.push("the backing is read-only, and so is the disk".to_owned());
+            notes.push("the backing is read-only, so the disk is read-only too".to_owned());
             Access::ReadOnly
         } else {
             access
@@ -520,10 +528,9 @@ impl Disks {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
             if news && disk.cluster_wait == ClusterWait::Served {
-                tracing::info!("{name} is not served here: {error}");
+                tracing::info!("{name} is not served on this host: {error}");
             } else if news {
-                let again =
-                    if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
+                let again = if disk.retry_after.is_some() { "" } else { "; hob retries every few seconds" };
                 tracing::error!("{name} is offline: {error}{again}");
             }
             // During recovery the reason changes with the progress.
@@ -591,8 +598,11 @@ pub(in crate::daemon::manager) fn share_of(
     cache: Option<Size>,
 ) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
-        (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
-            .hint("also pass --share-parent, or set share_parent = true")),
+        (false, Some(_)) => Err(ApiError::invalid(
+            "a cache size for the parent is only possible if \
+            the disk shares its parent",
+        )
+        .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }

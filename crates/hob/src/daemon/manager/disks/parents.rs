@@ -3,9 +3,9 @@
 //! opened, and is removed after the last clone.
 //!
 //! A disk that an operator added for the same snapshot is used instead. Backings name their
-//! snapshot with a permanent identifier, which tells the parent of each clone. The shard of the
-//! parent's disk serves the clones. While the parent's disk is offline, the clones read the parent
-//! themselves.
+//! snapshot with a permanent identifier, by which hob finds the parent of each clone. The shard of
+//! the parent's disk serves the clones. While the parent's disk is offline, the clones read the
+//! parent themselves.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl Disks {
         let parent = match found {
             Ok(parent) => parent,
             Err(why) => {
-                notes.push(format!("nothing is shared with other clones: {why}"));
+                notes.push(format!("the disk shares no blocks with other clones: {why}"));
                 self.note_parent(name, None, ParentLink { reason: Some(why), ..ParentLink::default() })?;
                 return Ok((backing, None));
             }
@@ -102,7 +102,8 @@ impl Disks {
             notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
         } else {
             notes.push(format!(
-                "{disk} serves what clones of its parent share, and has no cache: 'hob cache enable {disk} --pool POOL --size SIZE'"
+                "{disk} serves the parent snapshot of clones, and has no cache: 'hob cache enable \
+                {disk} --pool POOL --size SIZE'"
             ));
         }
         // This order matters, because a parent's disk without clones is removed.
@@ -161,13 +162,16 @@ impl Disks {
             link.linked = parent.map(|(_, name, ..)| name.clone());
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
-                (None, true) => {
-                    Some("its parent's disk is on another shard; remove the clone and add it again to \
-                     share the parent".into())
-                }
-                (None, false) => {
-                    Some("its parent's disk is not online; where there is none, the clone makes one when it is opened anew".into())
-                }
+                (None, true) => Some(
+                    "its parent's disk is on another shard; remove the clone and add it again to \
+                     share the parent"
+                        .into(),
+                ),
+                (None, false) => Some(
+                    "the disk of its parent is not online; if there is none, the clone creates \
+                        it when the clone is opened again"
+                        .into(),
+                ),
             };
         }
     }
@@ -202,8 +206,11 @@ impl Disks {
         if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
             return Ok(());
         }
-        Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
-            .hint("hob removes it with the last clone"))
+        Err(ApiError::conflict(format!(
+            "{name} serves the parent snapshot of these clones: {}",
+            clones.join(", ")
+        ))
+        .hint("hob removes it with the last clone"))
     }
 }
 
@@ -239,10 +246,10 @@ impl Inner {
             (Some(own), ..) => own,
             (None, Some(only), None) => only.clone(),
             (None, ..) => {
-                return Err(ApiError::invalid(
-                    "a cache for its parent needs a pool, and it is not clear which",
-                )
-                .hint("leave the size out and enable the cache of the parent's disk, or give the disk its cache in hob.toml"));
+                return Err(ApiError::invalid("cannot choose a pool for the cache of the parent").hint(
+                    "pass no cache size for the parent and enable the cache of the parent's disk \
+                    later, or configure the cache of this disk in hob.toml",
+                ));
             }
         };
         new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)

@@ -93,7 +93,8 @@ impl Disks {
             None => {
                 preview.dirty_unknown = true;
                 preview.effects.push(format!(
-                    "{owner}: all dirty data is lost; how much it is cannot be told, as its journal cannot be read"
+                    "{owner}: all dirty data is lost; the amount is unknown, because its journal \
+                    cannot be read"
                 ));
             }
         }
@@ -107,12 +108,12 @@ impl Inner {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {
-            return Err(ApiError::conflict(format!("{owner} is the cache of a disk"))
-                .hint("'hob cache disable' removes it"));
+            return Err(ApiError::conflict(format!("{owner} is the cache of a disk, not an orphan"))
+                .hint("'hob cache disable' removes the cache"));
         }
         if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
-            return Err(ApiError::not_found(format!("pool {pool} has nothing of {owner}"))
-                .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
+            return Err(ApiError::not_found(format!("pool {pool} has no data of the owner {owner}"))
+                .hint(format!("'hob pool show {pool}' lists orphans (caches that belong to no disk)")));
         }
         Ok(owner)
     }
@@ -163,12 +164,13 @@ impl Inner {
             preview.cached = Size(preview.cached.bytes() + less.bytes());
             preview.effects.push(if data == disk.held.len() as u64 && moved == 0 {
                 format!(
-                    "{name}: the cache is emptied: pool {pool} has no other room for it; dirty data goes to the backing \
-                     first"
+                    "{name}: the cache is emptied, because pool {pool} has no other space for it; \
+                    dirty data is first written to the backing"
                 )
             } else {
                 format!(
-                    "{name}: the cache shrinks by {}; what does not fit goes, and dirty data goes to the backing first",
+                    "{name}: the cache shrinks by {}; data that does not fit is dropped, and dirty \
+                    data is first written to the backing",
                     less.human()
                 )
             });
@@ -185,8 +187,8 @@ impl Inner {
         for disk in self.disks.values().filter(waits) {
             preview.dirty_unknown = true;
             preview.effects.push(format!(
-                "{}: the disk is offline, and dirty data of its cache on {} is lost; how much it is cannot be told \
-                 while the device is away",
+                "{}: the disk is offline, and dirty data of its cache on {} is lost; the amount is \
+                unknown while the device is missing",
                 disk.wanted.name,
                 path.display()
             ));

@@ -151,7 +151,7 @@ impl Disks {
         let shrinks = wanted.size < before.size;
         let sentence = || {
             format!(
-                "{disk}: the cache shrinks from {} to {}; what does not fit goes",
+                "{disk}: the cache shrinks from {} to {}; data that does not fit is dropped",
                 before.size, wanted.size
             )
         };
@@ -172,15 +172,14 @@ fn fate_of(event: LifeEvent, spec: Option<&CacheSpec>) -> Fate {
 fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
     if matches!(fate, Fate::Emptied | Fate::AllLost) {
         preview.cached = Size(holds.cached);
-        preview
-            .effects
-            .push(format!("{disk}: the cache is emptied; it holds {}", Size(holds.cached).human()));
+        preview.effects.push(format!("{disk}: the cache is emptied; it has {}", Size(holds.cached).human()));
     }
     match (fate, holds.dirty) {
         (Fate::Emptied, Some(dirty)) if dirty > 0 => {
-            preview
-                .effects
-                .push(format!("{disk}: {} of dirty data goes to the backing first", Size(dirty).human()));
+            preview.effects.push(format!(
+                "{disk}: {} of dirty data is first written to the backing",
+                Size(dirty).human()
+            ));
         }
         (Fate::DirtyLost | Fate::AllLost, Some(dirty)) => {
             preview.dirty_lost = Size(dirty);
@@ -195,7 +194,7 @@ fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
         (Fate::DirtyLost | Fate::AllLost, None) => {
             preview.dirty_unknown = true;
             preview.effects.push(format!(
-                "{disk}: all dirty data is lost; how much it is cannot be told while the disk is offline"
+                "{disk}: all dirty data is lost; the amount is unknown while the disk is offline"
             ));
         }
         _ => {}

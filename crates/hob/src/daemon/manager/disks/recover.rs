@@ -127,8 +127,8 @@ impl Reading {
         self.missing.is_empty() && self.journal.ring > 0
     }
 
-    /// Returns true if the cache belongs to this unchanged backing, as far as the first pass can
-    /// tell.
+    /// Returns true if the cache belongs to this backing and the backing is unchanged, according to
+    /// the first pass.
     pub(in crate::daemon::manager) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
@@ -219,7 +219,12 @@ impl Disks {
         let matters = reading.may_be_dirty();
         let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
         let spec = &spec;
-        let found = found.await.unwrap_or_else(|_| Err(ApiError::failed("an internal task ended")));
+        let found = found.await.unwrap_or_else(|_| {
+            Err(ApiError::failed(
+                "an internal task ended \
+            unexpectedly",
+            ))
+        });
         let found = match found {
             Ok(found) => found,
             Err(error) if matters => {
@@ -251,12 +256,12 @@ impl Disks {
             Found::Nothing(remains) => {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
                 if !is_new {
-                    self.exports
-                        .all_is_changed(name, "its cache held nothing that could be recovered")
-                        .await?;
+                    self.exports.all_is_changed(name, "no data of its cache could be recovered").await?;
                 }
                 self.pools.forget_owner(spec).await;
-                let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
+                let note = "no data of its cache could be recovered, and the cache starts \
+                    empty"
+                    .to_owned();
                 return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
             }
             Found::Damaged { what, .. } if matters => {
@@ -269,18 +274,27 @@ impl Disks {
             }
         };
         let mut notes = Vec::new();
+        if recovered.summary.ring <= journal.lost_ring {
+            notes
+                .push("its journal could not be written any more; clean data in its cache is dropped".into());
+            recovered = blocking(move || {
+                recovered.drop_clean();
+                recovered
+            })
+            .await?;
+        }
         if recovered.summary.sectors_dirty > 0 && !matters {
             let outdated = bytes(recovered.summary.sectors_dirty);
             notes.push(match outdated_by {
                 Some(by) => format!(
-                    "{outdated} that were dirty in its cache reached the backing from their second copy, which was \
-                     taken over meanwhile; {by} had the disk last. They are outdated and dropped"
+                    "{outdated} of dirty data in its cache are outdated and dropped: {by} took over \
+                    their second copy and wrote them to the backing"
                 ),
                 // Flash held the record of the drain that ended write-back, and the backing was
                 // written since.
                 None => format!(
-                    "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
-                     reached it when write-back ended, and are dropped"
+                    "its flash lost the end of its journal, which describes {outdated} as dirty; \
+                    they were written to the backing when write-back ended, and are dropped"
                 ),
             });
             recovered = blocking(move || {
@@ -311,7 +325,7 @@ impl Disks {
         match verdict {
             Verdict::Refuse => Err(refused(
                 name,
-                &format!("{why}, and {} of its cache are not on it", bytes(summary.sectors_dirty)),
+                &format!("{why}, and {} of its cache are dirty", bytes(summary.sectors_dirty)),
             )),
             Verdict::Empty => {
                 self.exports.all_is_changed(name, &why).await?;
@@ -327,8 +341,8 @@ impl Disks {
                     })
                     .await?;
                     tracing::info!(
-                        "the cache of {name}: nothing proves that the backing is unchanged; {} are compared with it before \
-                         they are served",
+                        "the cache of {name}: it is unknown whether the backing changed; {} are \
+                        compared with the backing before they are served",
                         bytes(recovered.sectors_unverified())
                     );
                 }
@@ -367,7 +381,7 @@ impl Disks {
         let devices = missing.join(", ");
         Err(refused(
             name,
-            &format!("{devices} of pool {} is not there and may hold dirty data of its cache", spec.pool),
+            &format!("{devices} of pool {} is missing, and may have dirty data of its cache", spec.pool),
         ))
     }
 
@@ -378,7 +392,7 @@ impl Disks {
         let Ok(disk) = inner.disk_mut(name) else { return };
         match &mut disk.phase {
             DiskPhase::Online(_) if disk.recovering.is_some() => disk.cache_reason = Some(reason),
-            DiskPhase::Offline(known) => *known = format!("its cache is not there yet: {reason}"),
+            DiskPhase::Offline(known) => *known = format!("its cache is not available yet: {reason}"),
             _ => {}
         }
     }
@@ -549,7 +563,7 @@ async fn compare(
             info.size_bytes, summary.disk_bytes
         ),
         (_, Same::No, _) => {
-            format!("its backing is another one than before: now it is {}", info.identity_text)
+            format!("its backing is another one than before: it is now {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not match the cached data".to_owned(),
@@ -581,10 +595,8 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
         source.read(offset, &mut bytes[..len]).map_err(|error| {
-            ApiError::failed(format!(
-                "its backing cannot be compared with its cache: sector {sector}: {error:?}"
-            ))
-            .hint("repair the backing; hob retries every few seconds")
+            ApiError::failed(format!("cannot compare the cache with the backing: sector {sector}: {error:?}"))
+                .hint("repair the backing; hob retries every few seconds")
         })?;
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);

@@ -3,7 +3,7 @@
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal tells what may be dirty, and the backing is the same | from then on; requests to that data wait |
+//! | the first pass over the journal found which data may be dirty, and the backing is the same | from then on; requests to that data wait |
 //! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
 //!
 //! A waiting write invalidates the old rings, if the cache has no dirty data, and then continues. A
@@ -98,10 +98,14 @@ impl Disks {
         let expect = Expect { doubtful, is_void: false };
         shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await?;
         match waits {
-            0 => tracing::info!("{name} is served by its backing until its cache is recovered"),
+            0 => tracing::info!(
+                "{name} is online; requests go to the backing until its cache is \
+                recovered"
+            ),
             _ => tracing::info!(
-                "{name} is served by its backing until its cache is recovered, but for at most {waits} ‰ of it \
-                 that may be dirty, and for writes"
+                "{name} is online; until its cache is recovered, reads go to the backing, except \
+                that writes and reads of regions with possible dirty data (at most {waits} ‰ of the \
+                disk) wait"
             ),
         }
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
@@ -180,7 +184,8 @@ impl Disks {
             return;
         }
         tracing::info!(
-            "disk {name}: it is written during the recovery of its cache; a crash now would empty the cache"
+            "disk {name}: a guest wrote to it during the recovery of its cache; if the daemon \
+            crashes now, the cache will be empty"
         );
         let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
         // If the cache was recovered meanwhile, no write waits any more.

@@ -62,17 +62,20 @@ impl Disks {
         };
         let gauge = gauge.ok_or_else(|| {
             ApiError::conflict(format!(
-                "cannot measure the size of the backing of {name} while the disk is served"
+                "hob cannot measure the size of the backing of {name} while the disk is online"
             ))
-            .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
+            .hint(
+                "hob measures the size of the backing when the daemon starts, or when you remove \
+                the disk and add it again",
+            )
         })?;
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
-            let mut notes = vec![format!("it has {} already", Size(size))];
+            let mut notes = vec![format!("the disk already has {}", Size(size))];
             if self.registry.inner().disk(name)?.wanted.backing.starts_with("nbd") {
                 notes.push(
-                    "an NBD server tells a new size only to connections that begin later: have it close hob's connection, \
-                     which hob makes again by itself, and repeat this"
+                    "an NBD server reports a new size only to new connections: let the server close \
+                    hob's connection, which hob opens again by itself, and repeat the command"
                         .to_owned(),
                 );
             }
@@ -81,7 +84,7 @@ impl Disks {
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
         tracing::info!("disk {name}: resized from {before} to {size} bytes");
-        let note = "NBD clients that are connected see the new size when they connect again";
+        let note = "connected NBD clients see the new size when they connect again";
         self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
     }
 
@@ -100,9 +103,10 @@ impl Disks {
         };
         let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
             true => Ok(()),
-            false => {
-                Err(ApiError::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
-            }
+            false => Err(ApiError::invalid(format!(
+                "the size of a disk must be a multiple of \
+                    {UNIT_BYTES} bytes, not {size}"
+            ))),
         };
         if let Some(wanted) = wanted {
             whole(wanted)?;
@@ -115,7 +119,10 @@ impl Disks {
             blocking(move || measured.size_bytes()).await?.map_err(|error| cannot("measured", &error))?;
         if now < before {
             let has = Size(now);
-            return Err(no_smaller(name, &format!("its backing has {has}, and the disk {}", Size(before))));
+            return Err(no_smaller(
+                name,
+                &format!("its backing has {has}, and the disk has {}", Size(before)),
+            ));
         }
         match wanted {
             None => whole(now).map(|()| now),
@@ -123,7 +130,8 @@ impl Disks {
             Some(wanted) if wanted < now => {
                 Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
                     format!(
-                        "'hob disk resize {name}' without --size gives the disk the size of its backing; {} is not possible",
+                        "'hob disk resize {name}' without --size grows the disk to the size of its \
+                        backing; {} is not possible",
                         Size(wanted)
                     ),
                 ))
@@ -131,19 +139,19 @@ impl Disks {
             Some(_) if read_only => Err(ApiError::conflict(format!(
                 "{name} is read-only, so hob does not make its backing larger"
             ))
-            .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))),
+            .hint(format!("enlarge the backing by other means, then run 'hob disk resize {name}'"))),
             Some(wanted) => {
                 let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
                 let grown = grown.ok_or_else(|| {
                     ApiError::conflict(format!(
-                        "the backing of {name} has {}, and hob makes raw files larger only",
+                        "the backing of {name} has {}, and hob can enlarge only raw files",
                         Size(now)
                     ))
                     .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
                 })?;
                 grown.map_err(|error| match error.kind() {
                     ErrorKind::FileTooLarge | ErrorKind::InvalidInput => ApiError::invalid(format!(
-                        "the file system of the backing of {name} has no files of {}",
+                        "the file system of the backing of {name} does not support files of {}",
                         Size(wanted)
                     )),
                     _ => cannot("made larger", &error),
@@ -162,10 +170,13 @@ impl Disks {
         }
         let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
         Err(ApiError::conflict(format!(
-            "a cache with blocks of {} is for disks of {most} at most",
+            "a cache with blocks of {} supports disks of at most {most}",
             spec.block_size
         ))
-        .hint(format!("give it larger blocks with 'hob cache set {name} --block-size', or take it away")))
+        .hint(format!(
+            "choose larger blocks with 'hob cache set {name} --block-size', or remove the \
+            cache"
+        )))
     }
 
     /// Grows a disk to a size that its backing already has.

@@ -95,9 +95,10 @@ impl Events {
                 let lost = count - entry.held.len();
                 let name = entry.wanted.name.clone();
                 entry.cache_reason = Some(match entry.held.len() {
-                    0 => "all of its flash is fenced after errors".to_owned(),
+                    0 => "all flash of the cache is fenced after errors".to_owned(),
                     left => format!(
-                        "{lost} of its {count} segments were lost with a fenced device, {left} are left"
+                        "the cache lost {lost} of its {count} segments with a fenced device, and \
+                        has {left} left"
                     ),
                 });
                 for segment in segments {
@@ -111,26 +112,27 @@ impl Events {
                 self.pools.note_health(
                     device,
                     DeviceState::Stalled,
-                    "its host does not answer in time; writes wait for it",
+                    "the lending host does not answer in time, and writes wait for it",
                 );
             }
             ShardEvent::Stalled(device) => {
                 self.pools.note_health(
                     device,
                     DeviceState::Stalled,
-                    "it does not answer in time; caches bypass it",
+                    "the device does not answer in time, and caches bypass it",
                 );
             }
             ShardEvent::PeerSilent(device) => {
                 // A short pause of the device may only have been counted so far.
                 tracing::error!(
                     device = device.0,
-                    "the lender of a remote flash device does not answer; hob abandons the device"
+                    "the host that lends a remote flash device does not answer; hob stops using the \
+                    device"
                 );
                 self.pools.note_health(
                     device,
                     DeviceState::Stalled,
-                    "its lender does not answer, and the device is abandoned",
+                    "the lending host does not answer, and hob stops using the device",
                 );
                 let pools = self.pools.clone();
                 tokio::spawn(async move { pools.peer_silent(device).await });
@@ -141,8 +143,8 @@ impl Events {
                 self.note_cache(
                     disk,
                     &format!(
-                        "{lost} of data that is not on the backing cannot be read from flash; reads of it fail until it is \
-                         written again, or given up with 'hob cache discard-dirty'"
+                        "{lost} of dirty data cannot be read from flash; reads of it fail until the \
+                        data is written again, or discarded with 'hob cache discard-dirty'"
                     ),
                 );
             }

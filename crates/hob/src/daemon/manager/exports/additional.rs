@@ -53,10 +53,14 @@ impl ExportService {
             self.0.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
         if !known {
             let hint = match export == disk {
-                true => "a disk's own export goes with the disk: hob disk remove",
-                false => "see hob export list",
+                true => "the disk's own export is removed with the disk: hob disk remove",
+                false => "'hob export list' shows all exports",
             };
-            return Err(ApiError::not_found(format!("{disk} has no further export '{export}'")).hint(hint));
+            return Err(ApiError::not_found(format!(
+                "{disk} has no additional export \
+                '{export}'"
+            ))
+            .hint(hint));
         }
         self.hide_export(disk, &export).await?;
         self.0.registry.inner().disk_mut(disk)?.forget_export(&export);
@@ -174,7 +178,7 @@ impl Inner {
         }
         if self.disk(disk)?.wanted.exports.len() >= EXPORTS_MAX {
             return Err(ApiError::conflict(format!(
-                "{disk} has {EXPORTS_MAX} further exports; it cannot have more"
+                "{disk} has {EXPORTS_MAX} additional exports, which is the maximum"
             )));
         }
         Ok(())

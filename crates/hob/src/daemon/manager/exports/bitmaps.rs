@@ -179,7 +179,14 @@ impl ExportService {
         path: PathBuf,
     ) -> Result<(), ApiError> {
         let whole = shard.bitmaps(id, Some(frozen.clone())).await?.whole;
-        let granules = whole.ok_or_else(|| ApiError::failed("the bitmap was lost on the way"))?.granules;
+        let granules = whole
+            .ok_or_else(|| {
+                ApiError::failed(
+                    "the bitmap was lost during the \
+            change",
+                )
+            })?
+            .granules;
         let identity = self.0.registry.inner().disk(disk)?.identity;
         let kept = Kept { granules, identity, changed: None };
         flash::blocking(move || bitmap::write(&path, &kept))
@@ -369,9 +376,9 @@ impl ExportService {
         let spec = self.bitmap_spec(disk, name)?;
         if spec.frozen {
             return Err(ApiError::conflict(format!(
-                "bitmap '{name}' of {disk} is frozen: it does not record"
+                "bitmap '{name}' of {disk} is frozen: it does not record changes"
             ))
-            .hint(format!("'hob bitmap list {disk}' shows which do")));
+            .hint(format!("'hob bitmap list {disk}' shows which bitmaps record changes")));
         }
         Ok(spec)
     }
@@ -385,8 +392,11 @@ impl ExportService {
                 .hint("choose another name"));
         }
         if specs.len() >= BITMAPS_MAX {
-            return Err(ApiError::conflict(format!("{disk} has {BITMAPS_MAX} bitmaps; it cannot have more"))
-                .hint("remove one, or merge frozen ones into one that records"));
+            return Err(ApiError::conflict(format!(
+                "{disk} has {BITMAPS_MAX} bitmaps, which is the \
+                maximum"
+            ))
+            .hint("remove a bitmap, or merge frozen bitmaps into a recording one"));
         }
         Ok(())
     }
@@ -409,7 +419,7 @@ impl ExportService {
         // Both names become parts of a path.
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let directory = self.0.bitmaps.as_ref().ok_or_else(|| {
-            ApiError::conflict("this hob keeps no state, so it cannot keep bitmaps")
+            ApiError::conflict("'hob serve' saves no state, so it cannot have dirty bitmaps")
                 .hint("serve the disk with 'hob daemon', which has a state directory")
         })?;
         Ok(directory.join(disk).join(name))
@@ -431,11 +441,18 @@ fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
         if bytes.is_power_of_two() && (min.bytes()..=max.bytes()).contains(&bytes) {
             let enough = Granules::usual_bytes(size).map_or(max, Size);
             let most = Size(bytes.saturating_mul(GRANULES_MAX));
-            ApiError::invalid(format!("with a granularity of {} a disk can have {most} at most", Size(bytes)))
-                .hint(format!("{enough} is enough for this one"))
+            ApiError::invalid(format!(
+                "a bitmap with a granularity of {} is possible for disks of \
+                at most {most}",
+                Size(bytes)
+            ))
+            .hint(format!("use a granularity of at least {enough} for this disk"))
         } else {
             let wanted = Size(bytes);
-            ApiError::invalid(format!("a granularity is a power of two from {min} to {max}, not {wanted}"))
+            ApiError::invalid(format!(
+                "the granularity must be a power of two from {min} to {max}, \
+                not {wanted}"
+            ))
         }
     })
 }
@@ -451,7 +468,7 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
     };
     let mut kept = match bitmap::read(path) {
         Ok(Some(kept)) => kept,
-        Ok(None) if spec.frozen => return (all(), Some("its file is gone".to_owned())),
+        Ok(None) if spec.frozen => return (all(), Some("its file does not exist".to_owned())),
         Ok(None) => return (all(), Some(NOT_CLOSED.to_owned())),
         Err(error) => return (all(), Some(format!("its file cannot be used: {error}"))),
     };
@@ -461,7 +478,7 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
     let why = if known != info.size_bytes && !has_grown {
         "the size of the backing changed while hob did not serve it"
     } else if kept.identity != info.identity && !has_grown {
-        "the backing is another one"
+        "the disk has another backing"
     } else if !spec.frozen && changed_since {
         "another program changed the backing while hob did not serve it"
     } else {

@@ -236,7 +236,7 @@ impl ExportService {
             for (export, mut mount) in mounts {
                 if let Err(error) = mount.unmount() {
                     tracing::warn!(
-                        "export {export}: {error}; programs that have the file open get errors from now on"
+                        "export {export}: {error}; programs that have the file open now get errors"
                     );
                 }
                 // Dropping the mount detaches the file.

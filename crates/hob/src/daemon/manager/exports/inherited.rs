@@ -76,7 +76,8 @@ impl ExportService {
             return Ok(Some(file));
         }
         tracing::warn!(
-            "export {export}: its file has changed and is unmounted; programs that have it open get errors from now on"
+            "export {export}: hob unmounts its file, because the file's properties changed; \
+            programs that have the file open now get errors"
         );
         blocking(move || drop(file)).await?;
         Ok(None)
@@ -98,7 +99,7 @@ impl ExportService {
         };
         for (export, file) in unwanted {
             tracing::warn!(
-                "export {export}: its file {} is unmounted, because the export no longer exists",
+                "export {export}: hob unmounts its file {}, because the export no longer exists",
                 file.path.display()
             );
             drop(file);

@@ -45,7 +45,7 @@ pub(super) fn differences(
                 file: Some("changed".to_owned()),
                 running: None,
                 by: ConfigRemedy::Reload,
-                action: "'systemctl reload hob' applies it".to_owned(),
+                action: "'systemctl reload hob' applies the change".to_owned(),
             },
             change: None,
         });
@@ -158,7 +158,7 @@ impl Inner {
                 "backing_timeout",
                 timeout.to_string(),
                 now,
-                "it is set, also for requests that wait",
+                "the setting is changed, also for waiting requests",
                 change,
             ));
         }
@@ -205,7 +205,7 @@ impl Inner {
                 Err(_) => return,
             },
         };
-        let action = "its shares and limits are set";
+        let action = "the shares and limits of the disk are set";
         found.push(apply(
             &subject,
             "qos",
@@ -263,11 +263,11 @@ impl Inner {
             };
             let empties = ["block_size", "layout", "persistent"].contains(&key);
             let action = match key {
-                "size" if wanted.size < now.size => "the cache shrinks; what does not fit goes",
+                "size" if wanted.size < now.size => "the cache shrinks; data that does not fit is dropped",
                 "size" => "the cache grows",
                 _ if empties => "the cache is drained and starts empty",
                 "mode" => "the mode is changed; leaving write-back drains the cache first",
-                _ => "it is changed while the cache is in use",
+                _ => "the setting is changed while the cache is in use",
             };
             let change = Change::PatchCache(name.clone(), Box::new(patch));
             let one = apply(&subject, &format!("cache.{key}"), file, running, action, change);
@@ -319,7 +319,7 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
                     "qos",
                     json(&wanted),
                     json(&now),
-                    "it is set for all its disks",
+                    "the setting is changed for all disks of the policy",
                     change(),
                 ));
             }
@@ -340,7 +340,7 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
             };
             let subject = format!("datastore {}", store.name);
             let change = Change::Datastore(store.name.clone(), patch);
-            found.push(apply(&subject, "", json(&wanted), json(&now), "it is set", change));
+            found.push(apply(&subject, "", json(&wanted), json(&now), "the setting is changed", change));
         }
     }
     found

@@ -179,9 +179,10 @@ impl HobToml {
                         Err(error) => applied.failed.push(format!("{what}: {error}")),
                     }
                 }
-                Some(_) => applied
-                    .left
-                    .push(format!("{what}: {}; 'hob config apply --yes' does it", difference.action)),
+                Some(_) => applied.left.push(format!(
+                    "{what}: {}; 'hob config apply --yes' makes this change",
+                    difference.action
+                )),
                 None => applied.left.push(format!("{what}: {}", difference.action)),
             }
         }

@@ -49,7 +49,7 @@ async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), ApiError
         match flash.add_device(spec, Overwrite::Refuse).await {
             Ok((_, devices)) => {
                 tracing::warn!(
-                    "pool {}: making it was interrupted; {} is formatted now",
+                    "pool {}: its creation was interrupted; hob formats {} now",
                     pool.name,
                     path.display()
                 );

@@ -74,7 +74,7 @@ impl Migrations {
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.phase, DiskPhase::Offline(_)) {
-            disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
+            disk.phase = DiskPhase::Away("the disk has not arrived yet".to_owned());
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Migrations {
             return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
-            return Err(ApiError::invalid("no host has such a name"));
+            return Err(ApiError::invalid("the name of the other host is not valid"));
         }
         if let Some(datastore) = &arrival.datastore {
             check_name(datastore).map_err(|error| {
@@ -155,7 +155,7 @@ impl DiskState {
     fn keep_what_stayed(&mut self, known: &DiskState) {
         (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
         for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {
-            spec.everything.get_or_insert_with(|| "another host had the disk".to_owned());
+            spec.everything.get_or_insert_with(|| "another host owned the disk".to_owned());
         }
     }
 }
@@ -183,11 +183,15 @@ impl Inner {
                 match (pools.next(), pools.next()) {
                     (Some(only), None) => only.clone(),
                     (None, _) => {
-                        return Err(ApiError::conflict("there is no pool for its cache").hint("make one"));
+                        return Err(ApiError::conflict(
+                            "this host has no pool for the disk's \
+                            cache",
+                        )
+                        .hint("make one"));
                     }
                     _ => {
                         return Err(ApiError::conflict(format!(
-                            "there is no pool '{}', and there are several others: say which",
+                            "this host has no pool '{}' but several others; choose a pool",
                             cache.like_pool
                         )));
                     }

@@ -1,5 +1,5 @@
-//! Disks in standby: opening an incoming disk with an empty cache and with the source host as its
-//! backing, making it this host's, and closing it again.
+//! Disks in standby: opens an incoming disk with an empty cache and with the source host as its
+//! backing, makes this host the owner of the disk, or closes the disk again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -75,14 +75,19 @@ impl Migrations {
         let here = own.info().size_bytes;
         if size_bytes > 0 && size_bytes < here {
             return Err(ApiError::conflict(format!(
-                "{} has {here} bytes, and the disk {size_bytes}: it has grown, or is another backing",
+                "{} has {here} bytes on this host, and the disk has {size_bytes}: the backing has \
+                grown, or it is another backing",
                 wanted.backing
             ))
-            .hint("where it has grown, 'hob disk resize' on the host that has the disk comes first"));
+            .hint(
+                "if the backing has grown, first run 'hob disk resize' on the host that owns the \
+                disk",
+            ));
         }
         if size_bytes > 0 && size_bytes != here {
             return Err(ApiError::conflict(format!(
-                "{} has {here} bytes, and the disk {size_bytes}: it is another backing",
+                "{} has {here} bytes on this host, and the disk has {size_bytes}: it is another \
+                backing",
                 wanted.backing
             )));
         }
@@ -184,7 +189,10 @@ impl Migrations {
         match Backing::kind(spec, Format::Raw).name {
             "file" | "nbd" | "rbd" | "qemu-nbd" => Ok(()),
             other => Err(ApiError::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
-                .hint("a disk that moves needs a file, a block device, an RBD image or an NBD export as its backing")),
+                .hint(
+                    "a disk that is moved needs a file, a block device, an RBD image or an NBD \
+                    export as its backing",
+                )),
         }
     }
 
@@ -218,7 +226,7 @@ impl Migrations {
                 self.registry.give_back(&pool, &free).await;
             }
         }
-        self.show_away(name, "it has not arrived yet".to_owned());
+        self.show_away(name, "the disk has not arrived yet".to_owned());
         // The disk's data on flash must not be used later.
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
@@ -253,7 +261,7 @@ pub(super) fn check_directory(directory: &Path) -> Result<(), ApiError> {
     match directory.as_os_str().len() {
         0..=SOCKET_CHARS_MAX => Ok(()),
         _ => Err(ApiError::failed(format!(
-            "the name of the state directory, {}, is too long for sockets in it",
+            "the path of the state directory, {}, is too long for sockets in it",
             directory.display()
         ))),
     }

@@ -108,7 +108,7 @@ struct Task {
     pulls_rest: bool,
     /// Time at which the pull was complete after the hand-over.
     done_at: Option<Instant>,
-    /// True after the former owner was told that the pull is complete.
+    /// True after this host has reported to the former owner that the pull is complete.
     done_told: bool,
     over: bool,
 }
@@ -278,7 +278,7 @@ impl Task {
             CallIn::Changed(body) => match calls::decode_ranges(&body, sectors()) {
                 Ok(ranges) => Call::Changed(ranges),
                 Err(_) => {
-                    let why = Some("the list of changes makes no sense".to_owned());
+                    let why = Some("the list of changes is invalid".to_owned());
                     let refused = Err(hob_engine::migration::Refusal::Failed);
                     let _ = answer.send(calls::to_wire(refused, why));
                     return;
@@ -313,12 +313,12 @@ impl Task {
         let refuse =
             |why: &str| calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()));
         if !self.is_open || self.incoming.shared.facts().session != session {
-            return refuse("it does not want a list now");
+            return refuse("the destination does not need a list now");
         }
         let expected = !self.list.complete && (page == self.list.next || page == 0);
         if expected {
             let Ok(ranges) = hob_engine::migration::heat::decode(body, sectors) else {
-                return refuse("the list makes no sense");
+                return refuse("the list is invalid");
             };
             let room = self.incoming.migrations.cache_room(&self.incoming.name);
             let bytes: u64 =
@@ -364,7 +364,7 @@ impl Task {
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
                 self.incoming.shared.facts().waited_ms = waited;
                 tracing::info!(
-                    "disk {name}: its migration to this host is complete, and it is served here now"
+                    "disk {name}: its migration to this host is complete; this host serves the disk now"
                 );
             }
             DestinationAct::Settle => {
@@ -478,10 +478,7 @@ impl IncomingDisk {
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
                 let arrival = arrival.ok_or_else(|| {
-                    ApiError::failed(
-                        "the order has no description of the \
-                 disk",
-                    )
+                    ApiError::failed("the migration request has no description of the disk")
                 })?;
                 migrations.enter_awaited(name, &self.lineage, session, arrival)?;
                 migrations.registry.save_first().await?;

@@ -29,7 +29,12 @@ impl Migrations {
         call: CallIn,
     ) -> Result<CallAnswer, ApiError> {
         self.peers.transport()?;
-        let session = calls::session(&of).ok_or_else(|| ApiError::invalid("there can be no such session"))?;
+        let session = calls::session(&of).ok_or_else(|| {
+            ApiError::invalid(
+                "the session number of \
+            the migration is invalid",
+            )
+        })?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
             self.let_rest(&name).await;
         }
@@ -89,11 +94,11 @@ impl Migrations {
             !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
             CallIn::Arrive(_) if is_stranger => refuse(format!(
-                "it has another disk of the name {name}; remove that one or its tombstone first"
+                "this host has another disk named {name}; remove that disk or its tombstone first"
             )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
-                tracing::warn!("disk {name}: its migration to this host ({session:?}) is refused: {error}");
+                tracing::warn!("disk {name}: this host refuses its migration ({session:?}): {error}");
                 refuse(error.to_string())
             }),
         }
@@ -117,7 +122,7 @@ impl Migrations {
         self.awaited_state(name, arrival).map(drop)
     }
 
-    /// Returns the task that handles a call. Starts one if the call brings the disk.
+    /// Returns the task that handles a call. Starts a task if the call announces a new disk.
     fn task_for(
         self: &Arc<Self>,
         name: &str,
@@ -194,7 +199,7 @@ impl Migrations {
             CallIn::Look | CallIn::List { .. } => return calls::to_wire(Err(Refused::NotAwaited), None),
         };
         if self.is_leaving(name) && matches!(call, Call::Arrive | Call::Changed(_) | Call::Yours) {
-            let why = format!("{name} is leaving this host still");
+            let why = format!("{name} is still being migrated away from this host");
             return calls::to_wire(Err(Refused::Failed), Some(why));
         }
         let mut machine = Destination::new(self.record_of_lineage(name, lineage));
@@ -216,12 +221,8 @@ impl Migrations {
 
     /// Returns the queue for a data connection of another host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
-        let not_awaited = || {
-            ApiError::conflict(format!(
-                "{name} is not migrating to this host in that \
-         session"
-            ))
-        };
+        let not_awaited =
+            || ApiError::conflict(format!("{name} is not migrating to this host in this session"));
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
             return Err(not_awaited());

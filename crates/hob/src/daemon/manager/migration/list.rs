@@ -27,7 +27,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Pause after a failure, and while the destination has enough ranges.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Sends the list whenever the destination wants it, until dropped.
+/// Sends the list whenever the destination requests it, until dropped.
 pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     if leaving.plan.cache == CarryMode::Drop {
         return;
@@ -42,7 +42,8 @@ pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     }
 }
 
-/// Sends the list page by page. Ends early if the destination wants another page than the next one.
+/// Sends the list page by page. Ends early if the destination requests another page than the next
+/// one.
 async fn send_all(leaving: &Leaving, session: Session, peer: &mut Peer) -> Result<(), PeerError> {
     let lost = |error: &dyn std::fmt::Display| PeerError::Lost(error.to_string());
     let (shard, id) = leaving.migrations.registry.shard_of(&leaving.name).map_err(|error| lost(&error))?;
@@ -70,7 +71,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Sends a page. Returns false if the destination wants another page than the next one.
+    /// Sends a page. Returns false if the destination requests another page than the next one.
     async fn send(
         &mut self,
         peer: &mut Peer,

@@ -95,7 +95,7 @@ impl Migrations {
         }
         match start.bandwidth {
             Some(bandwidth) if bandwidth.bytes() < 1 << 16 => {
-                Err(ApiError::invalid("a bandwidth below 64K a second would take for ever"))
+                Err(ApiError::invalid("the bandwidth must be at least 64K a second"))
             }
             _ => Ok(()),
         }
@@ -176,11 +176,11 @@ impl Migrations {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
                     return Err(ApiError::conflict(format!(
-                        "{name} is migrating to this host, and its owner is another host"
+                        "{name} is migrating to this host, and another host owns it"
                     ))
                     .hint(format!(
-                        "run the command there, or cancel the migration with 'hob disk remove \
-                     {name}'"
+                        "run the command on the other host, or cancel the migration with 'hob disk \
+                        remove {name}'"
                     )));
                 }
                 None => return Err(ApiError::conflict(format!("{name} is not moving"))),
@@ -189,7 +189,7 @@ impl Migrations {
         match answer.await {
             Ok(true) => self.migration(name),
             _ => Err(ApiError::conflict(format!(
-                "it is too late for that: {name} is handed over, or stays already"
+                "it is too late: {name} was already handed over, or its migration was cancelled"
             ))),
         }
     }
@@ -212,10 +212,11 @@ impl Migrations {
                 };
                 if !force {
                     return Err(ApiError::conflict(format!(
-                    "{name} is {}'s: if that host still serves it, two hosts write one disk, and it is lost",
-                    spec.peer
-                ))
-                .hint("make sure that the host never serves the disk again, and pass --force"));
+                        "{name} belongs to {}: if that host still serves the disk and this host takes \
+                    it, both write to it and its data is corrupted",
+                        spec.peer
+                    ))
+                    .hint("make sure that the other host never serves the disk again, and pass --force"));
                 }
                 if let Some(handle) = migrations.handles().remove(&name) {
                     handle.task.abort();
@@ -224,19 +225,17 @@ impl Migrations {
                 migrations.own_again(&name, session.generation + 2).await?;
                 migrations.restore_wanted_mode(&name)?;
                 tracing::warn!(
-                    "disk {name}: taken back by command; host {} must not serve it any more",
+                    "disk {name}: taken back by command; host {} must not serve the disk any more",
                     spec.peer
                 );
                 if let Ok(disk) = migrations.registry.inner().disk_mut(&name) {
-                    disk.phase = DiskPhase::Offline("it was taken back".to_owned());
+                    disk.phase = DiskPhase::Offline("the disk was taken back".to_owned());
                     disk.busy = None;
                 }
                 migrations.registry.save().await?;
                 migrations.disks.bring_online(&name).await;
-                let note = format!(
-                    "{} must never serve it again: what it has of it is not {name} any more",
-                    spec.peer
-                );
+                let note =
+                    format!("{} must never serve the disk again: its data is not {name} any more", spec.peer);
                 migrations.observe.disk_changed(&name, vec![note])
             })
             .await
@@ -258,16 +257,16 @@ impl Migrations {
                 {
                     let _ = sender.send(destination::Input::GiveUp);
                 }
-                let note = "the host that has the disk keeps it".to_owned();
+                let note = "the source keeps the disk".to_owned();
                 Ok(Some(DiskChanged { disk: None, notes: vec![note] }))
             }
             Some(RecordSpec::Away { taken: true, .. }) => {
                 let is_serving = self.is_migrating(name);
                 if is_serving {
                     return Err(ApiError::conflict(format!(
-                        "{name} has moved, and its new host still reads its cache"
+                        "{name} has moved, and its new owner still reads its cache on this host"
                     ))
-                    .hint("hob removes it when that is done"));
+                    .hint("hob removes the disk here when the new owner needs no more data"));
                 }
                 self.handles().remove(name);
                 self.registry.inner().disks.remove(name);
@@ -276,7 +275,8 @@ impl Migrations {
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
             Some(RecordSpec::Away { taken: false, .. }) => Err(ApiError::conflict(format!(
-                "{name} was handed over, and its new host has not said so yet: without this record it would have no owner"
+                "{name} was handed over, and its new owner has not confirmed that yet: if this \
+                record were removed, the disk would have no owner"
             ))),
             _ => Ok(None),
         }

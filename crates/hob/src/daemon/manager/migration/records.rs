@@ -36,7 +36,12 @@ impl Migrations {
 
     /// Saves a migration record, except [`Record::Gone`].
     pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
-        let record = RecordSpec::of(record).ok_or_else(|| ApiError::failed("that is kept elsewhere"))?;
+        let record = RecordSpec::of(record).ok_or_else(|| {
+            ApiError::failed(
+                "internal error: this \
+            migration record cannot be saved",
+            )
+        })?;
         {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;

@@ -38,8 +38,8 @@ impl Migrations {
                 None
             }
             Record::Leaving(_) | Record::Gone(_) => None,
-            Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
-            Record::Awaiting(_) => Some("it has not arrived yet".to_owned()),
+            Record::Away { .. } => Some(format!("the disk is on {}", spec.peer)),
+            Record::Awaiting(_) => Some("the disk has not arrived yet".to_owned()),
         };
         self.disks.enter(disk, None)?;
         let is_here = why.is_none();
@@ -106,7 +106,7 @@ impl Migrations {
         }
     }
 
-    /// Continues a migration whose disk was handed over: tells the new host until it confirms.
+    /// Continues a migration whose disk was handed over: notifies the new host until it confirms.
     async fn stay_away(self: Arc<Self>, name: String, taken: bool) {
         let Ok(Some(spec)) = self.registry.inner().disk(&name).map(|disk| disk.wanted.migration.clone())
         else {
@@ -161,7 +161,7 @@ impl Migrations {
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
             if matches!(disk.phase, DiskPhase::Offline(_)) {
-                disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
+                disk.phase = DiskPhase::Away("the disk has not arrived yet".to_owned());
             }
         }
         self.registry.guard_new_disk(name)

@@ -352,10 +352,13 @@ impl Task {
             Phase::Kept => {
                 facts.end(MigrationState::Kept);
                 if self.cancelled {
-                    facts.why = Some("it was cancelled".to_owned());
+                    facts.why = Some("the migration was cancelled".to_owned());
                 }
                 let why = facts.why.clone().unwrap_or_default();
-                tracing::info!("disk {name}: its migration failed, and it stays on this host: {why}");
+                tracing::info!(
+                    "disk {name}: its migration failed; this host still serves the disk: \
+                    {why}"
+                );
             }
             _ => {
                 facts.end(MigrationState::Over);

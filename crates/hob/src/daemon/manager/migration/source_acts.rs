@@ -250,7 +250,7 @@ impl Migrations {
         let spec = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
-            disk.phase = DiskPhase::Away(format!("it is at {to}"));
+            disk.phase = DiskPhase::Away(format!("the disk is on {to}"));
             disk.has_cache = false;
             disk.lock = None;
             disk.cache_reason = None;

@@ -21,7 +21,7 @@ pub(super) struct Shared {
     facts: Mutex<Facts>,
     /// Bytes sent to the other host on data connections.
     pub(super) sent: AtomicU64,
-    /// Signals that the other host wants the list from its first page.
+    /// Signals that the other host requests the list from its first page.
     pub(super) list_wanted: Notify,
     /// Signals that the source's record was saved, or that the save failed.
     pub(super) recorded: Notify,

@@ -57,7 +57,10 @@ impl Migrations {
             cache.journal = Some(JournalSpec::new());
         }
         if let Err(error) = self.disks.enter(waited, None) {
-            return tracing::warn!("disk {name}: it no longer waits for its cluster on this host: {error}");
+            return tracing::warn!(
+                "disk {name}: this host no longer waits for the disk from its \
+                cluster: {error}"
+            );
         }
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.cluster_wait = ClusterWait::Yes;

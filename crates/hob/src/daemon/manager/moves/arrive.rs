@@ -1,5 +1,5 @@
-//! The new host of an ordered move: tells whether it can take the disk, and acquires the disk when
-//! it is released.
+//! The new host of an ordered move: reports whether it can serve the disk, and acquires the disk
+//! when the former owner has released it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,7 +76,8 @@ impl Moves {
         .map_err(|error| open_error(&error))?;
         match here {
             Some(here) if here != size_bytes => Err(ApiError::conflict(format!(
-                "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"
+                "{backing} has {here} bytes on this host, and the disk has {size_bytes}: it is \
+                another backing"
             ))),
             _ => Ok(()),
         }
@@ -107,7 +108,7 @@ impl Moves {
             _ if disk.wanted.read_only => conflict("is read-only"),
             (DiskPhase::Offline(_), None, _) => Ok(true),
             (DiskPhase::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
-            _ => conflict("is not one that waits for it"),
+            _ => conflict("is not waiting for it"),
         }
     }
 
@@ -133,7 +134,7 @@ impl Moves {
             let why = match &self.registry.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
-                DiskPhase::Removing => "it is being removed".to_owned(),
+                DiskPhase::Removing => "is being removed".to_owned(),
             };
             if Instant::now() > until {
                 return Err(ApiError::failed(why));
@@ -154,7 +155,7 @@ impl Moves {
             if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
                 cache.journal = Some(JournalSpec::new());
             }
-            disk.phase = DiskPhase::Offline("it is on its way here".to_owned());
+            disk.phase = DiskPhase::Offline("is already moving to this host".to_owned());
         }
         disk.cluster_wait = ClusterWait::Yes;
         disk.retry_after = None;

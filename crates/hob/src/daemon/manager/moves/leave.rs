@@ -18,7 +18,7 @@ use crate::daemon::exports::export_info;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// Maximum time for the other host to tell whether it can take the disk.
+/// Maximum time for the other host to report whether it can serve the disk.
 const WELCOME_MAX: Duration = Duration::from_secs(20);
 
 /// Time after which all other hosts have seen the order.
@@ -81,7 +81,8 @@ impl Work {
         };
         found.filter(|found| found.order.id == self.order.id).ok_or_else(|| {
             ApiError::conflict(
-                "the order is gone: the other host has left the cluster, or there is another order",
+                "the move was cancelled: the other host has left the cluster, or another move was \
+                requested",
             )
         })
     }
@@ -92,7 +93,7 @@ impl Work {
         (self.order, self.revision) = (found.order, found.revision);
         match self.order.state {
             ClusterMoveState::Failed => Err(ApiError::conflict(
-                self.order.note.clone().unwrap_or_else(|| "it was called off".to_owned()),
+                self.order.note.clone().unwrap_or_else(|| "the move was cancelled".to_owned()),
             )),
             state => Ok(state),
         }
@@ -124,7 +125,7 @@ impl Moves {
         let order = Order { from: cluster.own_name().to_owned(), ..order };
         let mut work = Work { cluster, disk, order, revision };
         let to = work.order.to.clone();
-        tracing::info!("disk {}: an order moves it to {to}", work.disk);
+        tracing::info!("disk {}: moving it to {to}, as requested in the cluster", work.disk);
         let left = self.leave_as_ordered(&mut work).await;
         self.end(&work.disk);
         if let Err(error) = left {
@@ -156,11 +157,13 @@ impl Moves {
             Some(mode) => {
                 let address = to.address.ok_or_else(|| {
                     ApiError::conflict(format!(
-                        "somebody uses {}, or its cache is to go along, and {} does not say where its control API is",
+                        "{} is in use, or its cache is to be copied, and the address of the control \
+                        API of {} is unknown",
                         work.disk, to.name
                     ))
                     .hint(format!(
-                        "give {} an address in [cluster] of its hob.toml, and TLS as docs/MIGRATION.md has it; or end what uses the disk",
+                        "set address in [cluster] of hob.toml on {}, and TLS as in \
+                        docs/MIGRATION.md, or disconnect the clients of the disk",
                         to.name
                     ))
                 })?;
@@ -227,8 +230,10 @@ impl Moves {
         if users > 0 || work.read().await.is_err() {
             self.let_in_again(&name)?;
             work.read().await?;
-            return Err(ApiError::conflict(format!("a client has connected to {name} meanwhile"))
-                .hint("order it again: it is migrated then, or end what uses it"));
+            return Err(ApiError::conflict(format!("a client connected to {name} during the move")).hint(
+                "request the move again, so that hob migrates the disk, or disconnect its \
+                    clients",
+            ));
         }
         Ok(())
     }
@@ -252,7 +257,7 @@ impl Moves {
             self.pools.look(&name, shard, id).await;
             let dirty = self.observe.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
-            let note = format!("{} go to the backing", left.human());
+            let note = format!("{} are written to the backing", left.human());
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
                 let _ = draining.await;
@@ -261,11 +266,11 @@ impl Moves {
         }
     }
 
-    /// Closes the disk and lets the other host acquire it.
+    /// Closes the disk, so that the other host can acquire it.
     async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.ownership.orders().give(&name, Some(&to));
-        let reason = ApiError::conflict(format!("it is on its way to {to}"));
+        let reason = ApiError::conflict(format!("the disk is being moved to {to}"));
         // This offline state is not a failure.
         self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
@@ -273,7 +278,7 @@ impl Moves {
         work.cluster
             .give_back(&name, false)
             .await
-            .map_err(|why| ApiError::failed(format!("it was not given back: {why}")))?;
+            .map_err(|why| ApiError::failed(format!("cannot release the disk in the cluster: {why}")))?;
         work.say(ClusterMoveState::Given, None).await
     }
 
@@ -302,7 +307,7 @@ impl Moves {
         let inner = self.registry.inner();
         let wanted = &inner.disk(&work.disk)?.wanted;
         if wanted.read_only {
-            return Err(ApiError::conflict("a read-only disk has no owner: any host may serve it"));
+            return Err(ApiError::conflict("a read-only disk has no owner: each host may serve it"));
         }
         Ok(MigrationStart {
             to,
@@ -326,7 +331,15 @@ impl Moves {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         work.order.cache = Some(mode);
         let start = self.plan(work, address, mode)?;
-        work.say(ClusterMoveState::Leaving, Some("the other host is asked".to_owned())).await?;
+        work.say(
+            ClusterMoveState::Leaving,
+            Some(
+                "the other host was asked whether it can serve the \
+            disk"
+                    .to_owned(),
+            ),
+        )
+        .await?;
         self.migrations.migrate(name.clone(), start).await?;
         let mut is_ordered = false;
         let mut is_said = false;
@@ -339,7 +352,11 @@ impl Moves {
             };
             match shown.state {
                 MigrationState::Kept => {
-                    return Err(ApiError::conflict(shown.why.unwrap_or_else(|| "it stays here".to_owned())));
+                    return Err(ApiError::conflict(shown.why.unwrap_or_else(|| {
+                        "the disk stays on \
+                        this host"
+                            .to_owned()
+                    })));
                 }
                 MigrationState::Serving | MigrationState::Over | MigrationState::Away if !is_said => {
                     work.say(ClusterMoveState::Done, None).await?;
@@ -357,14 +374,16 @@ impl Moves {
                 continue;
             }
             let note = match (shown.state, users) {
-                (MigrationState::Preparing, _) => "dirty data goes to the backing".to_owned(),
+                (MigrationState::Preparing, _) => "dirty data is written to the backing".to_owned(),
                 (MigrationState::Copying, _) if !shown.warm => {
-                    format!("{} % of the cache is there", shown.percent)
+                    format!("{} % of the cache is copied", shown.percent)
                 }
                 (MigrationState::Copying, 1..) => {
-                    "it waits for the VM: migrate the VM now, or start it on the other host".to_owned()
+                    "the disk waits for the VM: migrate the VM now, or start it on the other \
+                    host"
+                        .to_owned()
                 }
-                (MigrationState::HandingOver, _) => "handed over, and not said so yet".to_owned(),
+                (MigrationState::HandingOver, _) => "handed over, and not confirmed yet".to_owned(),
                 _ => "the other host prepares".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {

@@ -6,8 +6,9 @@
 //!
 //! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Without
 //! clients, the owner drains, closes and releases the disk, and the other host acquires it
-//! ([`arrive`]). Ownership records and locks decide about the owner as always. An order only keeps
-//! other hosts from acquiring the disk in the meantime, for a limited time.
+//! ([`arrive`]). Ownership records and locks decide which host owns the disk, as without a move. An
+//! order only prevents other hosts from acquiring the disk while it is being moved, for a limited
+//! time.
 
 mod arrive;
 mod leave;
@@ -134,21 +135,30 @@ impl Moves {
     pub(crate) async fn order(&self, disk: String, start: ClusterMoveStart) -> Result<ClusterMove, ApiError> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let ClusterMoveStart { to, cache, pool, bandwidth } = start;
-        check_name(&to).map_err(|error| ApiError::invalid(format!("'{to}' is no host's name: {error}")))?;
+        check_name(&to).map_err(|error| {
+            ApiError::invalid(format!(
+                "'{to}' is not a valid name of a \
+            host: {error}"
+            ))
+        })?;
         if let Some(pool) = &pool {
-            check_name(pool)
-                .map_err(|error| ApiError::invalid(format!("'{pool}' is no pool's name: {error}")))?;
+            check_name(pool).map_err(|error| {
+                ApiError::invalid(format!(
+                    "'{pool}' is not a valid name of a pool: \
+                    {error}"
+                ))
+            })?;
         }
         let hosts = cluster.hosts().await.map_err(lost)?;
         if !hosts.iter().any(|host| host.name == to) {
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-            return Err(ApiError::not_found(format!("'{to}' is no member of the cluster now"))
+            return Err(ApiError::not_found(format!("'{to}' is not a member of the cluster now"))
                 .hint(format!("members are {}", names.join(", "))));
         }
         let disks = cluster.disks().await.map_err(lost)?;
         let known = disks.iter().find(|known| known.name == disk).ok_or_else(|| {
-            ApiError::not_found(format!("no host of the cluster has or had a disk '{disk}'"))
-                .hint("'hob cluster disks' shows all; one that is read-only has no owner, and needs none")
+            ApiError::not_found(format!("no host of the cluster owns or owned a disk '{disk}'"))
+                .hint("'hob cluster disks' shows all disks with an owner; a read-only disk has none")
         })?;
         match known.state {
             ClusterDiskState::Held if known.host == to => {
@@ -157,10 +167,11 @@ impl Moves {
             ClusterDiskState::Held => {}
             ClusterDiskState::Adopted => {
                 return Err(ApiError::conflict(format!(
-                    "{} is bringing to the backing what another host had dirty of {disk}",
+                    "{} is failing over {disk}: it writes the dirty data of the former owner to the \
+                    backing",
                     known.host
                 ))
-                .hint("order it again when it serves the disk"));
+                .hint("request the move again when that host serves the disk"));
             }
             ClusterDiskState::Free | ClusterDiskState::Vanished => {
                 return Err(ApiError::conflict(format!(
@@ -168,15 +179,18 @@ impl Moves {
                     known.host
                 ))
                 .hint(format!(
-                    "a host with this disk in its configuration acquires it by itself; 'hob \
-                     cluster take {disk}' there shows why it does not"
+                    "a host with this disk in its configuration acquires the disk by itself; 'hob \
+                    cluster take {disk}' on that host shows why it does not"
                 )));
             }
         }
         let before = cluster.order_of(&disk).await.map_err(lost)?;
         if let Some(before) = before.as_ref().filter(|before| !before.order.state.is_over()) {
-            return Err(ApiError::conflict(format!("{disk} is on its way to {} already", before.order.to))
-                .hint(format!("'hob cluster move {disk}' shows how far it is, 'hob cluster move {disk} --cancel' calls it off")));
+            return Err(ApiError::conflict(format!("{disk} is already being moved to {}", before.order.to))
+                .hint(format!(
+                    "'hob cluster move {disk}' shows the progress, 'hob cluster move \
+                    {disk} --cancel' cancels the move"
+                )));
         }
         let order = Order {
             id: CacheOwner::random().to_string(),
@@ -191,7 +205,10 @@ impl Moves {
         };
         match cluster.put_order(&disk, &order, before.map(|before| before.revision)).await.map_err(lost)? {
             Some(revision) => Ok(OrderFound { disk, order, revision, is_ours: true }.view()),
-            None => Err(ApiError::conflict(format!("another order about {disk} was given at the same time"))),
+            None => Err(ApiError::conflict(format!(
+                "another move of {disk} was requested at the \
+                same time"
+            ))),
         }
     }
 
@@ -205,11 +222,11 @@ impl Moves {
             };
             if found.order.state == ClusterMoveState::Given {
                 return Err(ApiError::conflict(format!(
-                    "it is too late for that: {} is taking {disk}",
+                    "it is too late: {} is taking {disk}",
                     found.order.to
                 )));
             }
-            let note = Some("it was cancelled".to_owned());
+            let note = Some("the move was cancelled".to_owned());
             let order = Order { state: ClusterMoveState::Failed, note, ..found.order };
             if let Some(revision) =
                 cluster.put_order(disk, &order, Some(found.revision)).await.map_err(lost)?
@@ -267,7 +284,8 @@ impl Moves {
         let is_idle = !self.running.progress().disks.contains(&found.disk);
         match found.order.state {
             ClusterMoveState::Asked if since > ASKED_MAX => {
-                let why = "the host that has the disk has not seen the order; is its hob an older one?";
+                let why = "the owner of the disk has not read the order; does it run an older \
+                    version of hob?";
                 end(cluster, found, ClusterMoveState::Failed, why).await;
             }
             state if state.is_over() && since > KEPT => {
@@ -280,7 +298,7 @@ impl Moves {
                     && is_idle
                     && found.order.from == cluster.own_name() =>
             {
-                end(cluster, found, ClusterMoveState::Failed, "the order was interrupted").await;
+                end(cluster, found, ClusterMoveState::Failed, "the move was interrupted").await;
             }
             _ => {}
         }

@@ -40,15 +40,15 @@ fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKi
     let (kind, advice) = match state {
         BackingState::Connected => return None,
         BackingState::Slow { .. } => {
-            (ProblemKind::BackingSlow, "check the storage behind it and the network".to_owned())
+            (ProblemKind::BackingSlow, "check the storage of the backing and the network".to_owned())
         }
         BackingState::Reconnecting { .. } => (
             ProblemKind::BackingUnreachable,
-            "hob connects again by itself; check that its server runs and can be reached".to_owned(),
+            "hob reconnects by itself; check that the server runs and can be reached".to_owned(),
         ),
         BackingState::Failed { .. } => (
             ProblemKind::BackingUnreachable,
-            format!("have the server export the right disk, then remove {disk} and add it again"),
+            format!("let the server export the right disk, then remove {disk} and add it again"),
         ),
     };
     Some((kind, format!("backing {backing} {}; {advice}", state.sentence())))

@@ -139,35 +139,36 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     let name = &disk.name;
     let Some(cache) = &disk.cache else {
         return vec![format!(
-            "{name} has no cache, so all of its I/O goes to the backing; 'hob cache enable {name}' gives it one."
+            "{name} has no cache, so all of its I/O goes to the backing; 'hob cache enable {name}' adds a cache."
         )];
     };
     let mut sentences = Vec::new();
     match stats.cache {
         CacheState::None => {
-            let reason = cache.reason.clone().unwrap_or_else(|| "it is being given one".to_owned());
-            sentences.push(format!("{name} is to have a cache but has none: {reason}."));
+            let reason = cache.reason.clone().unwrap_or_else(|| "it is being created".to_owned());
+            sentences.push(format!("{name} has none of its configured cache: {reason}."));
         }
         CacheState::Changing => {
             sentences.push(
-                "The cache is being changed; until that is done, requests go to the backing.".to_owned(),
+                "The cache is being changed; requests go to the backing until the change is complete."
+                    .to_owned(),
             );
         }
         CacheState::Recovering => {
             let progress = cache.reason.clone().unwrap_or_else(|| "its journal is being read".to_owned());
             sentences.push(format!(
-                "The cache of before the restart is coming back: {progress}. Until it is there, reads go to the backing; \
-                 those of data that may be on flash only wait, and changes may."
+                "The cache is being recovered after the restart: {progress}. Until then, reads go to the backing. \
+                 Reads of data that only flash may have wait, and writes may wait."
             ));
         }
         CacheState::Stalled => sentences.push(format!(
             "The flash of the cache does not answer in time; until it does, requests go to the backing. \
-             'hob pool show {}' tells which device.",
+             'hob pool show {}' shows which device.",
             cache.pool
         )),
         CacheState::Fenced => sentences.push(format!(
             "All flash of the cache is fenced after repeated errors; requests go to the backing. \
-             'hob pool show {pool}' tells which device; 'hob pool remove-device {pool} DEVICE' takes it out.",
+             'hob pool show {pool}' shows which device; 'hob pool remove-device {pool} DEVICE' removes it.",
             pool = cache.pool
         )),
         CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
@@ -188,7 +189,7 @@ fn about_verification(stats: &DiskStats) -> Option<String> {
     let percent = 100 - (u128::from(left) * 100).div_ceil(u128::from(all.max(left).max(1)));
     (left > 0).then(|| {
         format!(
-            "Nothing proved after the restart that the backing is unchanged: hob is verifying the cache, {percent} % is done. \
+            "The backing may have changed during the restart, so hob compares the cache with it: {percent} % is done. \
              Reads of the remaining {} go to the backing.",
             Size(left).human()
         )
@@ -205,18 +206,18 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
         (_, 0) => None,
         (Some(Dirty { why: Some(why), .. }), _) => Some(format!("{dirty} are not on the backing yet; {why}")),
         (Some(Dirty { draining: true, eta_seconds: Some(seconds), .. }), _) => Some(format!(
-            "{dirty} are not on the backing yet; they will be in about {seconds} s, as it is being drained"
+            "{dirty} are not on the backing yet; the drain in progress ends in about {seconds} s"
         )),
         (Some(Dirty { draining: true, .. }), _) => {
-            Some(format!("{dirty} are not on the backing yet; it is being drained"))
+            Some(format!("{dirty} are not on the backing yet; a drain is in progress"))
         }
         _ => Some(format!("{dirty} are not on the backing yet")),
     };
     let mode = MODES.iter().find(|row| row.name == stats.mode)?;
     Some(match (mode.value, behind) {
         (Mode::WriteThrough, None) => return None,
-        (_, None) => format!("It is in mode {}: {}.", mode.name, mode.summary),
-        (_, Some(behind)) => format!("It is in mode {}: {}. {behind}.", mode.name, mode.summary),
+        (_, None) => format!("The cache is in mode {}: {}.", mode.name, mode.summary),
+        (_, Some(behind)) => format!("The cache is in mode {}: {}. {behind}.", mode.name, mode.summary),
     })
 }
 
@@ -234,28 +235,28 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
         sentences.push(format!("The cache of {} is empty.", size.human()));
     } else if filled < FULL_PERCENT && is_warm(stats) {
         sentences.push(format!(
-            "The cache of {} is warm: its data is smaller than it, and {filled:.0} % of its {} blocks hold data.",
+            "The cache of {} is warm: few recent reads asked for new data, and {filled:.0} % of its {} blocks have data.",
             size.human(),
             stats.blocks
         ));
     } else if filled < FULL_PERCENT {
         sentences.push(format!(
-            "The cache of {} is warming: {filled:.0} % of its {} blocks hold data.",
+            "The cache of {} is warming: {filled:.0} % of its {} blocks have data.",
             size.human(),
             stats.blocks
         ));
     } else if stats.evictions.operations == 0 {
-        sentences.push(format!("The cache of {} is full; nothing had to give way yet.", size.human()));
+        sentences.push(format!("The cache of {} is full; no block has been evicted yet.", size.human()));
     } else {
         sentences.push(format!(
-            "The cache of {} is full: {} blocks gave way to others, {per_eviction:.1} each time.",
+            "The cache of {} is full: {} blocks were evicted, {per_eviction:.1} at a time.",
             size.human(),
             stats.evictions.blocks
         ));
         if stats.hit_percent + stats.memory_hit_percent < LOW_HITS_PERCENT && stats.reads >= REQUESTS_TELLING
         {
             sentences.push(format!(
-                "It is probably too small for its work: it is full and only {:.0} % of the reads hit; try 'hob cache \
+                "The cache is probably too small for the workload: it is full, and only {:.0} % of the reads hit; try 'hob cache \
                  resize {} {}'.",
                 stats.hit_percent,
                 stats.disk,
@@ -267,8 +268,8 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     let valid = percent(stats.sectors_valid, sectors);
     if sectors > 0 && valid < SPARSE_PERCENT && stats.requests >= REQUESTS_TELLING {
         sentences.push(format!(
-            "Its blocks of {} are only {valid:.0} % filled with data: most requests are smaller; a smaller block size \
-             would hold more.",
+            "Its blocks of {} are only {valid:.0} % filled, because most requests are smaller. With smaller blocks \
+             the cache would have more data.",
             stats.block_size
         ));
     }

@@ -179,7 +179,7 @@ impl Observe {
         if let Some(cluster) = self.cluster_view()
             && cluster.state != ClusterState::Member
         {
-            let why = cluster.why.unwrap_or_else(|| "etcd was not heard of".to_owned());
+            let why = cluster.why.unwrap_or_else(|| "etcd does not answer".to_owned());
             problems.push(problem(ProblemKind::ClusterAway, &cluster.host, why));
         }
         let failed = self.0.tasks.failed().into_iter();

@@ -197,8 +197,9 @@ impl DiskEntry {
         let pool = &self.cache()?.pool;
         (is_recent && *mismatches > MISMATCHES_FEW).then(|| {
             format!(
-                "{mismatches} checksum mismatches since the disk was opened: flash returned other data than was written, \
-                 and hob read it from elsewhere where there is a copy; look at the devices of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad one"
+                "{mismatches} checksum mismatches since the disk was opened: flash returned other \
+                data than was written, and hob read another copy or the backing; check the devices \
+                of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad device"
             )
         })
     }

@@ -34,7 +34,7 @@ impl Observe {
             }
             if count >= RECORDINGS_MAX {
                 return Err(ApiError::conflict(format!(
-                    "{count} disks are being recorded, and more cannot be"
+                    "{count} disks are being recorded, which is the maximum"
                 ))
                 .hint("end one of these recordings first"));
             }

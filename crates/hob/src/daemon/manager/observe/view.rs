@@ -197,8 +197,8 @@ impl DiskEntry {
     fn on_one_device(&self, spec: &CacheSpec) -> Option<String> {
         self.surplus().map(|_| {
             format!(
-                "too little of the cache is on a second device, so that most writes go to the backing; it is spread again when \
-                 pool {} has room on another device",
+                "too little of the cache is on a second device, so most writes go to the backing; \
+                hob spreads the cache again when pool {} has space on another device",
                 spec.pool
             )
         })
@@ -208,15 +208,13 @@ impl DiskEntry {
         let waits_for_peer = spec.copies == Copies::Peer && self.has_cache && self.apart.is_empty();
         if waits_for_peer {
             return Some(format!(
-                "no peer lends to pool {} now: writes go to the backing, and what is not there yet has one copy",
+                "no peer lends flash to pool {} now: writes go to the backing, and dirty data has \
+                one copy",
                 spec.pool
             ));
         }
         self.lacks_copies().then(|| {
-            format!(
-                "there is one copy of what is not on the backing until pool {} has a second device with room",
-                spec.pool
-            )
+            format!("dirty data has one copy until pool {} has a second device with space", spec.pool)
         })
     }
 
@@ -247,14 +245,15 @@ impl DiskEntry {
         let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
         Some(match is_persistent {
             true => format!(
-                "{path} does not answer: reads of what only it has wait for it, and so do flushes and writes if it has data that is not \
-                 durable yet; all other requests go to the backing"
+                "{path} does not answer: reads of dirty data that only this device has wait for it, \
+                and so do flushes and writes if the device has data that is not durable yet; all \
+                other requests go to the backing"
             ),
-            false => format!("{path} does not answer: requests go to the backing meanwhile"),
+            false => format!("{path} does not answer, and requests go to the backing"),
         })
     }
 
-    /// Returns the state of the cache, as far as the control thread knows it.
+    /// Returns the state of the cache, without asking its shard.
     fn cache_state(&self, inner: &Inner) -> CacheState {
         if !matches!(self.phase, DiskPhase::Online(_)) {
             CacheState::None

@@ -48,8 +48,10 @@ impl Ownership {
 
     pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, ApiError> {
         self.cluster().ok_or_else(|| {
-            ApiError::conflict("this host is in no cluster")
-                .hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
+            ApiError::conflict("this host is not in a cluster").hint(
+                "add a [cluster] table with the addresses of etcd to hob.toml; see \
+                    docs/CLUSTER.md",
+            )
         })
     }
 
@@ -62,8 +64,8 @@ impl Ownership {
     pub(super) async fn take(&self, cluster: &Cluster, name: &str) -> Result<Took, ApiError> {
         if let Some(to) = self.orders.promised(name, cluster.own_name()) {
             cluster.try_later(name);
-            return Err(ApiError::conflict(format!("it is on its way to {to}"))
-                .hint("this host acquires the disk again if that host does not"));
+            return Err(ApiError::conflict(format!("the disk is being moved to {to}"))
+                .hint("if that host does not acquire the disk, this host acquires it again"));
         }
         let (known, dirty) = self.registry.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
@@ -102,11 +104,11 @@ impl Ownership {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (registry, name) = (self.registry.clone(), name.to_owned());
         tokio::spawn(async move {
-            // The loop ends if the disk comes back.
+            // The loop ends if the disk is acquired again.
             while matches!(registry.record_of(&name), Some(Record::Away { .. })) {
                 let (known, _) = registry.wish(&name).unwrap_or((None, false));
-                // The disk was drained before it left. Its record may still say otherwise, if etcd
-                // or this host was down since.
+                // The disk was drained before it left this host. Its ownership record may still
+                // announce dirty data, if etcd or this host was down since.
                 match cluster.give_up(&name, known).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!("disk {name}: cannot release it in the cluster yet: {why}"),
@@ -126,13 +128,14 @@ impl Ownership {
         let ours = self.cluster_identity();
         match (self.cluster().is_some(), theirs) {
             (false, None) => Ok(()),
-            (false, Some(_)) => {
-                Err(ApiError::conflict("the disk belongs to a cluster, and this host is in none")
-                    .hint("give this host the same [cluster] in hob.toml"))
-            }
+            (false, Some(_)) => Err(ApiError::conflict(
+                "the disk belongs to a cluster, and this host is not in a \
+                    cluster",
+            )
+            .hint("use the same [cluster] in hob.toml on this host")),
             (true, None) => {
-                Err(ApiError::conflict("the disk belongs to no cluster, and this host is in one")
-                    .hint("give the other host the same [cluster] in hob.toml"))
+                Err(ApiError::conflict("the disk belongs to no cluster, and this host is in a cluster")
+                    .hint("use the same [cluster] in hob.toml on the other host"))
             }
             (true, Some(theirs)) if ours.as_deref() == Some(theirs) => Ok(()),
             (true, Some(_)) => Err(ApiError::conflict("the disk belongs to another cluster than this host")),
@@ -154,8 +157,14 @@ impl Ownership {
             self.pools.forget_copies_of_others(&name).await?;
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
-                    ApiError::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
-                        .hint("the cache does not use write-back before that; try again when etcd answers")
+                    ApiError::failed(format!(
+                        "cannot record in etcd that {name} may have dirty data \
+                        on this host: {why}"
+                    ))
+                    .hint(
+                        "write-back starts only after etcd has this record; try again when \
+                            etcd answers",
+                    )
                 })?;
             }
         }
@@ -171,7 +180,8 @@ impl Ownership {
             self.registry.shard_of(name)?;
             if !std::mem::replace(&mut is_said, true) {
                 tracing::warn!(
-                    "disk {name}: it writes through until etcd records that it may have dirty data: {why}"
+                    "disk {name}: the cache writes through until etcd records that the disk may \
+                    have dirty data: {why}"
                 );
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -210,6 +220,6 @@ impl SaveObserver for Ownership {
 pub(super) fn refuse(error: TakeError) -> ApiError {
     match error {
         TakeError::OtherOwner { why, hint, .. } => ApiError::conflict(why).hint(hint),
-        TakeError::Unknown(why) => ApiError::failed(why).hint("it is tried again"),
+        TakeError::Unknown(why) => ApiError::failed(why).hint("hob retries by itself"),
     }
 }

@@ -4,7 +4,7 @@
 //! A change to the structure of a persistent cache needs a new ring for its journal
 //! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
 //! refusal, the cache is drained and the change repeated. A change that only releases segments
-//! drains these segments alone, and writes stay on flash.
+//! drains only these segments, and meanwhile writes still go to flash.
 
 use std::collections::BTreeSet;
 
@@ -51,15 +51,22 @@ impl Pools {
             let disk = inner.disk(name)?;
             let Some(spec) = disk.cache().cloned() else { return Ok(Vec::new()) };
             let DiskPhase::Online(shard) = &disk.phase else {
-                return Ok(vec![format!("{name} is offline; it gets its cache when it is back")]);
+                return Ok(vec![format!(
+                    "{name} is offline; its cache is created when the disk is \
+                    online"
+                )]);
             };
             let config = engine_config(&spec, inner.pool(&spec.pool)?.segment_bytes)?;
             (shard.clone(), disk.id, spec, config, disk.has_cache, disk.held.len() as u64)
         };
         let target = spec.size.bytes().div_ceil(config.segment_bytes);
         if have > target {
-            let surplus =
-                u32::try_from(have - target).map_err(|_| ApiError::invalid("that is too large a change"))?;
+            let surplus = u32::try_from(have - target).map_err(|_| {
+                ApiError::invalid(
+                    "the change is larger \
+                    than the index supports",
+                )
+            })?;
             let released = self.shrink(name, target, surplus).await?;
             let free = self.let_go(name, &released, |_| false);
             self.registry.give_back(&spec.pool, &free).await;
@@ -100,9 +107,9 @@ impl Pools {
             return Ok(Vec::new());
         }
         let room = Size(disk.held.len() as u64 * config.segment_bytes);
-        let reason = format!("pool {} has room for {room} of {} only", spec.pool, spec.size);
+        let reason = format!("pool {} has space for only {room} of {}", spec.pool, spec.size);
         disk.cache_reason = Some(reason.clone());
-        Ok(vec![format!("{reason}; the rest follows when there is room")])
+        Ok(vec![format!("{reason}; the cache grows when there is space")])
     }
 
     async fn grow(
@@ -229,8 +236,8 @@ impl Pools {
         self.restructure_after(name, segments_after, vacates, shrink).await
     }
 
-    /// Changes the structure like `restructure`. If only some segments are released, drains those,
-    /// and writes stay on flash.
+    /// Changes the structure like `restructure`. If the change only releases some segments, drains
+    /// only these segments; meanwhile writes still go to flash.
     async fn restructure_after(
         &self,
         name: &str,
@@ -379,9 +386,9 @@ impl Pools {
         }
         let room = Size(disk.held.len() as u64 * segment_bytes);
         let wanted = disk.cache().map_or(Size(0), |spec| spec.size);
-        disk.cache_reason = Some(format!("pool {pool} has room for {room} of {wanted} only"));
+        disk.cache_reason = Some(format!("pool {pool} has space for only {room} of {wanted}"));
         let less = Size((leaving - got) as u64 * segment_bytes);
-        Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has room again")])
+        Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has space again")])
     }
 
     /// Records that a cache no longer uses the `released` segments, and has lost its segments for

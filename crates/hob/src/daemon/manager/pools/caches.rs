@@ -63,7 +63,7 @@ impl Pools {
             let disk = inner.disk_mut(name)?;
             if disk.wanted.unlocked {
                 return Err(ApiError::conflict(format!(
-                    "{name} is not locked: another program may write its backing"
+                    "the backing of {name} is not locked, so another program may write to it"
                 ))
                 .hint("'hob attach' locks the backing when QEMU has released it"));
             }
@@ -111,10 +111,11 @@ impl Pools {
         match self.take_cache(name).await {
             Ok(()) => Err(error),
             Err(stays) => {
-                tracing::warn!("disk {name}: its new cache is incomplete and could not be removed: {stays}");
-                Ok(vec![format!(
-                    "{error}; the rest of the cache is there, and 'hob cache disable' takes it away"
-                )])
+                tracing::warn!(
+                    "disk {name}: creating its cache failed, and the incomplete cache \
+                    could not be removed: {stays}"
+                );
+                Ok(vec![format!("{error}; a part of the cache exists, and 'hob cache disable' removes it")])
             }
         }
     }
@@ -132,7 +133,7 @@ impl Pools {
             (before, wanted, notes)
         };
         if wanted == before {
-            notes.push("the cache was so already".to_owned());
+            notes.push("the cache already had these settings".to_owned());
         }
         let resized = CacheSpec { size: wanted.size, ..before.clone() };
         if resized != before {
@@ -177,7 +178,10 @@ impl Pools {
             return Err(ApiError::conflict(format!(
                 "{name} is offline, and its cache may hold data that is not on the backing"
             ))
-            .hint("change it when the disk is back, or give that data up with 'hob cache discard-dirty'"));
+            .hint(
+                "change the cache when the disk is online, or discard its dirty data with 'hob \
+                cache discard-dirty'",
+            ));
         }
         if leaves_write_back {
             let (shard, id) = self.registry.shard_of(name)?;
@@ -299,5 +303,5 @@ impl Inner {
 }
 
 pub(in crate::daemon::manager) fn no_cache(name: &str) -> ApiError {
-    ApiError::conflict(format!("{name} has no cache")).hint("give it one with 'hob cache enable'")
+    ApiError::conflict(format!("{name} has no cache")).hint("add a cache with 'hob cache enable'")
 }

@@ -41,7 +41,10 @@ impl Pools {
         };
         for name in names {
             let Some(_guard) = self.registry.guard_patiently(&name, "moved off a failed device").await else {
-                tracing::warn!("disk {name}: it is being changed; its cache leaves the failed device later");
+                tracing::warn!(
+                    "disk {name}: another change is in progress; hob moves the cache off \
+                    the failed device afterwards"
+                );
                 continue;
             };
             match self.leave_device(&name, device).await {
@@ -60,7 +63,9 @@ impl Pools {
     /// Stops allocation from a device after errors, and moves persistent caches away from it.
     pub(in crate::daemon::manager) fn fence(&self, device: DeviceId, errors: u32) {
         let reason = match self.registry.inner().is_peer(device) {
-            true => "its lender does not answer; replicas are created again when it does".to_owned(),
+            true => "the lending host does not answer; hob creates replicas again when it \
+                does"
+                .to_owned(),
             false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);
@@ -94,8 +99,9 @@ impl Pools {
                 if let Some(pause) = entry.stalls.end(std::time::Instant::now()) {
                     let (count, pause) = (entry.stalls.count, pause.as_millis());
                     tracing::info!(
-                        "pool {pool}: {path} answers again, {pause} ms after the pause was noticed; pauses since hob \
-                         started: {count}; further pauses within the hour are only counted (metric hob_device_stalls)"
+                        "pool {pool}: {path} answers again, {pause} ms after hob noticed the pause; \
+                        pauses since hob started: {count}; hob does not log further pauses within \
+                        the hour, but counts them (metric hob_device_stalls)"
                     );
                 }
             }

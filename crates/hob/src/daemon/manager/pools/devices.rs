@@ -176,7 +176,8 @@ impl Pools {
         };
         if info.access == "buffered" {
             tracing::warn!(
-                "pool {pool}: {} is buffered, its filesystem has no O_DIRECT",
+                "pool {pool}: I/O of {} goes through the page cache, because its filesystem does \
+                not support O_DIRECT",
                 info.path.display()
             );
         }
@@ -222,7 +223,7 @@ impl Pools {
             let flash = self.registry.inner().pool(pool)?.flash.clone();
             if let Err(error) = flash.remove_device(id, Vec::new()).await {
                 tracing::warn!(
-                    "pool {pool}: cannot remove the new device {} again: {error}",
+                    "pool {pool}: cannot remove the new device {} after an error: {error}",
                     info.path.display()
                 );
             }
@@ -285,10 +286,8 @@ impl Pools {
             let device = entry.device_mut(path).ok_or_else(|| no_device(pool, path))?;
             if device.state == DeviceState::Fenced {
                 let path = path.display();
-                return Err(ApiError::conflict(format!(
-                    "{path} is fenced and stays out, whatever is chosen"
-                ))
-                .hint(format!("take it out of the pool with 'hob pool remove-device {pool} {path}'")));
+                return Err(ApiError::conflict(format!("{path} is fenced, so its allocation stays off"))
+                    .hint(format!("remove it from the pool with 'hob pool remove-device {pool} {path}'")));
             }
             (flash, device.ids, std::mem::replace(&mut device.admission, admission))
         };
@@ -306,9 +305,9 @@ impl Pools {
         drop(guard);
         let mut notes = Vec::new();
         if before == admission {
-            notes.push("the device was so already".to_owned());
+            notes.push("the device already had this setting".to_owned());
         } else {
-            let now = if admission == Chosen::In { "gives segments" } else { "gives no new segments" };
+            let now = if admission == Chosen::In { "gives segments" } else { "has allocation off" };
             tracing::info!("pool {pool}: {} {now}", path.display());
         }
         notes.extend(self.top_up(pool).await);
@@ -392,7 +391,7 @@ impl Pools {
         let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
         if taken > 0 {
             // A concurrent change allocated segments before allocation was switched off.
-            return Err(ApiError::conflict("a cache is getting room on the device at this moment")
+            return Err(ApiError::conflict("a cache is allocating flash on the device at this moment")
                 .hint("try again when that is done"));
         }
         Ok(notes)
@@ -405,8 +404,11 @@ impl Pools {
             let inner = self.registry.inner();
             let users = inner.users_of(pool);
             if !users.is_empty() {
-                return Err(ApiError::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
-                    .hint("remove the caches with 'hob cache disable'"));
+                return Err(ApiError::conflict(format!(
+                    "pool {pool} has caches of these disks: {}",
+                    users.join(", ")
+                ))
+                .hint("remove the caches with 'hob cache disable'"));
             }
             let entry = inner.pool(pool)?;
             let ids =
@@ -533,7 +535,7 @@ impl crate::daemon::manager::registry::Inner {
 
 pub(in crate::daemon::manager) fn no_device(pool: &str, path: &Path) -> ApiError {
     ApiError::not_found(format!("pool {pool} has no device {}", path.display()))
-        .hint(format!("'hob pool show {pool}' lists them"))
+        .hint(format!("'hob pool show {pool}' lists the devices"))
 }
 
 pub(in crate::daemon::manager) fn device_spec(path: String, size: Option<Size>) -> DeviceSpec {

@@ -91,8 +91,8 @@ impl Pools {
     }
 }
 
-/// Waits for a change. After [`GRACE`], repeatedly fails the requests that wait for the disk's
-/// backing.
+/// Waits for the end of a change in which a disk's dirty data is discarded. After [`GRACE`],
+/// repeatedly fails the requests that wait for the disk's backing.
 async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl Future<Output = T>) -> T {
     tokio::pin!(change);
     let mut wait = GRACE;

@@ -86,11 +86,11 @@ impl Pools {
             disk.shard()?;
             if disk.busy == Some(DRAINING) {
                 drop(inner);
-                return self.observe.disk_changed(name, vec!["the drain goes on".to_owned()]);
+                return self.observe.disk_changed(name, vec!["the drain continues".to_owned()]);
             }
             if spec.journal.is_none() || !disk.has_cache {
                 drop(inner);
-                let note = "nothing can be dirty in this cache: the backing has everything";
+                let note = "this cache can have no dirty data: the backing has all data";
                 return self.observe.disk_changed(name, vec![note.to_owned()]);
             }
         }
@@ -127,7 +127,7 @@ impl Pools {
         match shard.change_cache(id, CacheChange::StopDrain).await {
             Ok(_) => {}
             Err(ShardError::Command(CommandError::NoCache | CommandError::NoJournal)) => {
-                notes.push("nothing was being drained".to_owned());
+                notes.push("there was no drain".to_owned());
             }
             Err(error) => return Err(error.into()),
         }
@@ -141,7 +141,7 @@ impl Pools {
                 tracing::info!("disk {name}: drained; the backing has all data");
                 None
             }
-            Err(ShardError::Command(CommandError::Stopped)) => Some("it was stopped".to_owned()),
+            Err(ShardError::Command(CommandError::Stopped)) => Some("the drain was stopped".to_owned()),
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = &ended {
@@ -295,9 +295,9 @@ impl Watch {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);
         if seen.failing {
-            Some(format!("{} writes to the backing failed; they are tried again", seen.errors))
+            Some(format!("{} writes to the backing failed; hob retries them", seen.errors))
         } else if (draining || seen.draining) && seen.dirty_bytes > 0 && silence >= STUCK_AFTER {
-            Some(format!("the backing has taken nothing for {} s", silence.as_secs()))
+            Some(format!("the backing has completed no write for {} s", silence.as_secs()))
         } else {
             None
         }
@@ -326,7 +326,7 @@ impl Watch {
         };
         let why = if seen.lost_bytes > 0 {
             Some(format!(
-                "{} of it cannot be read from flash; 'hob cache discard-dirty' gives that up",
+                "{} of the dirty data cannot be read from flash; 'hob cache discard-dirty' discards it",
                 Size(seen.lost_bytes).human()
             ))
         } else if let Some(why) = self.stuck(draining, now) {
@@ -334,7 +334,12 @@ impl Watch {
         } else if draining {
             None
         } else {
-            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| format!("the last drain: {why}"))
+            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| {
+                format!(
+                    "the last drain \
+                ended early: {why}"
+                )
+            })
         };
         Dirty {
             size: Size(seen.dirty_bytes),
@@ -383,7 +388,7 @@ impl DiskEntry {
         let until = match (self.watch.is_draining(), self.busy) {
             (true, _) => "until the drain ends",
             (false, Some(_)) => "until the change of the cache ends",
-            (false, None) => "until its journal and its copies are sound again",
+            (false, None) => "until its journal and its second copies are complete again",
         };
         Some(format!("{mode} {until}"))
     }

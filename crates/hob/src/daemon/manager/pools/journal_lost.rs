@@ -1,5 +1,6 @@
-//! Replacement of a cache's journal that can no longer be written. Until it is replaced, writes to
-//! the disk wait and fail after half a minute. Therefore these steps are retried, in this order:
+//! What becomes of a cache whose journal cannot be written any more. Until that is settled, changes of its disk wait, and after
+//! half a minute they fail. First the state file says that the journal was lost: after a crash its clean data does not count. Then it
+//! is tried again and again, from what costs least on:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
@@ -11,7 +12,7 @@
 
 use std::time::Duration;
 
-use hob_engine::command::Segment;
+use hob_engine::command::{CacheChange, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 
 use super::Pools;
@@ -29,7 +30,13 @@ const RETRY_EVERY: Duration = Duration::from_secs(2);
 impl Pools {
     /// Replaces the lost journal of a disk's cache.
     pub(in crate::daemon::manager) async fn replace_journal(&self, id: DiskId) {
-        let Some(lost) = self.ring_of(id).map(|(_, ring)| ring) else { return };
+        let Some((_, lost)) = self.ring_of(id) else { return };
+        // Whoever guards the disk may wait for a drain, which waits for this.
+        while let Some((name, _)) = self.ring_of(id) {
+            let Err(error) = self.record_loss(&name, id).await else { break };
+            tracing::error!("that the journal of {name} was lost is not recorded: {error}");
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
         loop {
             // A concurrent change of the disk may provide a new journal or remove the cache.
             let Some((name, ring)) = self.ring_of(id) else { return };
@@ -46,6 +53,22 @@ impl Pools {
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
+    }
+
+    /// Keeps that the journal was lost: it may describe older, clean data where the backing gets newer
+    /// data from now on.
+    async fn record_loss(&self, name: &str, id: DiskId) -> Result<(), ApiError> {
+        let number = {
+            let mut inner = self.registry.inner();
+            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = &mut spec.journal else { return Ok(()) };
+            journal.lost_ring = journal.ring;
+            journal.ring
+        };
+        self.registry.save_first().await?;
+        let (shard, _) = self.registry.shard_of(name)?;
+        shard.change_cache(id, CacheChange::LossRecorded(number)).await?;
+        Ok(())
     }
 
     async fn try_to_replace(&self, name: &str) -> Result<(), ApiError> {

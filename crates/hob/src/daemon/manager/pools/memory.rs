@@ -81,8 +81,8 @@ impl Pools {
                 Ok(Vec::new())
             }
             Err(why) => {
-                tracing::warn!("disk {name}: its cache has no RAM tier: {why}");
-                Ok(vec![format!("the cache has no memory above it: {why}")])
+                tracing::warn!("disk {name}: its cache has no memory tier: {why}");
+                Ok(vec![format!("the cache has no memory tier: {why}")])
             }
         }
     }
@@ -106,7 +106,7 @@ impl Inner {
         }
         if wanted < BYTES_MIN {
             return Err(ApiError::invalid(format!(
-                "a RAM tier has at least {}, or 0 for none, not {}",
+                "the memory tier (ram) must be 0 or at least {}, not {}",
                 human(BYTES_MIN),
                 spec.ram
             )));
@@ -116,8 +116,8 @@ impl Inner {
             self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
         if others.saturating_add(wanted) > machine.total / 2 {
             return Err(ApiError::invalid(format!(
-                "a RAM tier of {} and other RAM tiers of {} are more than half of this host's {} of \
-                 memory",
+                "a memory tier of {} and other memory tiers of {} are more than half of this host's \
+                memory of {}",
                 human(wanted),
                 human(others),
                 human(machine.total)
@@ -127,11 +127,11 @@ impl Inner {
         let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
         if wanted > has.saturating_add(machine.available) {
             return Err(ApiError::conflict(format!(
-                "this host has {} of free memory, and the RAM tier needs {}",
+                "this host has {} of free memory, and the memory tier needs {}",
                 human(machine.available),
                 human(wanted)
             ))
-            .hint("ask for less, or free some"));
+            .hint("choose a smaller memory tier, or free memory"));
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! A lender that fails or does not answer is abandoned in a fixed order. First the ownership
-//! records in etcd stop naming its replicas; then I/O to the device fails. When the lender is back,
-//! the device is formatted again and gets new replicas of the dirty data.
+//! If a lending host fails or does not answer, hob stops using its device in a fixed order of
+//! steps. First the ownership records in etcd stop naming its replicas; then I/O to the device
+//! fails. When the lender is back, the device is formatted again and gets new replicas of the dirty
+//! data.
 
 use std::time::Duration;
 
@@ -34,8 +35,7 @@ impl Pools {
         to: &str,
         size: Option<Size>,
     ) -> Result<PoolChanged, ApiError> {
-        let size =
-            size.ok_or_else(|| ApiError::invalid("say how much of the peer's flash is wanted: --size"))?;
+        let size = size.ok_or_else(|| ApiError::invalid("pass --size, the size of the remote flash"))?;
         let path = self.remote_flash.socket_for(to)?;
         let guard = self.registry.guard_pool(pool, "changed")?;
         {

@@ -45,9 +45,9 @@ impl Pools {
                 if error.kind != ErrorKind::Conflict {
                     return error;
                 }
-                let what = format!("the journal of {name} has no room: {}", error.problem.error);
+                let what = format!("there is no space for the journal of {name}: {}", error.problem.error);
                 ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
-                    .hint("make the cache smaller by that, or add a device")
+                    .hint("make the cache smaller by this amount, or add a device")
             })?;
         let mut inner = self.registry.inner();
         let entry = inner.pool_mut(&pool)?;
@@ -118,12 +118,13 @@ impl Pools {
         let bytes = disk.ring.len() as u64 * inner.pool(&spec.pool)?.segment_bytes;
         let copies = disk.ring_copies;
         let mirrored = match (copies, spec.copies) {
-            (2, Copies::Peer) => ", half of it at the peer",
+            (2, Copies::Peer) => ", half of it on the peer",
             (2, _) => ", in two copies on different devices",
             _ => "",
         };
         Ok(Some(format!(
-            "its journal takes {} of pool {} besides{mirrored}; a change of the cache's size needs as much for a moment",
+            "its journal takes {} of pool {} in addition{mirrored}; a change of the cache's size \
+            needs the same space again for a moment",
             Size(bytes),
             spec.pool
         )))

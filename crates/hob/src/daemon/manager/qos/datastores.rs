@@ -150,7 +150,8 @@ impl QosService {
                     let reserved = rules.reserved(&service.registry.inner(), &name);
                     if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
                         return Err(ApiError::conflict(format!(
-                            "its disks have reserved {reserved} units a second, which is more than {capacity}"
+                            "the disks of the datastore have reservations of {reserved} units a \
+                            second, which is more than {capacity}"
                         ))
                         .hint("lower their reservations first; 'hob qos show' lists them"));
                     }

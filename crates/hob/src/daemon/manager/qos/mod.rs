@@ -154,7 +154,10 @@ impl QosService {
             let named =
                 |error: ApiError| ApiError::invalid(format!("storage policy {name} of hob.toml: {error}"));
             if qos.policy.is_some() {
-                return Err(named(ApiError::invalid("a storage policy has no policy of its own")));
+                return Err(named(ApiError::invalid(
+                    "a storage policy cannot use another storage \
+                    policy",
+                )));
             }
             let qos = patched(Qos::default(), qos).map_err(named)?;
             rules.policies.insert(name.clone(), qos);
@@ -228,7 +231,10 @@ impl QosService {
             let inner = self.registry.inner();
             let before = rules.policies.get(name).copied();
             if before.is_none() && rules.policies.len() >= POLICIES_MAX {
-                return Err(ApiError::conflict(format!("there are {POLICIES_MAX} storage policies")));
+                return Err(ApiError::conflict(format!(
+                    "there are {POLICIES_MAX} storage policies, \
+                    which is the maximum"
+                )));
             }
             let wanted = patched(before.unwrap_or_default(), patch)?;
             rules.policies.insert(name.to_owned(), wanted);
@@ -304,13 +310,14 @@ impl Rules {
         for store in &self.datastores {
             let reserved = reserved.get(&Some(store.spec.name.as_str())).copied().unwrap_or(0);
             let (capacity, how) = match (store.spec.capacity, store.peak) {
-                (Some(capacity), _) => (capacity, "is said to do"),
-                (None, peak) if peak > 0 => (peak, "has been seen to do"),
+                (Some(capacity), _) => (capacity, "has a configured capacity of"),
+                (None, peak) if peak > 0 => (peak, "has a measured capacity of"),
                 _ => {
                     if reserved > 0 {
                         notes.push(format!(
-                            "what datastore {0} can do is not known, so {reserved} units a second may be more than it has; \
-                             say it with 'hob datastore set {0} --capacity', or have it measured under --throttle auto",
+                            "the capacity of datastore {0} is unknown, so it may be less than \
+                            {reserved} units a second; set it with 'hob datastore set {0} \
+                            --capacity', or measure it with --throttle auto",
                             store.spec.name
                         ));
                     }
@@ -319,10 +326,14 @@ impl Rules {
             };
             if reserved > u64::from(capacity) {
                 return Err(ApiError::conflict(format!(
-                    "reservations on datastore {} would come to {reserved} units a second, and it {how} {capacity}",
+                    "reservations on datastore {} would total {reserved} units a second, and it \
+                    {how} {capacity}",
                     store.spec.name
                 ))
-                .hint("reserve less, or say what it can do with 'hob datastore set --capacity'"));
+                .hint(
+                    "reserve less, or set the capacity of the datastore with 'hob datastore set \
+                    --capacity'",
+                ));
             }
         }
         Ok(notes)
@@ -360,7 +371,7 @@ fn policy_view(inner: &Inner, name: &str, qos: Qos) -> StoragePolicy {
 }
 
 fn two_rules() -> ApiError {
-    ApiError::invalid("a disk with a storage policy has no rules of its own")
+    ApiError::invalid("a disk with a storage policy cannot have its own shares, reservation or limits")
         .hint("pass either a policy or shares, reservation and limits")
 }
 

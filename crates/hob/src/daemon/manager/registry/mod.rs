@@ -58,12 +58,13 @@ pub(in crate::daemon::manager) enum ClusterWait {
 }
 
 /// Health text for a cache that has no working journal.
-pub(in crate::daemon::manager) const JOURNAL_LOST: &str = "its journal cannot be written: what is dirty goes to the backing, and writes to the disk wait, \
-     for half a minute at most, until the journal is elsewhere";
+pub(in crate::daemon::manager) const JOURNAL_LOST: &str = "its journal cannot be written: hob \
+    destages dirty data, and writes to the disk wait, for at most half a minute, until there is a \
+    journal elsewhere";
 
 /// Health text for a backing whose server has no flush command.
-pub(in crate::daemon::manager) const CANNOT_FLUSH: &str =
-    "its backing has no flush: a flush of the guest does not make its writes durable there";
+pub(in crate::daemon::manager) const CANNOT_FLUSH: &str = "its backing does not support flush, so a flush of the guest does not make its writes durable \
+    there";
 
 /// A service whose state is part of the state file.
 pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
@@ -157,8 +158,8 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) stalls: pools::Stalls,
 }
 
-/// The two ids of a device: one in its pool and one on the shards, which know the devices of all
-/// pools.
+/// The two ids of a device: one in its pool, and one on the shards, where the devices of all pools
+/// have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct DeviceIds {
     pub(in crate::daemon::manager) in_pool: DeviceId,
@@ -202,7 +203,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) constant: Option<String>,
     /// State of the clone's parent since the disk was last opened.
     pub(in crate::daemon::manager) parent: Option<disks::ParentLink>,
-    /// Last observation of the dirty data.
+    /// State of the dirty data at the last check, to detect that a drain makes no progress.
     pub(in crate::daemon::manager) watch: pools::Watch,
     /// A refused cache is not read again before this time.
     pub(in crate::daemon::manager) retry_after: Option<tokio::time::Instant>,
@@ -210,7 +211,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) offline_reason: Option<String>,
     /// True if the log already mentions what the content looks like.
     pub(in crate::daemon::manager) content_noted: bool,
-    /// Number of guests that were not told of a failed flush.
+    /// Number of guests that have not received a report of a failed flush.
     pub(in crate::daemon::manager) owed: Owed,
     /// Reason within the cluster why the disk could not be acquired when it was last opened.
     pub(in crate::daemon::manager) cluster_wait: ClusterWait,

@@ -131,8 +131,9 @@ fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Res
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
     }
     if *busy == Some(MIGRATING) {
-        return Err(ApiError::conflict(format!("{name} is moving between hosts")).hint(format!(
-            "'hob migrate {name}' shows how far it is, 'hob migrate {name} --cancel' keeps it where it is"
+        return Err(ApiError::conflict(format!("{name} is being migrated")).hint(format!(
+            "'hob migrate {name}' shows the progress, 'hob migrate {name} --cancel' cancels the \
+            migration"
         )));
     }
     if let Some(other) = busy {

@@ -1,10 +1,10 @@
-//! The number of guests that were not told of a failed flush, saved in the state file to survive a
-//! crash.
+//! The number of guests that have not received a report of a failed flush. The state file has the
+//! number, so that it survives a crash.
 //!
-//! A higher number is saved at once, because each of these guests must be told after a crash. A
-//! lower number is also saved at once, but only [`LOWERED_MAX`] times and then once a second;
-//! otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice, which
-//! is safe. The limit prevents a save for every failed flush of a broken backing.
+//! hob saves a higher number immediately, because each of these guests must get a report even after
+//! a crash. A lower number is also saved at once, but only [`LOWERED_MAX`] times and then once a
+//! second; otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice,
+//! which is safe. The limit prevents a save for every failed flush of a broken backing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(in crate::daemon::manager) struct Owed {
 }
 
 impl Owed {
-    /// Returns true if a lower number may be saved at once, and counts it.
+    /// Returns true if hob may save a lower number immediately, and counts that save.
     fn may_lower(&mut self, now: Instant) -> bool {
         let counted = *self.counted.get_or_insert(now);
         let seconds = now.saturating_duration_since(counted).as_secs();

@@ -1,5 +1,5 @@
-//! Flash leases to other hosts: one file per borrower, which a shard serves to that borrower only,
-//! as an NBD export.
+//! Flash leases: this host lends flash to other hosts for their replicas. Each borrowing host gets
+//! one file, which a shard serves to that host only, as an NBD export.
 //!
 //! A lease is bound to the certificate of its first request. An open lease has an incarnation
 //! (field `epoch`), a random word that changes each time its file is opened. A connection names the
@@ -149,18 +149,18 @@ impl RemoteFlash {
     fn lending(&self) -> Result<&FlashExports, ApiError> {
         self.0.exports.get().ok_or_else(|| {
             ApiError::conflict("this host lends no flash")
-                .hint("[peers] in its hob.toml says what it lends: lend and lend_max")
+                .hint("set lend and lend_max in [peers] of hob.toml on the lending host")
         })
     }
 
-    /// Returns all flash leases to other hosts.
+    /// Returns all flash leases that this host has granted to other hosts.
     pub(in crate::daemon::manager) fn lent(&self) -> Vec<FlashLease> {
         let Some(lending) = self.0.exports.get() else { return Vec::new() };
         let (leases, me) = (lending.leases(), self.0.peers.own_name());
         leases.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
     }
 
-    /// Creates or renews the flash lease of another host.
+    /// Creates or renews the flash lease that another host requests.
     pub(crate) async fn lend(
         &self,
         borrower: String,
@@ -187,11 +187,11 @@ impl RemoteFlash {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         if borrower.parse::<CacheOwner>().is_err() {
-            return Err(ApiError::invalid(format!("'{borrower}' is no host's identity")));
+            return Err(ApiError::invalid(format!("'{borrower}' is not a valid identity of a host")));
         }
         // Borrowers repeat their requests, which must not accumulate.
         let turn = lending.try_turn(borrower).ok_or_else(|| {
-            ApiError::busy("the flash lease is being changed").hint("ask again when that is done")
+            ApiError::busy("the flash lease is being changed").hint("try again when the change is complete")
         })?;
         let known = lending.leases().get(borrower).map(|entry| entry.kept.clone());
         match known {
@@ -221,7 +221,8 @@ impl RemoteFlash {
         match &entry.open {
             Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
             _ => Err(ApiError::conflict(
-                "the request names an earlier incarnation of the flash lease, which was closed since",
+                "the request names an earlier incarnation of the flash lease: the lending host has \
+                opened the file again since",
             )),
         }
     }
@@ -257,7 +258,12 @@ impl RemoteFlash {
             return Err(error.into());
         }
         self.0.registry.inner().lease_disks.remove(&open.disk);
-        tracing::warn!("the flash lease of {} ({}) is ended", kept.name, turn.borrower);
+        tracing::warn!(
+            "the flash lease of {} ({}) ended, so that host can no longer use this \
+            host's flash",
+            kept.name,
+            turn.borrower
+        );
         Ok(())
     }
 
@@ -294,14 +300,17 @@ impl RemoteFlash {
         self.close_export(&turn, by).await?;
         if !self.free_export(&turn).await? {
             return Ok(vec![
-                "its borrower may need what it has there: the file stays until a disk of the cluster needs it no more".to_owned(),
+                "the borrowing host may need the data: the file stays until no disk of the cluster \
+                needs it"
+                    .to_owned(),
             ]);
         }
         if by == EndedBy::Return {
             return Ok(Vec::new());
         }
         Ok(vec![format!(
-            "nothing more is lent to that host; 'hob peer end {borrower} --forget' lets it ask again"
+            "this host lends no more flash to that host; 'hob peer end {borrower} --forget' permits \
+            a new lease"
         )])
     }
 
@@ -320,10 +329,13 @@ impl RemoteFlash {
         if kept.ended == Some(EndedBy::Operator) {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
-            tracing::info!("the flash lease of {borrower} is freed, and that host gets no new one");
+            tracing::info!(
+                "the flash lease of {borrower} ended and its space is free; that host \
+                gets no new lease"
+            );
         } else {
             turn.forget().await?;
-            tracing::info!("the flash lease of {borrower} is freed");
+            tracing::info!("the flash lease of {borrower} ended and its space is free");
         }
         Ok(true)
     }
@@ -357,7 +369,7 @@ impl RemoteFlash {
             let Some(turn) = lending.try_turn(&borrower) else { continue };
             let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
             if let Err(error) = self.free_export(&turn).await {
-                tracing::warn!("cannot free the flash lease of {borrower} yet: {error}");
+                tracing::warn!("cannot free the space of the flash lease of {borrower} yet: {error}");
             }
         }
     }
@@ -466,12 +478,13 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
     match kept.ended {
         None => {}
         Some(EndedBy::Operator) => {
-            return Err(ApiError::conflict("the lender's operator has ended the flash lease")
-                .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
+            return Err(ApiError::conflict("the operator of the lending host has ended the flash lease")
+                .hint("'hob peer end BORROWER --forget' on the lending host allows a new lease"));
         }
         Some(EndedBy::Adoption) => {
             return Err(ApiError::conflict(
-                "the lender ended the flash lease to fail over a disk of this host; it lends again when this host has no dirty data",
+                "the lending host ended the flash lease to fail over a disk of this host; it grants \
+                a new lease when this host has no dirty data",
             ));
         }
         Some(EndedBy::Return) => {
@@ -481,20 +494,20 @@ fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Resul
         }
     }
     if kept.size != ask.size {
-        return Err(ApiError::conflict(format!("{} are lent to {} already", kept.size, kept.name))
-            .hint("give that back first: take the device out of its pool"));
+        return Err(ApiError::conflict(format!("this host already lends {} to {}", kept.size, kept.name))
+            .hint("first remove the device of that lease from its pool"));
     }
     Ok(())
 }
 
 fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> Result<(), ApiError> {
     if size.bytes() < LEASE_BYTES_MIN {
-        return Err(ApiError::invalid(format!("a flash lease has at least {}", Size(LEASE_BYTES_MIN))));
+        return Err(ApiError::invalid(format!("a flash lease must have at least {}", Size(LEASE_BYTES_MIN))));
     }
     let left = lending.bytes_max.saturating_sub(lent);
     if size.bytes() > left || leases >= LEASES_MAX {
         return Err(ApiError::conflict(format!(
-            "{} of the {} that this host lends are left",
+            "this host can lend {} more, of {} in total",
             Size(left),
             Size(lending.bytes_max)
         )));
@@ -515,7 +528,7 @@ async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
 }
 
 fn no_certificate() -> ApiError {
-    ApiError::conflict("flash is lent over TLS, to hosts that show a certificate")
+    ApiError::conflict("this host lends flash only over TLS, to hosts with a certificate")
 }
 
 fn no_lease(borrower: &str) -> ApiError {

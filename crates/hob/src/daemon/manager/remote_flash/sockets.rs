@@ -30,7 +30,7 @@ pub(super) type LenderSockets = Mutex<BTreeMap<PathBuf, LenderSocket>>;
 #[derive(Debug)]
 pub(super) struct LenderSocket {
     to: PeerState,
-    /// The flash lease to which connections are forwarded.
+    /// The flash lease on another host to which connections are forwarded.
     lease: Arc<Mutex<Option<FlashLease>>>,
     /// Locked while the lender is asked whether it is back.
     asking: Arc<tokio::sync::Mutex<()>>,

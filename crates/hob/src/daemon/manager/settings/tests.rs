@@ -1,4 +1,4 @@
-//! What is asked for becomes a cache, or a refusal that says what to do.
+//! A request for a cache results in a cache, or in an error that says what to do.
 
 use hob_engine::command::Layout;
 
@@ -84,9 +84,9 @@ fn one_device_is_said_refused_or_overruled() {
 fn what_does_not_fit_together_is_refused_with_a_way_out() {
     for (json, part) in [
         (r#""mode":"write-back","persistent":false"#, "journal"),
-        (r#""preset":"vfrc","persistent":true"#, "vfrc is volatile"),
-        (r#""preset":"vfrc","mode":"write-back""#, "vfrc is volatile"),
-        (r#""copies":"2""#, "make it persistent"),
+        (r#""preset":"vfrc","persistent":true"#, "vfrc requires a volatile"),
+        (r#""preset":"vfrc","mode":"write-back""#, "vfrc requires a volatile"),
+        (r#""copies":"2""#, "make the cache persistent"),
         (r#""mode":"write-off""#, "write-through, write-back"),
         (r#""layout":"split:0""#, "split:PERCENT"),
         (r#""admission":"nth-access:9""#, "nth-access:N"),
@@ -112,7 +112,7 @@ fn a_copy_at_a_peer_needs_a_peer_and_write_back_and_no_second_device() {
     for (json, context, part) in [
         (r#""mode":"write-back","copies":"peer""#, CONTEXT, "add-device POOL --peer"),
         (r#""persistent":true,"copies":"peer""#, lent, "write-back"),
-        (r#""copies":"peer""#, lent, "make it persistent"),
+        (r#""copies":"peer""#, lent, "make the cache persistent"),
     ] {
         let error = new(json, context).unwrap_err();
         assert!(error.to_string().contains(part), "{json}: {error}");

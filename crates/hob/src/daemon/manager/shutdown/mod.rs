@@ -50,9 +50,8 @@ impl Shutdown {
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
         if let Some((name, doing)) = disks.chain(pools).next() {
-            return Err(
-                ApiError::conflict(format!("{name} is being {doing}")).hint("try again when that is done")
-            );
+            return Err(ApiError::conflict(format!("{name} is being {doing}"))
+                .hint("try again when the other operation is complete"));
         }
         inner.leaving = true;
         Ok(())
@@ -144,7 +143,7 @@ impl Shutdown {
                 };
                 let mut inner = self.registry.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
-                disk.phase = DiskPhase::Offline("the daemon is ending".to_owned());
+                disk.phase = DiskPhase::Offline("the daemon is shutting down".to_owned());
                 let had_cache = disk.has_cache;
                 let mark = gone
                     .changed
@@ -179,7 +178,8 @@ impl Shutdown {
                                 disk.drained_at_end = true;
                             }
                         }
-                        Err(error) => tracing::warn!("disk {name}: dirty data stays in its cache: {error}"),
+                        Err(error) => tracing::warn!("disk {name}: its cache still has dirty data: \
+                            {error}"),
                     }
                     return;
                 }
@@ -190,7 +190,7 @@ impl Shutdown {
                 (moved, at) = (destaged, tokio::time::Instant::now());
             } else if at.elapsed() >= STUCK_MAX {
                 tracing::warn!(
-                    "disk {name}: its drain made no progress for {} s; dirty data stays in its cache",
+                    "disk {name}: its drain made no progress for {} s; its cache still has dirty data",
                     STUCK_MAX.as_secs()
                 );
                 return;

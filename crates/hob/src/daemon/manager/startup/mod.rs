@@ -127,7 +127,7 @@ impl Startup {
                 disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
                     tracing::info!(
-                        "disk {name}: opening took {} s; its clients waited",
+                        "disk {name}: opening it took {} s, and its clients waited",
                         started.elapsed().as_secs()
                     );
                 }

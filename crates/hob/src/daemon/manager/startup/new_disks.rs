@@ -81,8 +81,9 @@ pub(in super::super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) ->
         let owner = owners.entry(name.clone()).or_insert_with(|| name.clone());
         if owner != name {
             tracing::error!(
-                "disk {name} of hob.toml is not served: disk {owner} has an export '{name}'; call the disk otherwise, or say \
-                 'hob export remove {owner} {name}' and start the daemon again"
+                "disk {name} of hob.toml is not served, because disk {owner} has an export \
+                '{name}'; rename the disk, or run 'hob export remove {owner} {name}' and start the \
+                daemon again"
             );
             return false;
         }
@@ -91,8 +92,8 @@ pub(in super::super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) ->
             let owner = owners.entry(of.clone()).or_insert_with(|| name.clone());
             if owner != name {
                 tracing::error!(
-                    "{name} goes without its export '{of}': clients find disk {owner} by that name; \
-                     'hob export add' gives it one of another name"
+                    "{name} is served without its export '{of}', because disk {owner} has that \
+                    name; add an export with another name by 'hob export add'"
                 );
             }
             owner == name

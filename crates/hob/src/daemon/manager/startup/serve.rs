@@ -86,10 +86,13 @@ impl Startup {
                 let journal = JournalSpec { owner, ring: 1, mode_unknown: true, ..JournalSpec::new() };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
-            _ => Err(ApiError::conflict(format!(
-                "{device} holds a persistent cache, which may have data that is not on the backing"
-            ))
-            .hint("serve the disk as before, with --persistent or a mode or preset that implies it, or say --force to lose it")),
+            _ => {
+                Err(ApiError::conflict(format!("{device} has a persistent cache, which may have dirty data"))
+                    .hint(
+                        "serve the disk as before, with --persistent or a mode or preset that implies it, \
+                or pass --force to discard the cache",
+                    ))
+            }
         }
     }
 
@@ -102,7 +105,7 @@ impl Startup {
             let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
             if let Some((path, reason)) = opened.offline.first() {
                 return Err(ApiError::failed(format!("{}: {reason}", path.display()))
-                    .hint("name another pool file, or say --force if its contents may go"));
+                    .hint("choose another pool file, or pass --force to discard its contents"));
             }
             let is_kept =
                 !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
@@ -137,8 +140,8 @@ fn remove_pool_file(path: &Path) -> Result<(), ApiError> {
     let file = std::fs::File::open(path).map_err(failed)?;
     if let Some(device) = FileId::of(&file).and_then(loops_over).ok().and_then(|mut over| over.pop()) {
         let (path, device) = (path.display(), device.display());
-        return Err(ApiError::conflict(format!("{path} lies under {device}, and what is there is in use"))
-            .hint("'swapon' and 'losetup -l' show it; end that first"));
+        return Err(ApiError::conflict(format!("{path} is on {device}, which is in use"))
+            .hint("'swapon' and 'losetup -l' show the use; end it first"));
     }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => std::fs::remove_file(path).map_err(failed),

@@ -93,7 +93,7 @@ impl SwapEntry {
             SwapState::Unavailable => Some(self.away()),
             SwapState::Off if self.is_in_parts() => Some(IN_PARTS.to_owned()),
             SwapState::Off if *on => {
-                Some(format!("something else than hob turned it off; 'hob swap on {name}' turns it on"))
+                Some(format!("another program turned it off; 'hob swap on {name}' turns it on"))
             }
             _ => None,
         };
@@ -120,7 +120,7 @@ impl SwapEntry {
     fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(
-            "{} is not there, or no longer has it; pool {pool} says how its devices are",
+            "{} is offline, or its data of the area is gone; 'hob pool show {pool}' shows the devices",
             device.display()
         )
     }
@@ -192,9 +192,13 @@ impl Swaps {
                 let name = service.carve(create).await?;
                 if !off {
                     service.begin_on(&name).await.map_err(|error| {
-                        let what = format!("{name} is made, but not on: {}", error.problem.error);
+                        let what = format!(
+                            "{name} was created, but could not be turned on: {}",
+                            error.problem.error
+                        );
                         ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }.hint(format!(
-                            "'hob swap on {name}' tries again, 'hob swap remove {name}' takes it away"
+                            "'hob swap on {name}' tries again, 'hob swap remove {name}' removes the \
+                            area"
                         ))
                     })?;
                 }
@@ -205,7 +209,7 @@ impl Swaps {
 
     async fn carve(&self, create: SwapCreate) -> Result<String, ApiError> {
         if !self.registry.has_state_file() {
-            return Err(ApiError::conflict("this hob remembers nothing, and swap outlives it")
+            return Err(ApiError::conflict("'hob serve' saves no state, so it cannot have swap areas")
                 .hint("use 'hob daemon' for swap, not 'hob serve'"));
         }
         let SwapCreate { name, pool, device, size, priority, off: _ } = create;
@@ -290,8 +294,8 @@ impl Swaps {
         }
         match (good.as_slice(), why) {
             ([], why) => Err(ApiError::conflict(format!(
-                "cannot swap to pool {pool}: {}",
-                why.unwrap_or_else(|| "it has no device".to_owned())
+                "pool {pool} cannot have a swap area: {}",
+                why.unwrap_or_else(|| "the pool has no device".to_owned())
             ))
             .hint("swap needs a device of a pool that is a block device of this host, or a file of ext4 or XFS on one")),
             ([only], _) => Ok((Some(*only), bad)),
@@ -305,7 +309,11 @@ impl Swaps {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
         if device.class == FdClass::Volatile {
-            return Ok(Err(SwapError::Unsafe("loses unflushed data, for a test".to_owned())));
+            return Ok(Err(SwapError::Unsafe(
+                "is in power-cut test mode, which loses unflushed \
+                data"
+                    .to_owned(),
+            )));
         }
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.check_ground(&device.file)).await
@@ -342,9 +350,13 @@ impl Swaps {
         drop(guard);
         let mut notes = Vec::new();
         if spot.is_none() {
-            notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
+            notes.push(
+                "its device is offline; if the device returns, hob finds the area on it \
+                again"
+                    .to_owned(),
+            );
         }
-        tracing::info!("swap area {name} is removed");
+        tracing::info!("swap area {name} was removed");
         Ok((has_pool.then_some(pool), notes))
     }
 
@@ -358,8 +370,8 @@ impl Swaps {
     ) -> Result<(), ApiError> {
         let Some(spot) = spot else { return Ok(()) };
         if self.look(spot).await?.is_some() {
-            return Err(ApiError::conflict(format!("the kernel swaps to {name}"))
-                .hint(format!("'hob swap off {name}' ends that")));
+            return Err(ApiError::conflict(format!("the kernel uses the swap area {name}"))
+                .hint(format!("turn it off with 'hob swap off {name}'")));
         }
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         self.release(pool, &flash, owner).await
@@ -428,8 +440,8 @@ impl Swaps {
             areas.in_pool(pool).filter(is_on).map(|entry| entry.wanted.name.as_str()).collect();
         let Some(first) = names.first() else { return Ok(()) };
         let what = device.map_or_else(|| format!("pool {pool}"), |path| path.display().to_string());
-        Err(ApiError::conflict(format!("{what} has swap of the host: {}", names.join(", ")))
-            .hint(format!("'hob swap off {first}' and 'hob swap remove {first}' take it away")))
+        Err(ApiError::conflict(format!("{what} has a swap area of the host: {}", names.join(", ")))
+            .hint(format!("'hob swap off {first}' and 'hob swap remove {first}' remove the area")))
     }
 
     async fn changed(&self, name: &str, notes: Vec<String>) -> Result<SwapChanged, ApiError> {
@@ -454,9 +466,9 @@ fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     match (device.state, device.ids) {
         (DeviceState::Online, Some(ids)) => match (device.admission, device.access) {
             (Admission::Out, _) => Err(format!(
-                "gives no new segments; 'hob pool set-device {pool} {path} --admission in' lets it"
+                "has allocation off; 'hob pool set-device {pool} {path} --admission in' turns it on"
             )),
-            (_, "memory") => Err("lies in memory, which swapping is to relieve".to_owned()),
+            (_, "memory") => Err("is in memory, which swapping is to relieve".to_owned()),
             (_, "direct") => Ok(ids.in_pool),
             _ => Err("is on a filesystem without direct I/O, where swapping out takes memory".to_owned()),
         },
@@ -471,9 +483,9 @@ impl SwapEntry {
         match self.work.as_ref().map(|work| work.doing) {
             None => Ok(()),
             Some(Doing::TurningOn) => Err(ApiError::conflict(format!("{name} is being turned on"))
-                .hint(format!("'hob swap off {name}' stops that"))),
+                .hint(format!("'hob swap off {name}' cancels that"))),
             Some(Doing::TurningOff) => Err(ApiError::conflict(format!("{name} is being turned off"))
-                .hint(format!("try again when that is done, or stop it with 'hob swap on {name}'"))),
+                .hint(format!("try again later, or cancel turning it off with 'hob swap on {name}'"))),
             Some(Doing::Removing) => Err(being_removed(name)),
         }
     }
@@ -538,7 +550,10 @@ impl Areas {
 
     fn new_name(&self, name: Option<String>) -> Result<String, ApiError> {
         if self.0.len() >= SWAPS_MAX {
-            return Err(ApiError::conflict(format!("there are {SWAPS_MAX} swap areas; more cannot be had")));
+            return Err(ApiError::conflict(format!(
+                "there are {SWAPS_MAX} swap areas, which is the \
+                maximum"
+            )));
         }
         let Some(name) = name else {
             let free = (0..).map(|number| format!("swap{number}")).find(|name| !self.0.contains_key(name));
@@ -559,7 +574,9 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
     match (named, names.as_slice()) {
         (Some(pool), _) => inner.pool(&pool).map(|_| pool.clone()),
         (None, [only]) => Ok((*only).to_owned()),
-        (None, []) => Err(ApiError::conflict("there is no pool").hint("'hob pool create' makes one")),
+        (None, []) => {
+            Err(ApiError::conflict("there is no pool").hint("create a pool with 'hob pool create'"))
+        }
         (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
             .hint("choose one with --pool")),
     }
@@ -577,11 +594,15 @@ fn no_swap(name: &str) -> ApiError {
 fn refuse(what: &str, error: &SwapError) -> ApiError {
     let said = format!("{what}: {error}");
     match error {
-        SwapError::Unsafe(why) => ApiError::conflict(format!("cannot swap to {what}: its device {why}")),
+        SwapError::Unsafe(why) => ApiError::conflict(format!(
+            "{what} cannot have a swap area: its \
+            device {why}"
+        )),
         SwapError::Occupied(_) => ApiError::conflict(said),
-        SwapError::NoMemory => {
-            ApiError::conflict(said).hint("free memory first: end programs, or give the host other swap")
-        }
+        SwapError::NoMemory => ApiError::conflict(said).hint(
+            "first free memory: end programs, or add other swap to \
+                the host",
+        ),
         SwapError::Stopped => {
             ApiError::conflict(format!("the change of {what} was stopped by another command"))
         }

@@ -110,9 +110,13 @@ impl Swaps {
                     .hint("repeat the command to turn it on again")),
                 Some(Err(_)) => {
                     self.want(name, true).await?;
-                    Ok(Some("it was being turned off; that was stopped"))
+                    Ok(Some("the area was being turned off, which was cancelled"))
                 }
-                None => Err(ApiError::busy("its turning off does not stop yet").hint("look again later")),
+                None => Err(ApiError::busy(
+                    "turning the swap area off cannot be cancelled \
+                    yet",
+                )
+                .hint("look again later")),
             };
         }
         work.wait(WAIT_MAX).await.transpose()?;
@@ -146,7 +150,7 @@ impl Swaps {
         };
         match flash::blocking(turn_on).await?.map_err(|error| refuse(name, &error))? {
             Some(path) => tracing::info!("swap area {name} is on, through {}", path.display()),
-            None => tracing::info!("swap area {name} is already on"),
+            None => tracing::info!("swap area {name} was on already"),
         }
         Ok(())
     }
@@ -160,15 +164,22 @@ impl Swaps {
             let entry = inner.pool(&wanted.pool)?;
             let device = entry.devices.iter().find(|device| device.path == wanted.device);
             if let Some(device) = device.filter(|device| device.state == DeviceState::Fenced) {
-                return Err(ApiError::conflict(format!("{} is fenced", device.path.display()))
-                    .hint(format!("remove {name} with 'hob swap remove {name}', and then the device")));
+                return Err(ApiError::conflict(format!("{} is fenced", device.path.display())).hint(
+                    format!(
+                        "first remove {name} with 'hob swap remove {name}', then the \
+                        device"
+                    ),
+                ));
             }
             entry.flash.clone()
         };
         let device = flash.file(location.device).await?.here();
         let device = device.ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
-            return Err(ApiError::conflict(format!("the device of {name} loses unflushed data, for a test")));
+            return Err(ApiError::conflict(format!(
+                "the device of {name} is in power-cut test mode, \
+                which loses unflushed data"
+            )));
         }
         Ok(device)
     }
@@ -183,7 +194,7 @@ impl Swaps {
         };
         if let Some(work) = busy {
             match work.doing {
-                Doing::TurningOff => return Ok(Some("it is being turned off already")),
+                Doing::TurningOff => return Ok(Some("the area is already being turned off")),
                 Doing::Removing => return Err(being_removed(name)),
                 Doing::TurningOn => {}
             }
@@ -192,10 +203,14 @@ impl Swaps {
                 Some(Ok(())) => {}
                 Some(Err(_)) => {
                     self.want(name, false).await?;
-                    return Ok(Some("it was being turned on; that was stopped"));
+                    return Ok(Some("the area was being turned on, which was cancelled"));
                 }
                 None => {
-                    return Err(ApiError::busy("its turning on does not stop yet").hint("look again later"));
+                    return Err(ApiError::busy(
+                        "turning the swap area on cannot be cancelled \
+                        yet",
+                    )
+                    .hint("look again later"));
                 }
             }
         }
@@ -205,7 +220,7 @@ impl Swaps {
         };
         let Some((spot, active)) = active else {
             self.want(name, false).await?;
-            return Ok(Some("it was off already"));
+            return Ok(Some("the area was off already"));
         };
         if !force {
             self.check_memory_for(name, spot, &active).await?;
@@ -245,7 +260,10 @@ impl Swaps {
                 Ok(())
             }
             (Some(_), Err(error)) => Err(refuse(name, &error)),
-            (Some(_), Ok(())) => Err(ApiError::failed(format!("the kernel swaps to {name} all the same"))),
+            (Some(_), Ok(())) => Err(ApiError::failed(format!(
+                "the kernel still uses the swap area \
+                {name}"
+            ))),
         }
     }
 
@@ -253,14 +271,18 @@ impl Swaps {
     async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), ApiError> {
         let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
-        let memory = memory
-            .map_err(|error| ApiError::failed(format!("cannot see how much memory there is: {error}")))?;
+        let memory = memory.map_err(|error| {
+            ApiError::failed(format!(
+                "cannot determine the amount of free memory: \
+                {error}"
+            ))
+        })?;
         let room = room_without(&memory, spot.range.bytes, active.used);
         if active.used <= room {
             return Ok(());
         }
         Err(ApiError::conflict(format!(
-            "{} are swapped out to {name}, and there is room for {} in memory and in other swap",
+            "{} are swapped out to {name}, and memory and other swap have only {} free",
             Size(active.used).human(),
             Size(room).human()
         ))
@@ -310,7 +332,7 @@ impl SwapEntry {
             Some(location) if location.whole => Ok(location.clone()),
             Some(_) => Err(ApiError::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
             None => Err(ApiError::conflict(format!(
-                "{name} is unavailable: {} is not there, or no longer has it",
+                "{name} is unavailable: {} is offline, or its data of the area is gone",
                 self.wanted.device.display()
             ))
             .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),

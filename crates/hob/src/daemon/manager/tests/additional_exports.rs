@@ -1,4 +1,4 @@
-//! Further exports of a disk.
+//! Additional exports of a disk.
 
 use hob_control::Export;
 use hob_engine::io::Promote;
@@ -62,11 +62,11 @@ fn names_are_told_apart() {
             bench.manager.disks.export_add("vm".into(), backup(&format!("b{n}"))).await.unwrap();
         }
         let error = bench.manager.disks.export_add("vm".into(), backup("b16")).await.unwrap_err();
-        assert!(error.problem.error.contains("16 further exports"), "{error}");
+        assert!(error.problem.error.contains("16 additional exports"), "{error}");
     });
 }
 
-/// Promise 2: clients of a disk get that disk, whatever hob.toml brings besides.
+/// Promise 2: clients of a disk always receive that disk, whatever hob.toml adds.
 #[test]
 fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
     run(async |bench| {
@@ -89,10 +89,10 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
         let names = ["x", "b", "a", "a-more", "c", "c-more"];
         assert_eq!(names.map(of), ["x", "x", "a", "a", "c", "c"].map(|disk| Some(disk.to_owned())));
         assert!(manager.observe.disk("b").is_err(), "there is an export of that name");
-        // Nor do clients find another disk by a name that nobody has looked at.
+        // Clients also do not find another disk under a name that was not checked.
         manager.exports.table().insert("x", manager.exports.table().get("a").unwrap());
         assert_eq!(manager.exports.table().get("x").unwrap().of, "x");
-        // One that such a state was kept of has its name again.
+        // An export in such a saved state has its name again.
         let taken = DiskState {
             exports: vec![backup("x"), backup("d-more")],
             ..manager.registry.inner().disks["a"].wanted.clone()
@@ -106,7 +106,7 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
     });
 }
 
-/// A file cannot be mounted here; that it is refused shows what becomes of the rest.
+/// A file cannot be mounted in this test; the error shows what happens to the other front end.
 #[test]
 fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     run(async |bench| {
@@ -122,7 +122,7 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         assert_eq!(bench.manager.observe.disk("vm").unwrap().fuse_reason, None);
         bench.manager.disks.export_add("vm".into(), with_socket.clone()).await.unwrap();
         assert!(at(&socket));
-        // The path of one is no other's.
+        // The path of an export is not available for another export.
         let again = Export { name: "c".into(), ..with_socket.clone() };
         let error = bench.manager.disks.export_add("vm".into(), again).await.unwrap_err();
         assert!(error.problem.error.contains("cannot open the vhost-user socket"), "{error}");
@@ -145,7 +145,8 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     });
 }
 
-/// Where it cannot be mounted at a restart, an export's file is as a disk's: the disk is served, says why not, and it is tried again.
+/// If an export's file cannot be mounted at a restart, this is handled like a disk's file: the disk
+/// is served and has the reason, and the mount is retried.
 #[test]
 fn a_disk_says_which_of_its_files_is_not_there() {
     run(async |bench| {

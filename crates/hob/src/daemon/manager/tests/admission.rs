@@ -1,4 +1,4 @@
-//! Devices that are opted out of their pool, and in again.
+//! Devices on which caches may not allocate segments, and which are admitted again.
 
 use hob_control::{DevicePatch, PoolChanged};
 
@@ -8,7 +8,7 @@ async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolCh
     bench.manager.pools.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
 }
 
-/// Admission and free MiB of a device.
+/// Returns the admission and the free MiB of a device.
 fn device(bench: &Bench, name: &str) -> (Admission, u64) {
     let path = bench.path(name);
     let pool = bench.manager.observe.pool("p").unwrap();
@@ -32,7 +32,10 @@ fn a_device_that_is_out_gives_nothing_new_and_keeps_what_is_in_use() {
         assert!(error.to_string().contains("3M free and 4M are needed"), "{error}");
         bench.cache("other", 3).await.unwrap();
         assert_eq!((device(&bench, "a").1, device(&bench, "b").1, bench.free()), (3, 0, 0));
-        assert_eq!(set(&bench, "a", Admission::Out).await.unwrap().notes, ["the device was so already"]);
+        assert_eq!(
+            set(&bench, "a", Admission::Out).await.unwrap().notes,
+            ["the device already had this setting"]
+        );
         set(&bench, "a", Admission::In).await.unwrap();
         assert_eq!((device(&bench, "a"), bench.free()), ((Admission::In, 3), 3));
         bench.resize("other", 6).await.unwrap();
@@ -52,7 +55,7 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
         bench.cache("vm", 6).await.unwrap();
         set(&bench, "a", Admission::Out).await.unwrap();
         assert_eq!(bench.room("vm"), 6);
-        // Once as it was left, and once with the device coming late.
+        // Once with all devices at the start, and once with the device added later.
         for late in [false, true] {
             let (here, away) = (bench.path("a"), bench.path("a.away"));
             bench.shard.stop();
@@ -67,7 +70,7 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
                 std::fs::rename(&away, &here).unwrap();
                 bench.manager.pools.retry_devices("p").await;
             }
-            // Caches start anew, without the device.
+            // The caches start empty, without the device.
             assert_eq!((bench.room("vm"), bench.free()), (4, 0));
             assert_eq!(device(&bench, "a"), (Admission::Out, 4));
         }
@@ -89,7 +92,7 @@ fn a_device_that_is_fenced_or_unknown_is_refused() {
         for admission in [Admission::In, Admission::Out] {
             let error = set(&bench, "a", admission).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
-            assert!(error.to_string().contains("is fenced and stays out"), "{error}");
+            assert!(error.to_string().contains("is fenced, so its allocation stays off"), "{error}");
         }
         assert_eq!((device(&bench, "a").0, bench.free()), (Admission::Out, 0));
     });

@@ -1,4 +1,4 @@
-//! Disks that come from another host, as its calls say.
+//! Disks that arrive from another host, through that host's calls.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::daemon::state::{RecordSpec, ShareSpec};
 
 const LINEAGE: &str = "0123456789abcdef0123456789abcdef";
 
-/// What is noted as one in a bitmap.
+/// Granularity of the bitmaps, bytes.
 const GRANULE: u64 = 64 << 10;
 
-/// What is on record of a disk that has come, in the session that [`Bench::arrive`] names.
+/// The record of a disk that has arrived, in the session that [`Bench::arrive`] names.
 const OWNER: Record = Record::Owner { generation: 1, attempts: 0 };
 
-/// A bench whose daemon has a state directory, and a backing of another host's disk `vm`.
+/// Prepares a bench whose daemon has a state directory and the backing of another host's disk `vm`.
 async fn prepare(bench: Bench) -> Bench {
     let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
     let (manager, shard) = manager(store);
@@ -28,7 +28,7 @@ async fn prepare(bench: Bench) -> Bench {
     bench
 }
 
-/// The daemon is killed, and begins again; a disk that is awaited stays busy.
+/// Kills and restarts the daemon; an awaited disk stays busy.
 async fn crash(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     manager.migrations.stop();
@@ -81,14 +81,14 @@ impl Bench {
         self.manager.exports.bitmap_rotate("vm".into(), "daily".into(), rotate).await.unwrap();
     }
 
-    /// How much is in it, and why everything is.
+    /// Returns the size of the bitmap's changes, and the reason if everything counts as changed.
     async fn bitmap(&self, name: &str) -> (Option<Size>, Option<String>) {
         let all = self.manager.exports.bitmaps("vm".into()).await.unwrap().bitmaps;
         let found = all.into_iter().find(|bitmap| bitmap.name == name).unwrap();
         (found.dirty, found.everything_because)
     }
 
-    /// It has come.
+    /// Makes the disk arrive.
     async fn take(&self) {
         let answer = self.called(0, 1, CallIn::Yours(None)).await;
         assert_eq!(answer.refused, None);
@@ -140,14 +140,15 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
-        // Until that is on record: who calls before is heard by whoever gives it up.
+        // Until this is recorded: calls of the source are answered by the attempt that gives the
+        // disk up.
         while bench.manager.observe.disk("vm").is_ok() || bench.manager.migrations.is_migrating("vm") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // An older host does not say what disk it is.
+        // An older host does not send the identity of the disk.
         let answer = bench.called(0, 1, CallIn::Yours(None)).await;
         assert_eq!(answer.refused, Some(CallRefusal::NotAwaited));
-        // Nor is any other attempt taken.
+        // Calls of another attempt are refused, too.
         let yours = || CallIn::Yours(Some(Box::new(bench.arrival())));
         assert_eq!(bench.called(0, 2, yours()).await.refused, Some(CallRefusal::NotAwaited));
         assert_eq!(bench.called(0, 1, yours()).await.refused, None);
@@ -174,7 +175,7 @@ fn what_cannot_be_done_for_a_disk_that_was_given_up_may_be_done_later() {
 fn a_disk_that_was_not_opened_to_the_end_is_opened_anew() {
     run(async |bench| {
         let bench = prepare(bench).await;
-        // What its earlier life may have acknowledged cannot be flushed.
+        // Writes that its earlier process may have acknowledged cannot be flushed.
         bench.shard.set_backings_fail(true);
         let answer = bench.arrive(bench.arrival()).await;
         assert!(why(&answer).contains("the engine refused"), "{answer:?}");
@@ -228,7 +229,7 @@ fn a_disk_that_comes_back_finds_what_stayed() {
         assert_eq!(bench.called(2, 1, CallIn::Yours(None)).await.refused, None);
         assert_eq!(bench.manager.registry.inner().disk("vm").unwrap().wanted.share_parent, Some(share));
         let all = Size(64 * MIB);
-        let because = Some("another host had the disk".to_owned());
+        let because = Some("another host owned the disk".to_owned());
         assert_eq!(bench.bitmap("daily").await, (Some(all), because.clone()));
         assert_eq!(bench.bitmap("monday").await, (Some(Size(GRANULE)), None));
         write(&bench, 0..1);
@@ -262,7 +263,7 @@ fn a_disk_that_does_not_come_leaves_no_bitmaps() {
     });
 }
 
-/// As it waited for its cluster.
+/// Returns the state in which the disk waited for its cluster.
 fn waited(bench: &Bench) -> DiskState {
     DiskState::new("vm".into(), bench.path("vm.img"), false)
 }

@@ -1,4 +1,4 @@
-//! Dirty bitmaps: kept over restarts, and never with less than what was changed.
+//! Dirty bitmaps: kept over restarts, and never with fewer changes than there were.
 
 use hob_control::{Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState};
 use hob_storage::failing::{self, Failing};
@@ -22,7 +22,7 @@ async fn found(bench: &Bench, name: &str) -> Bitmap {
     all.into_iter().find(|bitmap| bitmap.name == name).unwrap_or_else(|| panic!("no bitmap {name}"))
 }
 
-/// State, bytes, and whether everything counts as changed.
+/// Returns the state, the bytes, and whether everything counts as changed.
 async fn state(bench: &Bench, name: &str) -> (BitmapState, u64, bool) {
     let bitmap = found(bench, name).await;
     (bitmap.state, bitmap.dirty.map_or(0, Size::bytes), bitmap.everything_because.is_some())
@@ -75,7 +75,7 @@ fn a_file_that_is_not_what_was_written_counts_for_nothing() {
     });
 }
 
-/// Acknowledged writes that are given up: the disk reads as its backing has it.
+/// After acknowledged writes are discarded, the disk has its backing's content.
 #[test]
 fn discarded_data_is_changed_data() {
     run(async |bench| {
@@ -91,7 +91,7 @@ fn discarded_data_is_changed_data() {
     });
 }
 
-/// Whatever of a rotation cannot be kept: afterwards everything that was noted is in one of the two.
+/// If any part of a rotation cannot be saved, every recorded change is in one of the two bitmaps.
 #[test]
 fn a_rotation_that_fails_loses_nothing() {
     run(async |bench| {
@@ -133,7 +133,7 @@ fn what_makes_no_sense_is_refused() {
         assert!(error.problem.error.contains("no disk 'vm'"), "{error}");
         bench.disk("vm").await;
         let error = bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap_err();
-        assert!(error.problem.error.contains("keeps no state"), "{error}");
+        assert!(error.problem.error.contains("saves no state"), "{error}");
     });
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;

@@ -1,4 +1,4 @@
-//! hob.toml against what is served.
+//! Comparisons of hob.toml with the served disks.
 
 use hob_control::{ConfigApplied, ConfigRemedy};
 
@@ -86,7 +86,7 @@ fn differences_are_listed_and_applied() {
         assert_eq!((applied.failed.as_slice(), applied.left.len()), (&[][..], 1), "{applied:?}");
         assert_eq!((filed.bench.room("vm"), filed.bench.room("new")), (6, 4));
         assert_eq!(filed.diff().await, [("daemon: limits".to_owned(), ConfigRemedy::Reload)]);
-        // Entries that are gone from the file.
+        // Entries that were removed from the file.
         filed.write(&first);
         let diff = filed.diff().await;
         assert!(diff.contains(&("disk new".to_owned(), ConfigRemedy::ApplyWithYes)), "{diff:?}");
@@ -145,7 +145,7 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
     });
 }
 
-/// What a later start does: the file was changed while the daemon was down, or before a reload.
+/// The file was changed while the daemon was stopped, or before a reload.
 #[test]
 fn a_reload_applies_what_was_changed_in_the_file_and_keeps_what_commands_changed() {
     run(async |bench| {
@@ -160,7 +160,7 @@ fn a_reload_applies_what_was_changed_in_the_file_and_keeps_what_commands_changed
         assert_eq!(filed.bench.room("vm"), 8, "the command has the last word while the file stays as it is");
         reload(&first.replace("4M", "10M")).await;
         assert_eq!(filed.bench.room("vm"), 10);
-        // A smaller cache loses data: it is said, and not done.
+        // A smaller cache loses data: this is reported and not done.
         reload(&first.replace("4M", "2M")).await;
         assert_eq!(filed.bench.room("vm"), 10);
         assert!(filed.bench.manager.hob_toml.definition("disk vm").unwrap().contains("2097152"));

@@ -1,8 +1,8 @@
-//! Devices that not all shards can be given.
+//! Devices that not all shards accept.
 
 use super::*;
 
-/// A manager over two shards, of which the second one takes no devices until it is told to.
+/// A manager with two shards, of which the second accepts no devices until the test allows it.
 fn half_way(test: impl AsyncFnOnce(Bench, FakeShard)) {
     run(async |bench| {
         let ((first, shard), (second, sick)) = (FakeShard::start(), FakeShard::start());

@@ -1,7 +1,8 @@
-//! Error injection into what the daemon keeps: the first, second, third … write or sync of segment tables, superblocks and state
-//! file fails under each command, once or from then on, until there is none left. Each time: the command's error is one
-//! line; what guests wrote is there, dirty or not, now and after a crash; the same command again works; and in the end
-//! all room comes back.
+//! Error injection into the daemon's files: the first, second, third … write or sync of segment
+//! tables, superblocks and the state file fails during each command, once or permanently, until
+//! there is none left. In each case: the command's error is one line; guests' writes are kept,
+//! dirty or not, now and after a crash; the same command succeeds later; and at the end all space
+//! is free again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,13 +14,13 @@ use super::*;
 
 const BLOCK: u64 = 4096;
 
-/// Blocks of `vm` that only flash has.
+/// Number of blocks of `vm` that only flash has.
 const DIRTY: u64 = 20;
 
-/// No command changes files more often.
+/// Maximum number of changes of files by one command.
 const CHANGES_MAX: u32 = 80;
 
-/// Room of the pool, MiB.
+/// Size of the pool, MiB.
 const ROOM: u64 = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +65,8 @@ fn patch(json: &str) -> CachePatch {
 const LAZY: &str =
     r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
 
-/// A daemon with a state directory, a pool of `a` and `b`, a disk `vm` with dirty data and a disk `plain` without a cache.
-/// Thousands of syncs: in memory, if there is a place for that.
+/// Starts a daemon with a state directory, a pool of `a` and `b`, a disk `vm` with dirty data and a
+/// disk `plain` without a cache. Thousands of syncs: in a memory filesystem, if there is one.
 async fn prepare() -> Bench {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let (store, _) = Store::open(&dir.path().join("state")).unwrap();
@@ -119,7 +120,7 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
     }
 }
 
-/// Is it as the command wants it?
+/// Returns true if the state is as the command requires.
 fn is_done(bench: &Bench, order: Order) -> bool {
     let disk = |name: &str| bench.manager.observe.disk(name).ok();
     let cache = |name: &str| disk(name).and_then(|disk| disk.cache);
@@ -142,7 +143,7 @@ fn is_done(bench: &Bench, order: Order) -> bool {
     }
 }
 
-/// Nobody has a segment that somebody else has.
+/// Checks that no segment has two owners.
 fn check_owners(bench: &Bench, what: &str) {
     let inner = bench.manager.registry.inner();
     let all: Vec<Segment> =
@@ -150,12 +151,12 @@ fn check_owners(bench: &Bench, what: &str) {
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{what}: {all:?}");
 }
 
-/// What guests wrote is in flash or has been destaged.
+/// Checks that guests' writes are on flash or have been destaged.
 async fn check_data(bench: &Bench, before: u64, what: &str) {
     let Ok(disk) = bench.manager.observe.disk("vm") else { return };
     assert_eq!(disk.state, DiskLife::Online, "{what}: {disk:?}");
     let stats = bench.manager.observe.stats("vm").await.unwrap();
-    // A disk that was removed and came back counts anew.
+    // A disk that was removed and added again counts from zero.
     let drained = before == 0 && stats.dirty_bytes == 0;
     assert!(drained || stats.dirty_bytes + stats.destaged_bytes >= before * BLOCK, "{what}: {stats:?}");
 }
@@ -168,7 +169,7 @@ async fn crash(bench: Bench) -> Bench {
     Bench { dir, manager, shard }
 }
 
-/// Takes everything away: all room has to come back.
+/// Removes everything: all space must be free again.
 async fn take_all(bench: &Bench, what: &str) {
     let manager = &bench.manager;
     for disk in manager.observe.disks() {
@@ -190,7 +191,7 @@ enum Afterwards {
     Crash,
 }
 
-/// True if something failed.
+/// Returns true if a write or sync failed.
 async fn try_one(order: Order, how: Failing, nth: u32, afterwards: Afterwards) -> bool {
     let what = format!("{order:?} {how:?} at {nth}");
     let mut bench = prepare().await;
@@ -265,7 +266,7 @@ fn failures_for_a_while_and_a_crash() {
     sweep(Failing::FromThenOn, false);
 }
 
-/// Neither its tables nor its data can be written: caches leave it, and it can be taken out.
+/// Neither its tables nor its data can be written: caches leave the device, and it can be removed.
 #[test]
 fn a_device_that_takes_no_writes_is_left_and_taken_out() {
     run(async |_| {

@@ -1,11 +1,12 @@
-//! A backing that somebody else takes over: what flash has of it counts no more, however little the other changes.
+//! Another client takes over a backing: cached data of it is not used any more, however little the
+//! other client changes.
 
 use std::os::unix::fs::FileExt;
 
 use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
 use super::*;
 
-/// Another host takes the disk over; then it writes one block, and lets go.
+/// Another host takes the disk over, writes one block, and releases the disk.
 async fn lose(bench: &Bench) {
     let id = bench.manager.registry.inner().disks["vm"].id;
     bench.manager.disks.backing_lost(id).await;
@@ -13,7 +14,7 @@ async fn lose(bench: &Bench) {
     image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
 }
 
-/// A sample of what is clean would not tell, nor would it after a restart.
+/// A sample of clean data would not detect the change, even after a restart.
 #[test]
 fn dirty_data_is_not_written_over_what_the_other_wrote() {
     run(async |bench| {
@@ -37,14 +38,14 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
         let changed = bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
         assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
-        // The next cache is believed as ever.
+        // The next cache is trusted as usual.
         write(&bench, 0..3);
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await.1, 3);
     });
 }
 
-/// Nobody has to give up what the backing had too.
+/// Data that the backing also has is not lost.
 #[test]
 fn clean_data_is_dropped_and_the_disk_comes_back() {
     run(async |bench| {

@@ -1,4 +1,5 @@
-//! What keeps a call from losing dirty data or disconnecting guests by accident, and what is said before.
+//! Checks that prevent a call from losing dirty data or disconnecting guests by accident, and their
+//! messages.
 
 use hob_control::{LifeEvent, OnClients, PlannedChange, PlannedPoolChange};
 
@@ -22,7 +23,7 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         manager.disks.check_discard("vm", &suspend, false).await.unwrap();
         manager.registry.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
         let error = manager.disks.check_discard("vm", &revert, false).await.unwrap_err().to_string();
-        assert!(error.contains("cannot be told while the disk is offline"), "{error}");
+        assert!(error.contains("is unknown while the disk is offline"), "{error}");
         let missing = manager.disks.check_discard("none", &revert, false).await.unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
     });
@@ -43,8 +44,11 @@ fn what_a_change_does_is_said_and_not_done() {
         ] {
             let found = preview(change.clone()).await;
             assert_eq!((found.cached, found.loses_dirty()), (Size(20 * 4096), false), "{change:?}");
-            assert!(found.effects[0].contains("the cache is emptied; it holds 80 KiB"), "{found:?}");
-            assert!(found.effects[1].contains("80 KiB of dirty data goes to the backing first"), "{found:?}");
+            assert!(found.effects[0].contains("the cache is emptied; it has 80 KiB"), "{found:?}");
+            assert!(
+                found.effects[1].contains("80 KiB of dirty data is first written to the backing"),
+                "{found:?}"
+            );
         }
         for change in
             [PlannedChange::Remove { discard_dirty: true }, PlannedChange::Disable { discard_dirty: true }]
@@ -81,7 +85,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
     });
 }
 
-/// Devices that hold segments of a disk's cache.
+/// Returns the number of devices with segments of a disk's cache.
 fn devices(bench: &Bench) -> usize {
     let inner = bench.manager.registry.inner();
     let held = inner.disks["vm"].held.iter().map(|segment| segment.device);
@@ -138,7 +142,7 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         assert!(shrinks.cached > Size(0) && !shrinks.loses_dirty(), "{shrinks:?}");
         assert!(shrinks.effects[0].contains("vm: the cache shrinks by "), "{shrinks:?}");
         assert_eq!(bench.room("vm"), 6, "nothing was changed");
-        // As much as was said.
+        // As much as was announced.
         let PlannedPoolChange::RemoveDevice { path } = change.clone() else { unreachable!() };
         bench.manager.pools.device_remove("p".into(), path).await.unwrap();
         assert_eq!(Size(6 * MIB - bench.room("vm") * MIB), shrinks.cached);

@@ -1,4 +1,4 @@
-//! What is said to be wrong, for each kind of what can be.
+//! The problem in health for each kind of failure.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ fn dirty_data_that_gets_nowhere_is_named() {
     });
 }
 
-/// The backing fails and works again between two looks, and all dirty data reaches it.
+/// The backing fails and works again between two polls, and all dirty data is destaged.
 #[test]
 fn a_failure_that_is_over_is_not_named() {
     run(async |bench| {

@@ -1,4 +1,5 @@
-//! What the daemon does when a journal cannot be written any more, and what it shows when a device does not answer.
+//! The daemon's actions when a journal cannot be written any more, and its reports when a device
+//! does not answer.
 
 use std::time::Duration;
 
@@ -6,7 +7,8 @@ use super::*;
 
 const BLOCK: u64 = 4096;
 
-/// A bench with a write-back cache `vm` on these devices that holds dirty data, and the device of its journal.
+/// Prepares a write-back cache `vm` with dirty data on these devices, and returns the device of its
+/// journal.
 pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
     bench.pool(devices, 8).await;
     bench.disk("vm").await;
@@ -19,7 +21,8 @@ pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> Dev
     bench.manager.registry.inner().disks["vm"].ring[0].device
 }
 
-/// The journal is lost under a write, and the daemon hears of it. Fences are not: so early the device is only slow to die.
+/// The journal is lost during a write, and the daemon is notified. No device is fenced yet: it only
+/// answers slowly.
 pub(super) async fn lose(bench: &Bench, device: DeviceId) {
     bench.shard.set_sick(device);
     let id = bench.manager.registry.inner().disks["vm"].id;
@@ -58,7 +61,8 @@ fn another_device_takes_it_over_within_seconds() {
     });
 }
 
-/// There is no other device: the disk goes on without a cache, and what flash has of the old one is never believed again.
+/// There is no other device: the disk continues without a cache, and the old cache's data on flash
+/// is never used again.
 #[test]
 fn without_another_device_the_disk_goes_on_without_a_cache() {
     run(async |bench| {
@@ -75,7 +79,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(cache.state, CacheState::None);
         assert!(cache.reason.unwrap().contains("nor a new cache be made"));
-        // A device that works brings the cache back.
+        // With a working device, the disk has its cache again.
         let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
         bench.manager.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
@@ -87,7 +91,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
     });
 }
 
-/// Somebody else changes the disk when the journal is lost: it is not forgotten.
+/// Another change of the disk runs when the journal is lost: the loss is handled after it.
 #[test]
 fn a_busy_disk_gets_its_journal_later() {
     run(async |bench| {
@@ -103,7 +107,7 @@ fn a_busy_disk_gets_its_journal_later() {
     });
 }
 
-/// Passes on what the shard reports, as time goes by.
+/// Processes the shard's reports while time passes.
 async fn pass(bench: &Bench, seconds: u64) {
     for _ in 0..seconds {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -111,7 +115,8 @@ async fn pass(bench: &Bench, seconds: u64) {
     }
 }
 
-/// A flash device hangs under a write-back cache: the API answers, and says why; nothing is given up.
+/// A flash device hangs under a write-back cache: the API answers with the reason, and nothing is
+/// abandoned.
 #[test]
 fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
     run(async |bench| {

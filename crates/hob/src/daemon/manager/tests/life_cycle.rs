@@ -1,4 +1,4 @@
-//! What happens to machines, and what their disks' caches do about it.
+//! Life-cycle events of VMs, and their effects on the caches of their disks.
 
 use hob_control::{EVENTS, Effect, LifeEvent};
 

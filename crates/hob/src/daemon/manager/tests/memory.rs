@@ -1,4 +1,4 @@
-//! Memory above caches.
+//! Memory tiers above caches.
 
 use super::*;
 
@@ -10,7 +10,7 @@ async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, ApiE
     bench.manager.pools.cache_patch("vm".into(), CachePatch { size: None, settings }).await
 }
 
-/// Bytes that the shard has for the disk, and those that it says.
+/// Returns the memory that the shard has for the disk, and the size that the disk reports, bytes.
 async fn memory(bench: &Bench) -> (u64, u64) {
     let id = bench.manager.registry.inner().disk("vm").unwrap().id;
     (bench.shard.area_bytes(id), bench.manager.observe.stats("vm").await.unwrap().memory_bytes)
@@ -34,7 +34,7 @@ fn memory_comes_changes_and_goes_with_the_cache() {
         assert_eq!(memory(&bench).await, (2 * MIB, 2 * MIB));
         set(&bench, ram("1M")).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));
-        // A preset's name says nothing of it.
+        // A preset's name does not include it.
         let preset = CacheSettings { preset: Some("vsan".into()), ..CacheSettings::default() };
         set(&bench, preset).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));

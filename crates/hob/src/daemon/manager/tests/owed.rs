@@ -1,4 +1,4 @@
-//! The number of guests that have not been told of a failed flush, as the state keeps it.
+//! The saved number of guests that have not received the report of a failed flush.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn numbers_are_kept_at_once_unless_they_go_up_and_down_all_the_time() {
             bench.manager.registry.note_owed(id, count);
             assert_eq!(kept(&bench), count);
         }
-        // A backing that fails every flush: each failure is told by the next flush.
+        // A backing that fails every flush: the next flush reports each failure.
         let mut changes = 0;
         for round in 0..200 {
             let before = kept(&bench);

@@ -1,10 +1,11 @@
-//! Disks that were made for clones: nobody is offered them, and they go with the last clone. What is shared is tested on a cluster
-//! (`conformance/tests/rbd/clones.rs`); files have no parents.
+//! Disks that were created for clones: they are not offered to clients, and are removed with the
+//! last clone. Sharing is tested on a cluster (`conformance/tests/rbd/clones.rs`), because files
+//! have no parents.
 
 use super::*;
 use crate::daemon::state::ShareSpec;
 
-/// A clone whose parent's disk is `golden`, and whose backing is nowhere.
+/// Returns a clone whose parent's disk is `golden`, with a missing backing.
 fn clone_of_golden(bench: &Bench, name: &str) -> DiskState {
     let share_parent = Some(ShareSpec { cache: None, disk: Some("golden".into()) });
     DiskState { share_parent, ..DiskState::new(name.into(), bench.path("nowhere/vm.img"), false) }

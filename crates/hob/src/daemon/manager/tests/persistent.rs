@@ -1,4 +1,5 @@
-//! Persistent caches: journals take room and give it back, dirty data is drained before it could be lost.
+//! Persistent caches: journals use space and free it, and dirty data is drained before it could be
+//! lost.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use hob_engine::command::Copies;
 
 use super::*;
 
-/// Guests' writes go where nobody else's do.
+/// Size of a block, so that guests' writes do not overlap others.
 const BLOCK: u64 = 4096;
 
 fn settings(json: &str) -> CacheSettings {
@@ -35,7 +36,7 @@ impl Bench {
         self.manager.observe.stats(disk).await.unwrap().dirty_bytes
     }
 
-    /// What the disk shows of its dirty data, as it is now.
+    /// Returns the disk's current report about its dirty data.
     async fn shown(&self, disk: &str) -> hob_control::Dirty {
         let (shard, id) = self.manager.registry.shard_of(disk).unwrap();
         self.manager.pools.look(disk, &shard, id).await;
@@ -70,7 +71,8 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
     });
 }
 
-/// Promise 1: what is refused half way has no writes in it that nobody knows of. The next cache of the disk has another owner, and would be taken for it.
+/// Promise 1: a refused command leaves no unknown writes in a cache. Otherwise the disk's next
+/// cache, with another owner, could be confused with it.
 #[test]
 fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
     run(async |bench| {
@@ -81,7 +83,7 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.disk("new").await;
         bench.shard.set_hangs(true);
         assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
-        // When the shard has made the cache, there is no pool for its second copies.
+        // When the shard has created the cache, the pool for its second copies does not exist.
         let pool = {
             let mut inner = bench.manager.registry.inner();
             inner.disk_mut("new").unwrap().wanted.cache.as_mut().unwrap().copies = Copies::Peer;
@@ -105,13 +107,13 @@ fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
         let error = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
-        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
+        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
         assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
         assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
-        // The next ring has to stand beside the one in use.
+        // The next ring needs space beside the one in use.
         let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
-        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
+        assert!(error.to_string().contains("there is no space for the journal of vm"), "{error}");
         assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
         assert_eq!((bench.room("vm"), bench.free()), (3, 0));
     });
@@ -156,7 +158,7 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
         let cache = bench.manager.pools.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
         assert_eq!((cache.state, cache.dirty.unwrap().draining), (CacheState::Active, true));
         let again = bench.manager.pools.drain("vm".into()).await.unwrap();
-        assert_eq!(again.notes, ["the drain goes on"]);
+        assert_eq!(again.notes, ["the drain continues"]);
         tokio::time::sleep(Duration::from_secs(20)).await;
         let dirty = bench.manager.observe.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
         assert!(dirty.why.as_ref().unwrap().contains("writes to the backing failed"), "{dirty:?}");
@@ -243,11 +245,11 @@ fn a_volatile_cache_has_nothing_to_drain() {
         bench.disk("vm").await;
         bench.cache("vm", 2).await.unwrap();
         let changed = bench.manager.pools.drain("vm".into()).await.unwrap();
-        assert!(changed.notes[0].contains("the backing has everything"), "{:?}", changed.notes);
+        assert!(changed.notes[0].contains("the backing has all data"), "{:?}", changed.notes);
         assert!(changed.disk.unwrap().cache.unwrap().dirty.is_none());
         assert_eq!(bench.manager.pools.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
         let notes = bench.manager.disks.discard_dirty("vm".into()).await.unwrap().notes;
-        assert!(notes[0].contains("the backing has everything"), "{notes:?}");
+        assert!(notes[0].contains("the backing has all data"), "{notes:?}");
     });
 }
 
@@ -265,14 +267,14 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
         assert!(bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
         bench.shard.set_backings_fail(true);
         let changed = bench.manager.disks.discard_dirty("other".into()).await.unwrap();
-        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(changed.notes, ["4 KiB of dirty data is lost"]);
         assert_eq!(bench.dirty("other").await, 0);
         bench.shard.set_backings_fail(false);
         let flushed = bench.shard.write(bench.id("other"), 4 * BLOCK, BLOCK);
         assert!(flushed.is_err(), "the guest hears that acknowledged writes are lost");
         bench.write("other", 4);
         let changed = bench.manager.disks.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
-        assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
+        assert_eq!(changed.notes, ["4 KiB of dirty data is lost"]);
         assert_eq!(bench.free(), 8);
         assert!(
             bench.manager.observe.disks().is_empty()
@@ -293,7 +295,7 @@ fn dirty_data_leaves_a_device_before_it_is_taken_out() {
         assert_eq!((bench.room("vm"), bench.free()), (4, 1));
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().mode, "write-back");
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
-        assert!(cache.reason.unwrap().contains("one copy of what is not on the backing"));
+        assert!(cache.reason.unwrap().contains("dirty data has one copy"));
         bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.reason, cache.journal), (None, Size(2 * MIB)));
@@ -315,7 +317,7 @@ fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
     });
 }
 
-/// Promise 3, for the journal: its device fails, and another takes it over.
+/// Promise 3 for the journal: its device fails, and a ring on another device replaces it.
 #[test]
 fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
     run(async |bench| {
@@ -327,10 +329,10 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
         bench.shard.set_sick(sick);
         let id = bench.id("vm");
         let mut lost = 0;
-        // Until it is fenced, its data segments make new journals fail as well.
+        // Until the device is fenced, its data segments make new journals fail too.
         for round in 0..50 {
             for block in 0..100 {
-                // Some fail, as flash does not take them.
+                // Some fail, because flash does not accept them.
                 let _ = bench.shard.write(id, (1000 + round * 100 + block) * BLOCK, BLOCK);
             }
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -356,7 +358,7 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
     });
 }
 
-/// A fence takes persistent caches off the device, dirty data first.
+/// A fence moves persistent caches off the device, dirty data first.
 #[test]
 fn a_persistent_cache_leaves_a_fenced_device() {
     run(async |bench| {

@@ -1,4 +1,4 @@
-//! Shares, limits and reservations as they are set, shared and kept, and what is refused.
+//! Shares, limits and reservations: set, shared and saved, and refused values.
 
 use hob_control::{Arrival, CarryMode, DatastorePatch, QosPatch};
 
@@ -64,7 +64,8 @@ fn rules_are_set_one_by_one_and_taken_back() {
     });
 }
 
-/// Promise 5: what another host says a disk is due is checked before a shard is told.
+/// Promise 5: the shares and reservations that another host sends for a disk are checked before a
+/// shard gets them.
 #[test]
 fn a_disk_that_comes_is_due_what_one_here_can_be() {
     run(async |bench| {
@@ -108,7 +109,7 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         bench.disk_on("two", "array").await;
         bench.disk_on("else", "other").await;
         let first = bench.manager.qos.set("one".into(), reserves(600)).await.unwrap();
-        assert!(first.notes[0].contains("not known"), "{:?}", first.notes);
+        assert!(first.notes[0].contains("is unknown"), "{:?}", first.notes);
         assert_eq!(bench.capacity("array", 1000).await.unwrap(), 600);
         let error = bench.give("two", reserves(401)).await.unwrap_err();
         let said = &error.problem.error;
@@ -133,7 +134,7 @@ fn disks_follow_their_storage_policy() {
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, gold.clone()).await.unwrap().reservation, 300);
         }
-        // Both have it, so both count.
+        // Both hosts have the disk, so both count.
         let error = bench.manager.qos.policy_set("gold".into(), reserves(501)).await.unwrap_err();
         assert!(error.problem.error.contains("1002 units"), "{error}");
         let policy = bench.manager.qos.policy_set("gold".into(), reserves(500)).await.unwrap();
@@ -142,7 +143,7 @@ fn disks_follow_their_storage_policy() {
         let error = bench.give("one", reserves(1)).await.unwrap_err();
         assert!(error.problem.error.contains("storage policy gold"), "{error}");
         assert!(bench.manager.qos.policy_remove("gold".into()).await.is_err());
-        // On its own again, a disk keeps what the policy says now.
+        // When the policy is removed from a disk, the disk keeps the policy's current values.
         let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 500);
@@ -194,7 +195,7 @@ fn the_configuration_says_what_nobody_has_said_otherwise() {
         let store = manager.qos.datastore("array").await.unwrap();
         assert_eq!((store.control.as_str(), store.capacity, store.reserved), ("knee", Some(100), 30));
         let error = manager.qos.policy_set("gold".into(), reserves(101)).await.unwrap_err();
-        assert!(error.problem.error.contains("is said to do 100"), "{error}");
+        assert!(error.problem.error.contains("has a configured capacity of 100"), "{error}");
         manager.qos.policy_set("gold".into(), reserves(40)).await.unwrap();
         shard.stop();
         drop(manager);

@@ -10,7 +10,7 @@ use super::*;
 
 const WRITE: Op = Op::Write(Durability::Durable);
 
-/// The daemon is killed and begins again; the cache that it recovers does not come yet.
+/// Kills and restarts the daemon; the recovered cache is not used yet.
 async fn crash_early(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     shard.stop();
@@ -19,7 +19,7 @@ async fn crash_early(bench: Bench) -> Bench {
     Bench { dir, manager, shard }
 }
 
-/// The cache may come.
+/// Allows the use of the recovered cache.
 async fn let_come(bench: &Bench) {
     bench.shard.set_holds_recovered(false);
     settled(&bench.manager).await;
@@ -34,7 +34,7 @@ fn begin(bench: &Bench, op: Op, block: u64) -> RequestId {
     bench.shard.begin(disk_id(bench), op, block * BLOCK, len)
 }
 
-/// Passes on what the shard reports, for a while.
+/// Processes the shard's reports for a while.
 async fn tend(bench: &Bench) {
     for _ in 0..20 {
         bench.shard.take_events().into_iter().for_each(|event| bench.manager.events.handle(event));
@@ -52,7 +52,7 @@ async fn warm_read_cache(bench: Bench) -> Bench {
     let bench = prepare(bench, r#"{"persistent":true}"#).await;
     read(&bench, 0..500);
     tokio::time::sleep(COMMITTED).await;
-    // A later page says that they are durable; until there is one, they do not count.
+    // A later page records that they are durable; until then they are not valid.
     read(&bench, 600..601);
     tokio::time::sleep(COMMITTED).await;
     bench
@@ -75,7 +75,8 @@ fn a_read_cache_keeps_nobody_waiting_for_its_recovery() {
     });
 }
 
-/// The rings are void before the first write, and the cache that comes has not what was written.
+/// The rings are invalidated before the first write, and the recovered cache does not have the
+/// written sectors.
 #[test]
 fn writes_do_not_wait_for_a_read_cache_either() {
     run(async |bench| {
@@ -86,7 +87,7 @@ fn writes_do_not_wait_for_a_read_cache_either() {
         assert_eq!(bench.shard.reply(write), Some(Ok(())));
         let_come(&bench).await;
         assert_eq!(sectors(&bench).await, (499, 0));
-        // Its new ring counts.
+        // Its new ring is valid.
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_early(bench).await;
         let_come(&bench).await;
@@ -94,13 +95,13 @@ fn writes_do_not_wait_for_a_read_cache_either() {
     });
 }
 
-/// Promise 2: the old ring would vouch for what was there before the write.
+/// Promise 2: otherwise the old ring would make the data before the write valid.
 #[test]
 fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     run(async |bench| {
         let bench = warm_read_cache(bench).await;
         let free = bench.free();
-        // Without one it loses nothing, however often.
+        // Without a write it loses nothing, however often it is restarted.
         let bench = crash_early(crash_early(bench).await).await;
         read(&bench, 0..10);
         let bench = crash_early(bench).await;
@@ -114,7 +115,7 @@ fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
     });
 }
 
-/// The daemon is told to end in the middle.
+/// The daemon receives the command to stop during the recovery.
 #[test]
 fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
     run(async |bench| {
@@ -130,7 +131,7 @@ fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
     });
 }
 
-/// What may be dirty waits, and writes; other reads do not.
+/// Reads of data that may be dirty wait, and writes wait; other reads do not.
 #[test]
 fn dirty_data_is_waited_for_and_nothing_else() {
     run(async |bench| {
@@ -146,7 +147,7 @@ fn dirty_data_is_waited_for_and_nothing_else() {
         tend(&bench).await;
         let replies = waiting.map(|id| bench.shard.reply(id));
         assert_eq!(replies, [None; 3]);
-        // Ended in the middle, it is as it was.
+        // After a stop during the recovery, the cache is unchanged.
         bench.manager.shutdown.close(Ending::Plain).await;
         let bench = crash_early(bench).await;
         let waiting = [begin(&bench, Op::Read, 299), begin(&bench, WRITE, 5000)];

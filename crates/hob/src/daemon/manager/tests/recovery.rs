@@ -1,4 +1,4 @@
-//! What becomes of persistent caches when the daemon ends, cleanly or not, and begins again.
+//! Persistent caches when the daemon stops, cleanly or not, and starts again.
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -11,14 +11,15 @@ use super::*;
 
 pub(super) const BLOCK: u64 = 4096;
 
-/// What a cache has that keeps dirty data until it is told otherwise.
+/// Settings of a cache that keeps dirty data until it is drained.
 pub(super) const LAZY: &str =
     r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80,"dirty_full":100}"#;
 
-/// After that, the journal has what was brought in.
+/// Time after which the journal has the filled data.
 pub(super) const COMMITTED: Duration = Duration::from_secs(5);
 
-/// A bench whose daemon has a state directory, with a pool `p` of devices `a` and `b`, and a disk `vm`.
+/// Prepares a bench whose daemon has a state directory, a pool `p` of devices `a` and `b`, and a
+/// disk `vm`.
 pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
     let (manager, shard) = manager(store);
@@ -31,7 +32,7 @@ pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     bench
 }
 
-/// The daemon is killed and begins again.
+/// Kills and restarts the daemon.
 pub(super) async fn crash(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     shard.stop();
@@ -40,7 +41,7 @@ pub(super) async fn crash(bench: Bench) -> Bench {
     Bench { dir, manager, shard }
 }
 
-/// The daemon ends as it should and begins again; something happens in between.
+/// Stops the daemon cleanly and starts it again, with an action in between.
 pub(super) async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
     bench.manager.shutdown.close(if drain { Ending::Drain } else { Ending::Plain }).await;
     let Bench { dir, manager, shard } = bench;
@@ -61,20 +62,20 @@ pub(super) fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
     blocks.for_each(|block| bench.shard.read(id, block * BLOCK, BLOCK).unwrap());
 }
 
-/// Sectors that are valid, and dirty.
+/// Returns the numbers of valid and of dirty sectors.
 pub(super) async fn sectors(bench: &Bench) -> (u64, u64) {
     let stats = bench.manager.observe.stats("vm").await.unwrap();
     (stats.sectors_valid, stats.dirty_bytes / BLOCK)
 }
 
-/// Why the disk is offline.
+/// Returns the reason why the disk is offline.
 pub(super) fn reason(bench: &Bench) -> String {
     let disk = bench.manager.observe.disk("vm").unwrap();
     assert_eq!(disk.state, DiskLife::Offline, "{disk:?}");
     disk.reason.unwrap()
 }
 
-/// Somebody writes to the backing behind hob's back.
+/// Writes to the backing without hob.
 fn change_backing(dir: &Path) {
     let file = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
     file.write_all_at(&[7; 4096], 1 << 20).unwrap();
@@ -82,7 +83,7 @@ fn change_backing(dir: &Path) {
     file.set_modified(later).unwrap();
 }
 
-/// Promise 1, in write-back.
+/// Promise 1 under write-back.
 #[test]
 fn flushed_writes_survive_a_crash_of_the_daemon() {
     run(async |bench| {
@@ -100,7 +101,7 @@ fn flushed_writes_survive_a_crash_of_the_daemon() {
             (cache.state, cache.reason, cache.mode.as_str()),
             (CacheState::Active, None, "write-back")
         );
-        // And once more, without a change in between.
+        // Once more, without a change in between.
         let bench = crash(bench).await;
         assert_eq!((sectors(&bench).await.1, bench.free()), (300, free));
         bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
@@ -139,13 +140,14 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
     });
 }
 
-/// Bytes that had to be compared with the backing since the daemon began, or still have to.
+/// Returns the bytes that were compared with the backing since the start of the daemon, or still
+/// must be.
 async fn compared(bench: &Bench) -> u64 {
     let stats = bench.manager.observe.stats("vm").await.unwrap();
     stats.unverified_bytes + stats.verified_bytes + stats.stale_bytes
 }
 
-/// Somebody writes one sector behind hob's back, and sets the time of the modification back.
+/// Writes one sector without hob, and restores the modification time.
 fn change_secretly(dir: &Path) {
     let file = std::fs::File::options().write(true).open(dir.join("vm.img")).unwrap();
     let before = file.metadata().unwrap().modified().unwrap();
@@ -154,7 +156,8 @@ fn change_secretly(dir: &Path) {
     assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
 }
 
-/// Promise 2. The directory for temporary files has to be on a filesystem whose timestamps count: ext4, XFS, Btrfs, F2FS.
+/// Promise 2. The directory for temporary files must be on a filesystem with reliable timestamps:
+/// ext4, XFS, Btrfs, F2FS.
 #[test]
 fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     run(async |bench| {
@@ -174,7 +177,8 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
     });
 }
 
-/// Lets the daemon look at the backing until what it sees is new: opening a file changes its timestamps, and these have to settle.
+/// Lets the daemon check the backing until the evidence is recent: opening a file changes its
+/// timestamps, which must settle.
 async fn heartbeat(bench: &Bench) {
     let recorded = || bench.manager.registry.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
     let before = recorded();
@@ -188,7 +192,8 @@ async fn heartbeat(bench: &Bench) {
     panic!("no evidence on this filesystem");
 }
 
-/// What a daemon saw before it was killed is evidence too, unless something has changed since.
+/// Evidence that a daemon recorded before it was killed is valid, unless something has changed
+/// since.
 #[test]
 fn the_heartbeat_is_evidence_after_a_crash() {
     run(async |bench| {
@@ -237,7 +242,8 @@ fn a_backing_that_was_changed_meanwhile_empties_a_clean_cache() {
     });
 }
 
-/// A crash leaves no mark to compare: what the cache remembers is looked for in the backing.
+/// After a crash there is no timestamp to compare: a sample of the cached data is compared with the
+/// backing.
 #[test]
 fn after_a_crash_a_sample_tells_a_backing_that_was_changed() {
     run(async |bench| {
@@ -270,7 +276,7 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             let error = dirty.unwrap_err().to_string();
             assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
-        // It is not read again and again, and stays refused.
+        // The daemon does not read it repeatedly, and the disk stays refused.
         bench.manager.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");
@@ -297,10 +303,11 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
     });
 }
 
-/// An export takes hours, and a lost journal has half a minute until there is a new one: whoever comes for the pool meanwhile has it.
+/// An export takes hours, and a lost journal needs a new ring within half a minute: other
+/// operations on the pool do not wait for the export.
 #[test]
 fn an_export_does_not_keep_the_pool() {
-    // One thread for all that may wait: what was asked for comes in that order.
+    // One thread for all blocking calls: they run in the order of the requests.
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
@@ -343,7 +350,7 @@ fn another_backing_or_size_is_told_from_the_one_before() {
         let bench = end(bench, false, |dir| swap(dir, 32)).await;
         let why = reason(&bench);
         assert!(why.contains("33554432 bytes and had 67108864"), "{why}");
-        // The right one again: nothing was lost.
+        // The right backing again: nothing was lost.
         let bench =
             end(bench, false, |dir| std::fs::rename(dir.join("vm.64"), dir.join("vm.img")).unwrap()).await;
         assert_eq!(sectors(&bench).await, (1, 1));
@@ -358,7 +365,7 @@ fn a_device_that_is_away_with_dirty_data_keeps_the_disk_offline() {
         let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
         let bench = end(bench, false, away).await;
         let why = reason(&bench);
-        assert!(why.contains("/b of pool p is not there and may hold dirty data"), "{why}");
+        assert!(why.contains("/b of pool p is missing, and may have dirty data"), "{why}");
         let back = |dir: &Path| std::fs::rename(dir.join("b.away"), dir.join("b")).unwrap();
         let bench = end(bench, false, back).await;
         assert_eq!(sectors(&bench).await, (500, 500));
@@ -376,8 +383,8 @@ fn with_two_copies_a_device_may_be_away() {
         let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
         let reason = disk.cache.unwrap().reason.unwrap();
-        assert!(reason.contains("one copy of what is not on the backing"), "{reason}");
-        // What has one copy only is brought to the backing, or is still dirty.
+        assert!(reason.contains("dirty data has one copy"), "{reason}");
+        // Data with only one copy is destaged, or is still dirty.
         let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 100 * BLOCK);
     });
@@ -447,7 +454,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         }
         let (_, shard, result) = serve("{}", false).await;
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("holds a persistent cache") && error.contains("--force"), "{error}");
+        assert!(error.contains("has a persistent cache") && error.contains("--force"), "{error}");
         shard.stop();
         tokio::time::sleep(Duration::from_millis(10)).await;
         let (manager, _shard, result) = serve("{}", true).await;
@@ -456,7 +463,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
     });
 }
 
-/// Promise 5. hob.toml is refused with such a size; what was kept of one is not.
+/// Promise 5. hob.toml with such a size is refused; a saved state with such a size is not.
 #[test]
 fn a_pool_that_was_never_made_has_segments_of_some_size() {
     run(async |bench| {
@@ -496,7 +503,7 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
         assert!(full.has_struck());
         assert_eq!(bench.manager.observe.disk("plain").unwrap().state, DiskLife::Online);
         assert!(kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
-        // The number of its next journal has to be saved before that is used.
+        // The number of its next journal must be saved before the number is used.
         assert_ne!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
         drop(full);
         bench.manager.registry.save().await.unwrap();
@@ -507,7 +514,7 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
     });
 }
 
-/// The journal of a cache that waits for its device would be read without it.
+/// The journal of a cache that waits for its device would be read without the device.
 #[test]
 fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
     run(async |bench| {
@@ -519,7 +526,7 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         let path = bench.manager.registry.inner().device_on_shards(device).unwrap().1.path.clone();
         let name = if path.ends_with("a") { "a" } else { "b" };
         let bench = end(bench, false, away(name)).await;
-        assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
+        assert!(reason(&bench).contains("may have dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
         let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();

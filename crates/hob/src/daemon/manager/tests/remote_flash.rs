@@ -1,4 +1,4 @@
-//! What this host lends to others.
+//! Flash that this host lends to others.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl Bench {
         self.manager.remote_flash.admit(borrower, lease.epoch.as_deref().unwrap(), Some("cn:host".into()))
     }
 
-    /// A connection of that borrower.
+    /// Opens a connection of that borrower.
     async fn connect(&self, borrower: &str, lease: &FlashLease) -> DuplexStream {
         let admitted = self.admit(borrower, lease).unwrap();
         let (here, there) = tokio::io::duplex(4096);
@@ -49,12 +49,13 @@ impl Bench {
     }
 }
 
-/// The greeting of an NBD server comes in; what comes after it, is not waited for.
+/// Returns true if the greeting of an NBD server arrives.
 async fn is_greeted(connection: &mut DuplexStream) -> bool {
     connection.read_exact(&mut [0; 18]).await.is_ok()
 }
 
-/// Of a machine that lost its power nobody hears: its connections stay until it comes back, and makes as many again.
+/// A host that has lost its power does not close its connections: they stay until it returns and
+/// opens as many again.
 #[test]
 fn connections_that_nobody_ends_shut_nobody_out() {
     lends(async |bench| {
@@ -74,7 +75,7 @@ fn connections_that_nobody_ends_shut_nobody_out() {
     });
 }
 
-/// Whoever asked waits no longer than it wants to; what it asked for is not left half-way.
+/// A borrower waits no longer than its timeout, and its request is nevertheless completed.
 #[test]
 fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
     lends(async |bench| {
@@ -96,7 +97,7 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
     });
 }
 
-/// I/O of a borrower that its flash does not finish holds up its own loan's end and nothing else.
+/// If flash does not finish a borrower's I/O, only the end of this borrower's loan is delayed.
 #[test]
 fn a_loan_that_does_not_end_holds_up_no_other() {
     lends(async |bench| {
@@ -117,7 +118,8 @@ fn a_loan_that_does_not_end_holds_up_no_other() {
     });
 }
 
-/// Which a lender keeps for an operator, forgets after anything else as soon as nobody needs it, and says so.
+/// A lender keeps the record of an ended loan for an operator, and forgets it otherwise as soon as
+/// it is not needed, with a message.
 #[test]
 fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
     for (ended, said) in [
@@ -127,7 +129,7 @@ fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
         ("true", "operator"),
     ] {
         run(async |bench| {
-            // As a crash, or an adoption that came to nothing, leaves it.
+            // As after a crash, or after an adoption that failed.
             let lent = bench.dir.path().join("lent");
             std::fs::create_dir(&lent).unwrap();
             let record =

@@ -1,4 +1,4 @@
-//! Disks that get larger: docs/decisions/0017.
+//! Disks that grow: docs/decisions/0017.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ impl Bench {
         self.dir.path().join(format!("{disk}.img"))
     }
 
-    /// What everybody is told that the disk has, MiB.
+    /// Returns the size of the disk that all clients receive, MiB.
     fn size(&self, disk: &str) -> u64 {
         let shown = self.manager.observe.disk(disk).unwrap().size.bytes();
         let exported = self.manager.exports.table().get(disk).unwrap().info.size_bytes;
@@ -35,7 +35,7 @@ fn truncate(path: &Path, mib: u64) {
     File::options().write(true).open(path).unwrap().set_len(mib * MIB).unwrap();
 }
 
-/// The daemon is killed, its disk's backing is made larger, and it begins again.
+/// Kills the daemon, enlarges the backing of its disk, and starts the daemon again.
 async fn crash_and_grow(bench: Bench, mib: u64) -> Bench {
     let Bench { dir, manager, shard } = bench;
     shard.stop();
@@ -88,7 +88,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         refused("vm", Some(32 * MIB), ErrorKind::Conflict, "cannot get smaller").await;
         refused("vm", Some(0), ErrorKind::Conflict, "cannot get smaller").await;
         refused("vm", Some(64 * MIB + 1), ErrorKind::Invalid, "a multiple of 512 bytes, not 67108865").await;
-        refused("vm", Some(1 << 63), ErrorKind::Invalid, "has no files of 8E").await;
+        refused("vm", Some(1 << 63), ErrorKind::Invalid, "does not support files of 8E").await;
         refused("ro", Some(65 * MIB), ErrorKind::Conflict, "read-only").await;
         truncate(&bench.img("vm"), 80);
         refused("vm", Some(72 * MIB), ErrorKind::Conflict, "has 80M already").await;
@@ -104,7 +104,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     });
 }
 
-/// Promises 1 and 2: what was flushed is there, and what the cache holds is believed, at the new size.
+/// Promises 1 and 2: flushed data is there, and cached data is trusted, at the new size.
 #[test]
 fn a_persistent_cache_knows_the_new_size_over_crashes_and_ends() {
     run(async |bench| {
@@ -135,7 +135,8 @@ fn a_crash_between_the_backing_and_the_journal_keeps_what_the_cache_holds() {
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_and_grow(bench, 96).await;
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (100, 100)));
-        // A backing that is another one, or does not hold what the cache remembers, is not one that has grown.
+        // A different backing, or one whose content does not match the cached data, is not treated
+        // as a grown one.
         let bench = crash_and_grow(bench, 80).await;
         let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(disk.state, DiskLife::Offline, "it got smaller");
@@ -143,7 +144,7 @@ fn a_crash_between_the_backing_and_the_journal_keeps_what_the_cache_holds() {
     run(async |bench| {
         let bench = prepare(bench, r#"{"persistent":true}"#).await;
         read(&bench, 0..200);
-        // Its ring begins with all of it.
+        // Its ring begins with all data.
         let bench = end(bench, false, |_| ()).await;
         let bench = crash_and_grow(bench, 96).await;
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (200, 0)));

@@ -1,4 +1,4 @@
-//! Swap areas with real pools and a kernel that only remembers what it was told.
+//! Swap areas with real pools and a simulated kernel that only records its calls.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::daemon::swap::{Active, Area, FileId, Memory, Range, Spot, SwapError, SwapKernel};
 
-/// What happens when something is asked of it.
+/// The simulated kernel's behaviour.
 #[derive(Debug, Default)]
 struct FakeKernel {
-    /// By where they begin.
+    /// Active areas by their start.
     on: Mutex<BTreeMap<u64, (Spot, Active)>>,
     used: Mutex<u64>,
     memory: Mutex<Memory>,
@@ -26,7 +26,8 @@ struct FakeKernel {
     /// Preparing and turning off last until this is unset, or they are stopped.
     slow: AtomicBool,
     asked_to_turn_on: AtomicUsize,
-    /// Who looks next says so, and looks when it is told to, or nobody is there to tell it.
+    /// The next query of the kernel's state sends a notification and waits for the reply, unless
+    /// the test is not waiting.
     next_look: Mutex<Option<(oneshot::Sender<()>, mpsc::Receiver<()>)>>,
 }
 
@@ -95,7 +96,7 @@ impl SwapKernel for FakeKernel {
     }
 }
 
-/// A manager whose state is kept, over a kernel that outlives it.
+/// A manager whose state is kept, with a simulated kernel that survives it.
 struct Stage {
     bench: Bench,
     kernel: Arc<FakeKernel>,
@@ -103,7 +104,7 @@ struct Stage {
 
 impl Stage {
     async fn start(dir: TempDir, kernel: Arc<FakeKernel>) -> (Stage, State) {
-        // The manager before lets go of its files when its last task has ended.
+        // The previous manager closes its files when its last task has ended.
         let (store, kept) = loop {
             match Store::open(&dir.path().join("state")) {
                 Ok(opened) => break opened,
@@ -122,7 +123,7 @@ impl Stage {
         Stage::start(tempfile::tempdir().unwrap(), kernel).await.0
     }
 
-    /// Kills the daemon, as it were, and starts another one.
+    /// Simulates a kill of the daemon, and starts another one.
     async fn restart(self) -> Stage {
         let Stage { bench: Bench { dir, manager, shard }, kernel } = self;
         shard.stop();
@@ -174,7 +175,7 @@ fn config() -> Config {
     Config::parse("").unwrap()
 }
 
-/// Are the pool's files where it can be swapped to at all, as the manager sees it?
+/// Returns true if the pool's files can be used for swap according to the manager.
 fn is_direct(stage: &Stage) -> bool {
     let pool = stage.bench.manager.observe.pool("p").unwrap();
     let is_direct = pool.devices[0].io == Some(hob_control::IoMode::Direct);
@@ -199,7 +200,7 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
         let pool = stage.bench.manager.observe.pool("p").unwrap();
         assert_eq!((pool.free, pool.swap.len(), pool.swap[0].size), (Size(3 * MIB), 1, Size(3 * MIB)));
         assert_eq!((pool.orphans, pool.caches), (vec![], vec!["vm".to_owned()]));
-        // A cache that grows gets what is left, and no more.
+        // A cache that grows gets the remaining space, and no more.
         stage.bench.resize("vm", 16).await.unwrap_err();
         stage.bench.resize("vm", 13).await.unwrap();
         assert_eq!(stage.bench.free(), 0);
@@ -213,7 +214,7 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
     });
 }
 
-/// Its segments are somebody else's then: nothing may be swapped to them any more.
+/// Its segments then belong to another owner: the kernel must not swap to them any more.
 #[test]
 fn an_area_that_is_being_removed_is_not_turned_on() {
     play(async |stage| {
@@ -248,7 +249,8 @@ fn an_area_that_is_being_removed_is_not_turned_on() {
     });
 }
 
-/// Whatever the daemon does, the kernel goes on; and when the host has restarted, what was on is turned on.
+/// The kernel continues whatever the daemon does. After a restart of the host, areas that were on
+/// are turned on.
 #[test]
 fn areas_outlive_the_daemon() {
     play(async |stage| {
@@ -272,7 +274,7 @@ fn areas_outlive_the_daemon() {
         stage.wait_for("s", SwapState::On).await;
         assert_eq!(stage.kernel.asked_to_turn_on.load(Ordering::Relaxed), 2);
         assert_eq!(stage.show("swap0").await.state, SwapState::Off);
-        // Somebody else turns it off: that is seen, and not undone.
+        // Another program turns the area off: the daemon detects this, and does not undo it.
         stage.kernel.on.lock().unwrap().clear();
         let swap = stage.show("s").await;
         assert_eq!((swap.state, swap.at_start), (SwapState::Off, true));
@@ -331,7 +333,7 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             (SwapCreate { pool: Some("q".into()), ..sized(2) }, "no pool 'q'"),
             (SwapCreate { priority: Some(40_000), ..sized(2) }, "at most 32767"),
             (device("c"), "has no device"),
-            (sized(9), "no device has 9 MiB free in one piece; the longest piece is 8 MiB"),
+            (sized(9), "no device has 9 MiB free in one piece; the longest free piece is 8 MiB"),
         ] {
             let said = said(create).await;
             assert!(said.contains(wrong), "{said}");
@@ -349,16 +351,16 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             assert!(said.contains(wrong), "{said}");
         }
         assert_eq!(stage.bench.manager.swap.all().await.unwrap().len(), 1);
-        // What takes the ground from under it.
+        // Commands that remove the space of an area.
         for refused in [
             stage.bench.manager.pools.pool_remove("p".into()).await,
             stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("b")).await,
         ] {
             let said = refused.unwrap_err().to_string();
-            assert!(said.contains("has swap of the host: s"), "{said}");
+            assert!(said.contains("has a swap area of the host: s"), "{said}");
         }
         stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("a")).await.unwrap();
-        // One that forgets what it was told.
+        // A kernel that has forgotten its areas.
         let (manager, _shard) = manager(Store::Memory);
         let refused = manager.swap.create(sized(2)).await.unwrap_err().to_string();
         assert!(refused.contains("hob daemon"), "{refused}");
@@ -385,7 +387,7 @@ fn long_work_is_shown_and_can_be_stopped() {
         assert_eq!(stage.set("s", false, false).await.unwrap().0, SwapState::TurningOff);
         assert_eq!(stage.show("s").await.left, Some(Size(2 * MIB)));
         assert!(stage.remove("s").await.unwrap_err().to_string().contains("being turned off"));
-        assert_eq!(stage.set("s", false, false).await.unwrap().1, ["it is being turned off already"]);
+        assert_eq!(stage.set("s", false, false).await.unwrap().1, ["the area is already being turned off"]);
         let (state, notes) = stage.set("s", true, false).await.unwrap();
         assert_eq!((state, notes.len()), (SwapState::On, 1));
         assert!(stage.show("s").await.at_start && stage.show("s").await.reason.is_none());
@@ -405,7 +407,7 @@ fn an_area_is_not_turned_off_into_memory_that_is_not_there() {
         }
         stage.create("s", 4).await.unwrap();
         *stage.kernel.used.lock().unwrap() = 3 * MIB;
-        // 20 MiB are kept, 1 MiB of the free swap is the area's own.
+        // 20 MiB are used, and 1 MiB of the free swap space is the area's own.
         let memory = |available, swap_free| Memory { total: 1000 * MIB, available, swap_free };
         for (memory, room) in [
             (memory(22 * MIB, MIB), "room for 2 MiB"),
@@ -425,7 +427,7 @@ fn an_area_is_not_turned_off_into_memory_that_is_not_there() {
     });
 }
 
-/// The device goes and comes: the area does too, and is turned on when it is back.
+/// The device fails and returns: the area is offline meanwhile, and is turned on again.
 #[test]
 fn an_area_waits_for_its_device() {
     play(async |stage| {
@@ -447,7 +449,7 @@ fn an_area_waits_for_its_device() {
         assert!(refused.contains("hob pool show p"), "{refused}");
         let refused =
             stage.bench.manager.pools.device_remove("p".into(), here.clone()).await.unwrap_err().to_string();
-        assert!(refused.contains("has swap of the host"), "{refused}");
+        assert!(refused.contains("has a swap area of the host"), "{refused}");
         std::fs::rename(&away, &here).unwrap();
         stage.kernel.bad_ground.store(true, Ordering::Relaxed);
         stage.bench.manager.pools.retry_devices("p").await;

@@ -10,7 +10,7 @@ use crate::daemon::state::State;
 
 const BLOCK: u64 = 4096;
 
-/// A disk with dirty data whose backing fails every write.
+/// Prepares a disk with dirty data whose backing fails every write.
 async fn stuck(bench: &Bench) {
     bench.pool(&["a"], 8).await;
     bench.disk("vm").await;
@@ -31,7 +31,7 @@ fn is(what: &str, state: TaskState, can_cancel: bool) -> (String, String, TaskSt
     (what.to_owned(), "vm".to_owned(), state, can_cancel)
 }
 
-/// The problems in health that tasks are.
+/// Returns the problems in health that come from tasks.
 async fn failures(bench: &Bench) -> Vec<(String, String)> {
     let problems = bench.manager.observe.health().await.problems.into_iter();
     let failed = problems.filter(|problem| problem.kind == ProblemKind::TaskFailed);
@@ -81,7 +81,7 @@ fn a_drain_is_a_task_that_ends_with_it() {
         stuck(&bench).await;
         bench.manager.pools.drain("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
-        // A change that discards what is dirty does not wait for it.
+        // A change that discards dirty data does not wait for it.
         bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Cancelled, false)]);
     });

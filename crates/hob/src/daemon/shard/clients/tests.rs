@@ -1,4 +1,5 @@
-//! Connections over socket pairs and a real ring, without a disk: what is looked at never gets to an engine.
+//! Connections over socket pairs and a real ring, without a disk: the tested requests never reach
+//! an engine.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,7 +19,7 @@ const NOW: Instant = Instant(1);
 /// Less than three large writes.
 const ARENA_BYTES: usize = 4 << 20;
 
-/// More than a small one, and no room for two.
+/// More than a small buffer, and too large for two of them to fit.
 const LARGE_BYTES: u32 = 2 << 20;
 
 struct Rig {
@@ -41,7 +42,7 @@ impl Rig {
         }
     }
 
-    /// The client's end of a connection to a disk.
+    /// Returns the client's end of a connection to a disk.
     fn connect(&mut self, disk: DiskId) -> UnixStream {
         let (socket, client) = UnixStream::pair().expect("a socket pair");
         client.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
@@ -63,7 +64,7 @@ impl Rig {
         client
     }
 
-    /// Lets everything happen that happens, until this is so.
+    /// Runs the loop until a condition is true.
     #[track_caller]
     fn until(&mut self, what: &str, is_so: impl Fn(&Clients) -> bool) {
         for _ in 0..100 {
@@ -85,7 +86,7 @@ fn header(command: Command, length: u32) -> [u8; REQUEST_BYTES] {
     hob_nbd::Request { command, flags: CommandFlags::NONE, cookie: 1, offset: 0, length }.encode()
 }
 
-/// A client with a buffer, and two that wait for one.
+/// Returns a client with a buffer, and two clients that wait for one.
 fn crowd(rig: &mut Rig) -> [UnixStream; 3] {
     let mut streams = [0, 1, 1].map(|disk| rig.connect(DiskId(disk)));
     for (stream, waiting) in streams.iter_mut().zip(0..) {
@@ -119,7 +120,8 @@ fn what_a_client_held_that_was_sent_away_goes_to_who_waits() {
     });
 }
 
-/// Promise 4: buffers that a disk does not give back leave room for others, however many clients want more of them.
+/// Promise 4: buffers that a disk does not return leave buffers for other disks, however many of
+/// its clients wait for buffers.
 #[test]
 fn a_disk_without_room_keeps_no_other_waiting() {
     let mut rig = Rig::new();
@@ -140,7 +142,7 @@ fn a_disk_without_room_keeps_no_other_waiting() {
     rig.until("what it held goes to another one", |clients| held_up(clients) < before);
 }
 
-/// A client may wait for the answer to its last command before it says another word.
+/// A client may wait for the reply to its last command before it sends anything else.
 #[test]
 fn a_command_that_came_while_answers_waited_is_not_forgotten() {
     let mut rig = Rig::new();
@@ -148,7 +150,7 @@ fn a_command_that_came_while_answers_waited_is_not_forgotten() {
     stream.write_all(&header(Command::BlockStatus, 1 << 27).repeat(2)).expect("room for headers");
     rig.until("two questions", |clients| clients.queries.len() == 2);
     let extents = vec![Extent { length: 512, state: 0 }; 1 << 18];
-    // The first answer is more than the socket takes; the second one fills the connection.
+    // The first reply is larger than the socket accepts; the second fills the connection's list.
     while let Some((_, query)) = rig.clients.poll_status() {
         rig.clients.handle_status(query.id.0, Ok(&extents), &rig.engine);
         rig.until("the first one is being sent", |clients| {
@@ -170,7 +172,8 @@ fn a_command_that_came_while_answers_waited_is_not_forgotten() {
     assert_eq!(refused[4..8], 22u32.to_be_bytes(), "it made no sense");
 }
 
-/// A buffer is there for who leaves others theirs: of the disk's share, of the arena, and of who waits for a large one.
+/// A connection gets a buffer if enough buffers remain for others: of the disk's share, of the
+/// arena, and for a waiting large request.
 #[test]
 fn a_connection_gets_a_buffer_that_leaves_others_theirs() {
     let mut rig = Rig::new();
@@ -192,7 +195,7 @@ fn a_connection_gets_a_buffer_that_leaves_others_theirs() {
     assert_eq!(has_room(&mut rig, 0, false, small), (true, None, false), "small ones do not queue");
     assert_eq!(has_room(&mut rig, small, true, share), (false, None, true), "it has its part already");
     assert!(!Gate::ungated(&mut rig.ring).has_room(1), "only for giving back");
-    // With something held of the disk, large buffers leave a sixteenth of its share.
+    // If the disk already has buffers, large buffers must leave a sixteenth of its share.
     let held = rig.ring.arena_mut().alloc_for(disk, 4096).expect("room");
     let (room, reserve) = (rig.ring.arena_mut().room(disk), share / RESERVE_SHARE);
     assert_eq!(has_room(&mut rig, 0, true, room), (false, Some(room + reserve), false));

@@ -1,11 +1,12 @@
-//! A client that is gone between any two changes of the store: what is found is a flush point, the last acknowledged one or a later one.
+//! A client that fails between any two changes of the store: the disk then has the content of a
+//! flush point, the last acknowledged one or a later one.
 
 use std::sync::Mutex;
 
 use super::fake::Crash;
 use super::*;
 
-/// What a guest does.
+/// A guest's action.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Write(u64, u64),
@@ -16,8 +17,8 @@ enum Step {
 
 use Step::{Discard, Flush, Write, Zero};
 
-/// Parts of objects, whole ones, several at once; over what is flushed, over what is not, over what was zeroed; and enough objects for
-/// memory (three) and for pages (after four changes).
+/// Parts of objects, whole objects, and several at once; over flushed data, unflushed data and
+/// zeroes; with enough objects for memory (three) and for pages (after four changes).
 const STEPS: &[Step] = &[
     Write(0, 4096),
     Write(OBJECT - 1024, 2048),
@@ -39,7 +40,7 @@ const STEPS: &[Step] = &[
     Flush,
 ];
 
-/// What the disk holds after each step.
+/// Returns the disk's content after each step.
 fn contents() -> Vec<Vec<u8>> {
     let mut now = vec![0; SIZE as usize];
     let after = STEPS.iter().zip(0..).map(|(step, seed)| {
@@ -62,14 +63,14 @@ async fn perform(disk: &Arc<Disk>, step: Step, seed: u64) -> Result<(), IoError>
     }
 }
 
-/// How far a life got: steps that were begun, and the last flush that was acknowledged.
+/// Progress of a run: steps that were begun, and the last acknowledged flush.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     begun: usize,
     acknowledged: usize,
 }
 
-/// Lives until it is done, or its client is gone.
+/// Runs until the end, or until the client has failed.
 fn live(client: &Client, progress: &Mutex<Progress>) {
     block_on(async {
         let Ok(disk) = open(client.clone(), &me()).await else { return };
@@ -86,7 +87,8 @@ fn live(client: &Client, progress: &Mutex<Progress>) {
     });
 }
 
-/// Opens what a crash has left, checks it, uses it, and finds nothing left over in the end.
+/// Opens the disk after a crash, checks it, uses it, and checks that no leftovers remain at the
+/// end.
 fn live_on(shop: &Shop, progress: Progress, contents: &[Vec<u8>], what: &str) {
     block_on(async {
         let disk = open(shop.client(), &me()).await.unwrap_or_else(|trouble| panic!("{what}: {trouble:?}"));
@@ -110,8 +112,8 @@ fn live_on(shop: &Shop, progress: Progress, contents: &[Vec<u8>], what: &str) {
     });
 }
 
-/// Promise 1, and exactly: after a crash at any change of the store, made or not, the disk is one of its flush points, no older than the last
-/// acknowledged one.
+/// Promise 1, exactly: after a crash at any change of the store, completed or not, the disk has the
+/// content of one of its flush points, no older than the last acknowledged one.
 #[test]
 fn every_crash_between_two_puts_leaves_a_flush_point() {
     let contents = contents();
@@ -133,7 +135,7 @@ fn every_crash_between_two_puts_leaves_a_flush_point() {
     }
 }
 
-/// A second crash, while what the first one left is put in order.
+/// A second crash happens during the recovery from the first.
 #[test]
 fn crashes_while_a_crash_is_cleared_up_leave_a_flush_point() {
     let contents = contents();
@@ -156,14 +158,15 @@ fn crashes_while_a_crash_is_cleared_up_leave_a_flush_point() {
     }
 }
 
-/// What was made though nobody heard of it is recognised as one's own.
+/// The owner recognizes its own changes whose replies were lost.
 #[test]
 fn lost_answers_change_nothing() {
     let contents = contents();
     for each in [1, 2, 3, 5] {
         let shop = block_on(shop_of(SIZE));
         let (client, progress) = (shop.client(), Mutex::default());
-        // Of every change at the worst: then only what is recognised counts as done.
+        // The replies to all changes may be lost: then a change counts as done only if the owner
+        // recognizes it.
         client.lose_each(if each == 1 { 2 } else { each });
         live(&client, &progress);
         let progress = *progress.lock().unwrap();
@@ -172,7 +175,8 @@ fn lost_answers_change_nothing() {
     }
 }
 
-/// A manifest that comes true after its flush had failed is no stranger's, and the next flush goes on behind it.
+/// A manifest that is written late, after its flush had failed, is recognized as the owner's own,
+/// and the next flush continues after it.
 #[test]
 fn a_manifest_that_comes_late_is_ones_own() {
     block_on(async {
@@ -188,7 +192,7 @@ fn a_manifest_that_comes_late_is_ones_own() {
         assert_eq!(content(&shop).await[0], 1, "a flush point, if an unacknowledged one");
         disk.flush().await.unwrap();
         assert_eq!(content(&shop).await[0], 2);
-        // And one that comes after its successor.
+        // And a manifest that is written after its successor.
         client.delay_manifests(true);
         write(&disk, 0, &[3; 512]).await.unwrap();
         assert_eq!(disk.flush().await, Err(IoError::Failed));

@@ -1,4 +1,4 @@
-//! A store in memory, and clients of it that misbehave in the ways stores do.
+//! A store in memory, and clients of it that simulate the faults of stores.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -21,35 +21,35 @@ struct Stock {
     puts: u64,
 }
 
-/// When a client is gone.
+/// When a client fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crash {
     /// The change was not made.
     Before,
-    /// It was, and nobody heard of it.
+    /// The change was made, and its reply was lost.
     After,
 }
 
 #[derive(Default)]
 struct Mood {
-    /// So many changes are made before the client is gone.
+    /// Number of changes before the client fails.
     changes_left: Option<(u64, Option<Crash>)>,
     crashed: bool,
     hangs: bool,
     refuses: Option<StoreError>,
     heeds_nothing: bool,
-    /// Each so-many-th change is made, and its answer lost.
+    /// Every n-th change is made, and its reply is lost.
     loses_each: Option<u64>,
     changes: u64,
-    /// Puts of manifests are not made until they are let go; whoever asked gets no answer.
+    /// True if puts of manifests are delayed; the caller gets no reply.
     delays_manifests: bool,
     delayed: Vec<(Name, Bytes, Put)>,
-    /// The next conditional put waits there first.
+    /// The next conditional put waits here first.
     gate: Option<Arc<Notify>>,
     waits: bool,
 }
 
-/// One process's way to the store.
+/// One process's access to the store.
 #[derive(Clone)]
 pub(super) struct Client {
     shop: Shop,
@@ -93,7 +93,7 @@ impl Shop {
         self.stock().objects.remove(&name).expect("it was there")
     }
 
-    /// Is everything in the store named by that manifest, or one that fences?
+    /// Checks that this manifest names everything in the store, except fencing manifests.
     pub(super) async fn check_nothing_is_left(&self, manifest: &Manifest) {
         let objects = self.stock().objects.clone();
         let mut named: Vec<Name> = Vec::new();
@@ -142,7 +142,7 @@ impl Client {
         self.mood.lock().unwrap()
     }
 
-    /// Is gone after so many changes.
+    /// Makes the client fail after this number of changes.
     pub(super) fn crash_after(&self, changes: u64, crash: Crash) {
         self.mood().changes_left = Some((changes, Some(crash)));
     }
@@ -171,7 +171,7 @@ impl Client {
         self.mood().delays_manifests = delays;
     }
 
-    /// What was delayed happens now. Returns how many of them did.
+    /// Makes the delayed changes now, and returns their number.
     pub(super) fn let_go(&self) -> usize {
         let delayed = std::mem::take(&mut self.mood().delayed);
         delayed
@@ -180,7 +180,7 @@ impl Client {
             .count()
     }
 
-    /// The next conditional put that makes something waits until the gate is notified.
+    /// The next conditional put that creates something waits until the gate is notified.
     pub(super) fn wait_at(&self, gate: Arc<Notify>) {
         self.mood().gate = Some(gate);
     }
@@ -189,7 +189,7 @@ impl Client {
         self.mood().waits
     }
 
-    /// Any call: does it get through?
+    /// Checks whether a call succeeds.
     async fn enter(&self) -> Result<(), StoreError> {
         tokio::task::yield_now().await;
         let (hangs, refuses) = {
@@ -202,7 +202,7 @@ impl Client {
         refuses.map_or(Ok(()), Err)
     }
 
-    /// Makes a change, or something else.
+    /// Makes a change, or simulates a fault.
     async fn change<T>(&self, make: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.enter().await?;
         let crash = {

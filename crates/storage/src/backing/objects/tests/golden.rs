@@ -1,11 +1,13 @@
-//! A disk that an earlier version wrote, for ever. Each line of the image is a name, a length, and bytes in hexadecimal, zeroes at the end left out.
+//! A disk that an earlier version wrote, kept permanently. Each line of the image is a name, a
+//! length, and bytes in hexadecimal; zeroes at the end are left out.
 
 use super::super::format::{Generation, Manifest, PAGE_ENTRIES, encode_page};
 use super::*;
 
 const IMAGE: &str = include_str!("../../../../tests/golden/objects-v1.txt");
 
-/// Two objects, and a third of 512 bytes; the first is named by a page, the last by the manifest, over what the page says.
+/// Returns two objects, and a third of 512 bytes. A page names the first, and the manifest names
+/// the last, which takes precedence over the page.
 fn objects() -> Vec<(Name, Vec<u8>)> {
     let shape = shape(2 * OBJECT + 512);
     let [first, old, page, last] =

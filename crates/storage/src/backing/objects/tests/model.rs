@@ -1,4 +1,5 @@
-//! Any history of a guest, with crashes, against a model: an array, and what it was at each flush.
+//! Compares random histories of a guest, with crashes, with a model: an array, and its content at
+//! each flush.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -14,13 +15,13 @@ enum Step {
     Read(u64, u64),
     Flush,
     Reopen,
-    /// Gone without closing.
+    /// The client ends without closing.
     Die,
-    /// Gone within so many changes of the store.
+    /// The client fails within this number of changes of the store.
     Crash(u64),
 }
 
-/// What memory has room for at once.
+/// Maximum amount that fits into memory at once.
 const WRITE_MAX: u64 = 2 * OBJECT;
 
 fn range() -> impl Strategy<Value = (u64, u64)> {
@@ -43,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Discarding frees whole objects, and nothing of others.
+/// Discards: frees whole objects, and leaves other objects unchanged.
 fn discard(now: &mut [u8], at: u64, len: u64) {
     for index in 0..SIZE.div_ceil(OBJECT) {
         let (first, end) = (index * OBJECT, ((index + 1) * OBJECT).min(SIZE));
@@ -58,12 +59,12 @@ struct World {
     client: Client,
     disk: Arc<Disk>,
     now: Vec<u8>,
-    /// What may be found after a crash: the last acknowledged flush point, and those that were begun since.
+    /// Possible contents after a crash: the last acknowledged flush point, and those begun since.
     points: Vec<Vec<u8>>,
 }
 
 impl World {
-    /// The disk is there again, as one of its flush points.
+    /// Opens the disk again, and checks that it has the content of one of its flush points.
     async fn come_back(&mut self) -> Result<(), TestCaseError> {
         self.client = self.shop.client();
         self.disk =

@@ -1,4 +1,5 @@
-//! Two who want one disk: who is fenced, who is refused, and who thinks it has the disk and has not.
+//! Two clients want one disk: which is fenced, which is refused, and a client that wrongly assumes
+//! that it owns the disk.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ fn b() -> Owner {
     Owner::test("b", 100)
 }
 
-/// The word of an operator.
+/// Runs the operator's command that releases the disk.
 async fn release(shop: &Shop) {
     unlock(&patient(shop.client())).await.unwrap();
 }
@@ -46,7 +47,7 @@ fn a_disk_that_another_host_has_is_refused_until_it_is_closed_or_unlocked() {
     });
 }
 
-/// Two writers: the older one's flushes fail, whatever it had gathered, and nothing of it gets to the disk.
+/// Two writers: all flushes of the older writer fail, and none of its data reaches the disk.
 #[test]
 fn of_two_writers_the_older_is_fenced() {
     block_on(async {
@@ -86,7 +87,8 @@ fn who_is_idle_finds_out_too() {
     });
 }
 
-/// The owner sleeps while others take the disk, write thousands of manifests and delete the old ones: its number is taken for ever.
+/// The owner is paused while others take the disk, write thousands of manifests and delete the old
+/// ones: its number stays in use permanently.
 #[test]
 fn an_owner_that_was_paused_for_long_is_fenced_still() {
     block_on(async {
@@ -112,7 +114,8 @@ fn an_owner_that_was_paused_for_long_is_fenced_still() {
     });
 }
 
-/// Someone who was about to take the disk sleeps until its number was used, given up and deleted. It gets the number, and not the disk.
+/// A client that is about to take the disk is paused until its number was used, released and
+/// deleted. It gets the number, but not the disk.
 #[test]
 fn who_takes_a_number_that_is_long_over_has_nothing() {
     block_on(async {
@@ -172,7 +175,8 @@ fn who_reads_disturbs_nobody_and_sees_what_it_found() {
     });
 }
 
-/// An owner that died leaves objects: they go. Those of a live one, and names that are not hob's, stay.
+/// The objects of an owner that died are deleted. Objects of a live owner, and names that are not
+/// hob's, stay.
 #[test]
 fn leftovers_go_and_nothing_else_does() {
     block_on(async {
@@ -182,7 +186,7 @@ fn leftovers_go_and_nothing_else_does() {
             let dead = open(client.clone(), &me()).await.unwrap();
             write(&dead, 0, &pattern(OBJECT, 1)).await.unwrap();
             dead.flush().await.unwrap();
-            // Full, so it is put at once, and no manifest says so.
+            // The object is full, so it is put at once, and no manifest names it.
             write(&dead, OBJECT, &pattern(OBJECT, 2)).await.unwrap();
             tokio::time::sleep(Duration::from_secs(1)).await;
             client.hang(true);
@@ -200,8 +204,9 @@ fn leftovers_go_and_nothing_else_does() {
     });
 }
 
-/// A disk that was opened and is not served after all is closed beside whoever drops it, who may be somebody that must never wait. Who opens
-/// it next does, and finds it closed.
+/// A disk that was opened and is not served is closed in the background, because its owner may be a
+/// thread that must never wait. The next client that opens the disk waits for that, and finds it
+/// closed.
 #[test]
 fn nobody_waits_for_a_disk_that_was_opened_in_vain_but_who_opens_it_next() {
     let (shop, gate) = (Shop::default(), Arc::new(Notify::new()));

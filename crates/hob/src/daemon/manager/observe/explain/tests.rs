@@ -1,4 +1,4 @@
-//! What is said of caches in every state.
+//! The explanations of caches in every state.
 
 use hob_control::{BackingState, Cache, Evictions};
 
@@ -59,7 +59,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     }
 }
 
-/// Figures of a disk that had these requests, and whose cache holds so many blocks.
+/// Returns statistics of a disk with these requests, whose cache has that many blocks.
 fn figures(cache: CacheState, counts: &[(Outcome, u64)], blocks_cached: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -94,7 +94,11 @@ fn each_state_has_its_sentence() {
     let none = Disk { cache: None, ..disk(CacheState::None, None) };
     assert!(said(&none, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
     for (state, reason, part) in [
-        (CacheState::None, Some("pool p has room for 0 of 64M only"), "has none: pool p has room for 0"),
+        (
+            CacheState::None,
+            Some("pool p has space for only 0 of 64M"),
+            "has none of its configured cache: pool p has space for only 0",
+        ),
         (CacheState::Changing, None, "is being changed"),
         (CacheState::Stalled, None, "hob pool show p"),
         (CacheState::Fenced, None, "hob pool remove-device p"),
@@ -131,12 +135,12 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     let active = disk(CacheState::Active, None);
     let warming = said(&active, &figures(CacheState::Active, &[(Outcome::Hit, 10)], 370));
     assert!(warming.contains("is warming: 37 % of its 1000 blocks"), "{warming}");
-    // Its data is smaller than it: no more is to come.
+    // The data is smaller than the cache, so the cache is not filled further.
     let mut warm = figures(CacheState::Active, &[(Outcome::Hit, 7700), (Outcome::MissFilled, 2300)], 370);
     warm.recent = hob_control::RecentReads { reads: 2000, hit_percent: 98.0, first_percent: 0.5 };
     let smaller = said(&active, &warm);
     assert!(
-        smaller.contains("is warm: its data is smaller than it") && !smaller.contains("warming"),
+        smaller.contains("is warm: few recent reads asked for new data") && !smaller.contains("warming"),
         "{smaller}"
     );
     assert!(smaller.contains("Of the last 2000 reads, 98.0 %"), "{smaller}");
@@ -148,15 +152,12 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
         assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
     }
     let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
-    assert!(said(&active, &full).contains("nothing had to give way"), "{}", said(&active, &full));
+    assert!(said(&active, &full).contains("no block has been evicted yet"), "{}", said(&active, &full));
     let evictions = Evictions { operations: 100, blocks: 800, last_operation_at_ns: 1, last_blocks: 8 };
     let mut evicting = DiskStats { evictions, ..full };
     evicting.vsphere.evict_avg_num_blocks_per_op = 8.0;
     let busy = said(&active, &evicting);
-    assert!(
-        busy.contains("800 blocks gave way to others, 8.0 each time") && !busy.contains("too small"),
-        "{busy}"
-    );
+    assert!(busy.contains("800 blocks were evicted, 8.0 at a time") && !busy.contains("too small"), "{busy}");
     let small = DiskStats { hit_percent: 12.0, ..evicting.clone() };
     assert!(said(&active, &small).contains("only 12 % of the reads hit; try 'hob cache resize vm 128M'"));
     let sparse = DiskStats { sectors_valid: BLOCKS, ..evicting };
@@ -211,6 +212,7 @@ fn a_mode_other_than_write_through_is_said_with_what_is_dirty() {
     };
     draining.cache.as_mut().unwrap().dirty = Some(dirty(Some(9), None));
     assert!(said(&draining, &with("write-back", 8192)).contains("in about 9 s"));
-    draining.cache.as_mut().unwrap().dirty = Some(dirty(None, Some("the backing has taken nothing for 7 s")));
-    assert!(said(&draining, &with("write-back", 8192)).contains("taken nothing for 7 s"));
+    draining.cache.as_mut().unwrap().dirty =
+        Some(dirty(None, Some("the backing has completed no write for 7 s")));
+    assert!(said(&draining, &with("write-back", 8192)).contains("completed no write for 7 s"));
 }

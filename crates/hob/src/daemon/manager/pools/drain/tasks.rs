@@ -21,7 +21,8 @@ impl Pools {
                 "task {id} ({what} {subject}) cannot be cancelled: only a drain of dirty data can be stopped"
             ))
             .hint(
-                "'hob tasks' shows how it ends; if a disk waits for a dead backing, 'hob disk remove --discard-dirty' does not",
+                "'hob tasks' shows the result when the task has ended; if a disk waits for a dead \
+                backing, 'hob disk remove --discard-dirty' does not wait",
             ));
         }
         self.tasks.cancel(id)?;

@@ -1,10 +1,10 @@
-//! What is said of dirty data, from what a shard counts.
+//! Reports about dirty data, from a shard's statistics.
 
 use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Destaging fails if there were errors and `destaged` is zero.
+/// Returns statistics. Destaging fails if there were errors and `destaged` is zero.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -23,7 +23,8 @@ fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     stats
 }
 
-/// A watch that has seen these figures, a second apart, as seen at the last of them.
+/// Returns a watch that has seen these statistics at intervals of a second, and the time of the
+/// last.
 fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
     let mut watch = Watch::default();
     let mut now = Instant::now();
@@ -64,13 +65,13 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert!(dirty.why.unwrap().contains("3 writes to the backing failed"));
     assert_eq!(dirty.eta_seconds, None);
     let (stuck, now) = watch(&[(MIB, 0, 0); 8]);
-    assert!(stuck.view(true, now).why.unwrap().contains("taken nothing for 7 s"));
+    assert!(stuck.view(true, now).why.unwrap().contains("completed no write for 7 s"));
     assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
     let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
     assert_eq!(mended.view(true, now).why, None);
 }
 
-/// Error and success between two looks, and nothing is dirty after that.
+/// An error and a success happen between two polls, and no data is dirty after that.
 #[test]
 fn failures_that_are_over_are_no_reason_when_nothing_is_dirty() {
     let (watch, now) = watch(&[(MIB, 0, 0), (0, MIB, 2), (0, MIB, 2)]);
@@ -82,8 +83,8 @@ fn failures_that_are_over_are_no_reason_when_nothing_is_dirty() {
 #[test]
 fn the_end_of_a_drain_that_was_not_done_is_remembered() {
     let (mut watch, now) = watch(&[(MIB, 0, 0)]);
-    watch.ended = Some("it was stopped".into());
-    assert_eq!(watch.view(false, now).why.unwrap(), "the last drain: it was stopped");
+    watch.ended = Some("the drain was stopped".into());
+    assert_eq!(watch.view(false, now).why.unwrap(), "the last drain ended early: the drain was stopped");
     watch.note(&figures(0, MIB, 0), now + Duration::from_secs(1));
     assert_eq!(watch.view(false, now).why, None);
 }

@@ -26,8 +26,8 @@ use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheOwner;
 
 /// Maximum number of connections per borrower: one for each of its shards, and one for metadata.
-/// One more connection closes the oldest. A borrower that lost power leaves dead connections behind
-/// and opens as many new ones.
+/// One more connection closes the oldest. If the borrower opens one more connection, hob closes the
+/// oldest.
 pub(in crate::daemon::manager) const CONNECTIONS_MAX: usize = 130;
 
 /// A flash lease that a shard serves.
@@ -47,7 +47,7 @@ pub(super) struct Open {
 pub(crate) struct Admitted(pub(super) Open);
 
 impl RemoteFlash {
-    /// Gives the file of a lease to a shard.
+    /// Opens the file of a lease, and lets a shard serve it.
     pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open, ApiError> {
         let options = self.0.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
@@ -101,7 +101,8 @@ impl Admitted {
         let over = self.0.enter();
         tokio::select! {
             served = self.serve_here(stream) => served,
-            _ = over => Err(std::io::Error::other("the borrower has made too many connections since")),
+            _ = over => Err(std::io::Error::other("the borrower has opened too many connections \
+                since")),
         }
     }
 

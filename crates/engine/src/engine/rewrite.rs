@@ -1,0 +1,82 @@
+//! Writes the tail of a recovered journal again.
+//!
+//! After a failed flush, flash may return data until the power fails that no later flush makes
+//! durable. A process that starts then cannot know it. The records up to the last known commit
+//! are durable, with their data. The data of later records, the tail, is only known to be
+//! readable. So it is written again, in place, before a new ring calls it durable; the ring's
+//! commit flushes it.
+
+use super::jobs::{Job, JobKind, Step};
+use super::{Engine, Owner, Pending};
+use crate::cache::push_run;
+use crate::io::{Durability, IoError, IoOp, Target};
+use crate::range_locks::Range;
+use crate::units::{DiskId, Instant};
+
+/// Maximum number of sectors in a job: each may need an I/O of its own.
+const SECTORS_MAX: u64 = 64;
+
+impl Engine {
+    /// Writes on. Returns true if everything is written again.
+    pub(super) fn rewrite_tail(&mut self, now: Instant, id: DiskId) -> bool {
+        loop {
+            let disk = self.disk_mut(id);
+            let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return true };
+            journal.rewrite.retain(|sector| cache.index.is_dirty(*sector));
+            let count = journal.rewrite.len() as u64;
+            if count == 0 || disk.flash_in_flight > 0 {
+                return count == 0 && disk.flash_in_flight == 0;
+            }
+            let range = Range { disk: id, first: 0, end: count.min(SECTORS_MAX) };
+            if !self.transfer(now, JobKind::Rewrite, range) {
+                return false;
+            }
+        }
+    }
+
+    /// A job has its buffer: reads as many sectors as fit.
+    pub(super) fn start_rewrite(&mut self, now: Instant, job: u32) {
+        let Job { disk: id, range, buffer, .. } = self.jobs[job];
+        let buffer = buffer.expect("a transfer has a buffer");
+        let Engine { disks, runs, .. } = self;
+        let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
+        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else {
+            panic!("a cache is being opened")
+        };
+        runs.clear();
+        let count = (range.end - range.first).min(buffer.sectors()) as usize;
+        for (i, sector) in journal.rewrite.drain(..count).enumerate() {
+            push_run(runs, cache.extent(sector, 1), buffer.first_sector() + i as u64);
+        }
+        disk.jobs += 1;
+        self.jobs[job].step = Step::Rewrite;
+        self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
+    }
+
+    /// Some sectors were read, and are written again as they are: whether they are right is found
+    /// when they are used. Those that cannot be read or written stay as they are.
+    pub(super) fn rewrite_io_done(
+        &mut self,
+        now: Instant,
+        job: u32,
+        io: &Pending,
+        result: Result<(), IoError>,
+    ) {
+        let Target::Flash(device) = io.target else { panic!("flash is written again") };
+        let disk = self.disk_mut(io.disk);
+        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else {
+            panic!("a cache is being opened")
+        };
+        if io.is_write {
+            journal.wrote(device);
+        } else if result.is_ok() {
+            let at = (cache.extent(io.sector, io.sectors).offset, io.bytes);
+            disk.flash_in_flight += 1;
+            let op = IoOp::Write(Durability::Volatile);
+            self.issue(now, io.owner, io.disk, io.target, op, at, io.slice, io.sector);
+        }
+        if self.jobs[job].pending == 0 {
+            self.end_job(now, job, Ok(()));
+        }
+    }
+}
