@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_input_is_refused() {
         assert!(Stats::parse("no disk").is_err());
         assert!(Stats::parse("[]").is_err());
     }

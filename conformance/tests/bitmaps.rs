@@ -175,7 +175,7 @@ fn full_and_incremental_backups_restore_the_disk() {
 
 /// `nbdinfo` shows the changed granules exactly, and also the allocated ranges.
 #[test]
-fn contexts_are_listed_and_say_what_was_changed() {
+fn contexts_are_listed_and_show_changed_ranges() {
     let stage = Stage::new();
     let text = Tool::new("nbdinfo").args(["--json", &stage.uri()]).run();
     assert!(!text.contains("qemu:"), "no bitmap yet: {text}");

@@ -513,7 +513,7 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
 }
 
 #[test]
-fn what_makes_no_sense_is_said() {
+fn invalid_commands_return_an_error() {
     let scratch = Scratch::new();
     let config = |text: &str| {
         let path = scratch.path("hob.toml");

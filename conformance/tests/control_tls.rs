@@ -113,7 +113,7 @@ fn each_role_can_do_its_part_with_tokens_and_with_certificates() {
 }
 
 #[test]
-fn strangers_are_refused_in_one_line() {
+fn unknown_clients_are_refused_with_one_line() {
     let stage = Stage::new();
     let wrong = stage.scratch.path("wrong");
     secret(&wrong, "a-wrong-token-0123456789abcdefg");

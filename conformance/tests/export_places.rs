@@ -254,7 +254,7 @@ fn upgrade(stage: &mut Stage) {
 
 /// Impossible front ends are refused with a message, and leave nothing behind.
 #[test]
-fn places_that_cannot_be_had_are_refused() {
+fn impossible_front_ends_are_refused() {
     let stage = Stage::new();
     let at = |name: &str| stage.scratch.text(name);
     for (option, path, wrong) in [

@@ -84,7 +84,7 @@ fn closed(mut stream: impl Read, what: &str) {
 
 /// Promise 5: invalid data in the negotiation.
 #[test]
-fn nonsense_before_transmission_closes_the_connection() {
+fn invalid_data_before_transmission_closes_the_connection() {
     let mut stage = Stage::new();
     let noise = conformance::data::Noise::new(8).bytes(4096);
     let mut huge = option(7, b"");

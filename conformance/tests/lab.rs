@@ -8,10 +8,10 @@
 //! is unreliable. But a request for the same sectors waits for the fill, so in the trace such a
 //! request follows every fill:
 //!
-//! A read is repeated. The second read waits for the first read's fill, hits, and leaves nothing in
+//! * A read is repeated. The second read waits for the first read's fill, hits, and leaves nothing in
 //!   flight.
-//! A write of whole sectors is followed by a read of these sectors, for the same reason.
-//! A write of a part of a sector leaves that sector invalid. A trim in this sector waits and
+//! * A write of whole sectors is followed by a read of these sectors, for the same reason.
+//! * A write of a part of a sector leaves that sector invalid. A trim in this sector waits and
 //!   changes nothing.
 //!
 //! Both sides process this trace without changes. At depth 1, timing cannot change the results.

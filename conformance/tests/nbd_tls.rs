@@ -163,7 +163,7 @@ fn clients_without_a_valid_certificate_are_refused() {
 }
 
 #[test]
-fn a_server_without_tls_says_so_and_one_with_optional_tls_takes_both() {
+fn a_server_without_tls_refuses_it_and_one_with_optional_tls_accepts_both() {
     let stage = Stage::new();
     let hob = Serve::disk(&stage.scratch.text("disk.img")).tcp().start(&stage.scratch);
     size(&uri(port(&hob), "disk", &stage.client)).run_failing();

@@ -100,7 +100,7 @@ fn an_unknown_export_name_is_refused_without_side_effects() {
 }
 
 #[test]
-fn a_read_only_export_says_so_and_refuses_writes() {
+fn a_read_only_export_is_announced_as_such_and_refuses_writes() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).flag("--read-only").start(&scratch);
     assert_eq!(export(&hob)["is_read_only"], true);

@@ -24,7 +24,7 @@ fn shown(spec: &str) -> serde_json::Value {
 /// qemu-img copies a sparse disk in and out. The disk occupies as much space as was written, and no
 /// host has the disk open after hob has ended.
 #[test]
-fn a_copied_image_comes_back_and_takes_up_what_was_written() {
+fn a_copied_image_is_read_back_and_occupies_the_written_space() {
     let scratch = Scratch::new();
     let spec = made(&scratch, "64M", "1M");
     noise_file(&scratch.path("noise"), 5 * MIB + 12_288, 3);

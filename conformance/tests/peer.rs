@@ -201,7 +201,7 @@ fn a_lender_that_dies_is_given_up_and_taken_again() {
 
 /// B is paused for longer than A waits, and then continues. A does not use B's data any more.
 #[test]
-fn a_lender_that_was_paused_is_made_anew() {
+fn a_paused_lender_is_replaced_by_a_new_device() {
     let mut stage = Stage::new();
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 100);
@@ -267,7 +267,7 @@ fn loans_end_from_both_sides() {
 
 /// Hosts without permission are refused, and invalid requests are refused with one line.
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_requests_are_refused() {
     let stage = Stage::new();
     let (a, b) = (&stage.a, &stage.b);
     let refused = |args: &[&str], part: &str| {

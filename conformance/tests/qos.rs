@@ -84,7 +84,7 @@ fn qos_settings_are_shown_and_survive_a_restart() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_line_with_the_numbers() {
+fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
     let stage = Stage::new();
     let daemon = stage.start();
     daemon.ctl(&["datastore", "set", "array", "--capacity", "500"]);

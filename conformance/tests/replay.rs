@@ -181,7 +181,7 @@ fn an_interrupted_or_failed_replay_reports_its_results() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_one_line() {
+fn invalid_input_is_refused_with_one_line() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), MIB, 93);
     std::fs::write(scratch.path("t.csv"), "ts_us,op,offset,size\n0,R,0,512\n").unwrap();

@@ -150,7 +150,7 @@ fn data_after_a_disks_old_end_is_read_from_the_backing() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_line() {
+fn invalid_requests_are_refused_with_one_line() {
     let stage = Stage::new(16);
     let daemon = stage.start();
     daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("disk.img")]);

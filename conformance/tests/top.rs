@@ -90,7 +90,7 @@ fn the_terminal_is_given_back_however_it_ends() {
 }
 
 #[test]
-fn without_a_terminal_or_a_daemon_it_says_so() {
+fn without_a_terminal_or_a_daemon_it_fails_with_a_message() {
     let scratch = Scratch::new();
     let hob = start(&scratch);
     let refused = hob.try_ctl(&["top"]);

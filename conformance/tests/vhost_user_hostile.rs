@@ -206,7 +206,7 @@ fn a_driver_is_notified_of_replies_during_its_disconnection() {
 }
 
 #[test]
-fn nonsense_on_the_socket_ends_that_connection_alone() {
+fn invalid_messages_end_only_their_own_connection() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
     let mut noise = Noise::new(11);
@@ -227,7 +227,7 @@ fn nonsense_on_the_socket_ends_that_connection_alone() {
 }
 
 #[test]
-fn memory_cannot_be_taken_away_from_under_the_server() {
+fn truncated_guest_memory_does_not_crash_the_server() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
     let mut driver = connect(&scratch);

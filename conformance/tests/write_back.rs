@@ -206,7 +206,7 @@ fn modes_change_under_a_guest_and_nothing_is_lost() {
 
 /// `hob serve` keeps no state: its mode at this start says nothing about earlier dirty data.
 #[test]
-fn dirty_data_of_an_earlier_serve_is_believed_in_another_mode_too() {
+fn dirty_data_of_an_earlier_serve_is_recovered_in_any_mode() {
     let scratch = Scratch::new();
     let hob = lazy(&scratch).start(&scratch);
     let mut client = hob.connect();

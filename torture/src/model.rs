@@ -290,8 +290,8 @@ impl Model {
     }
 
     /// Records that a flush failed: writes acknowledged since the last successful flush need not
-    /// become durable any more. If writes were acknowledged while the flush was in flight, the
-    /// next flush fails too, because this failure does not report their loss.
+    /// become durable any more. If writes were acknowledged while the flush was in flight, the next
+    /// flush fails too, because this failure does not report their loss.
     pub fn flush_failed(&mut self, flush: Flush) {
         let told = *self.told_upto.get_or_insert(self.acknowledged);
         if flush.acknowledged >= told {

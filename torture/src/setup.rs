@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_leaves_what_is_wanted() {
+    fn a_filter_keeps_the_matching_rounds() {
         let filter = Filter { only: vec!["SIGKILL".to_owned()], without: vec!["starts".to_owned()] };
         let plan = Plan::draw(1, 1, &filter);
         assert!(plan.faults.len() > 5 && !plan.headers);

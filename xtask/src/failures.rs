@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_kept_and_nothing_else() {
+    fn only_failures_are_kept() {
         let output = "test a ... ok\ntest b ... FAILED\n\nfailures:\n\n---- b stdout ----\nleft: 1\n  right: 2\n\
                       stack backtrace:\n   0: begin\n             at here.rs:1\nnote: details\n\nfailures:\n    b\n\n\
                       test result: FAILED. 1 passed; 1 failed\n\nrunning 1 test\ntest c ... ok\n";

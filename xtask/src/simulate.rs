@@ -47,7 +47,7 @@ enum Kind {
     Hosts,
     /// Hosts of a cluster that decide through etcd which host serves a disk
     Cluster,
-    /// All of them, one after the other, with the same number of histories each
+    /// All kinds, one after the other, with the same number of histories each
     All,
 }
 

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_home_is_said_with_the_address() {
+    fn an_unreachable_daemon_is_reported_with_the_address() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let endpoint = Endpoint::Unix("/nonexistent/hob.sock".into());
         let error = runtime.block_on(Client::new(endpoint, None).version()).unwrap_err();

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_said_is_not_there() {
+    fn absent_settings_are_none() {
         let plain = Export { name: "b".into(), read_only: true, ..Export::default() };
         let text = r#"{"name":"b","read_only":true,"no_promote":false}"#;
         assert_eq!(serde_json::to_string(&plain).unwrap(), text);

@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arrival_survives_json_and_refuses_what_it_does_not_know() {
+    fn an_arrival_survives_json_and_refuses_unknown_fields() {
         let settings = CacheSettings { mode: Some("write-back".into()), ..CacheSettings::default() };
         let cache = ArrivingCache {
             pool: None,

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_needs_a_host_and_refuses_what_it_does_not_know() {
+    fn an_order_needs_a_host_and_refuses_unknown_fields() {
         let start: ClusterMoveStart = serde_json::from_str(r#"{"to":"b","cache":"heat-map"}"#).unwrap();
         assert_eq!((start.to.as_str(), start.cache), ("b", Some(CarryMode::HeatMap)));
         for wrong in ["{}", r#"{"to":"b","cash":"drop"}"#] {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_done_or_failed() {
+    fn a_finished_move_is_done_or_failed() {
         use ClusterMoveState::*;
         let over: Vec<bool> =
             [Asked, Offered, Welcome, Leaving, Given, Done, Failed].map(ClusterMoveState::is_over).to_vec();

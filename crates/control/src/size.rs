@@ -211,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_printed_is_read_back(bytes: u64) {
+        fn printed_sizes_are_parsed_again(bytes: u64) {
             let size = Size(bytes);
             prop_assert_eq!(size.to_string().parse::<Size>(), Ok(size));
             prop_assert_eq!(serde_json::from_str::<Size>(&serde_json::to_string(&size).unwrap()).unwrap(), size);

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_absent_is_not_written() {
+    fn absent_values_are_not_written() {
         let figures = DiskFigures { latency: vec![[511, 2]], ..DiskFigures::default() };
         let text = serde_json::to_string(&figures).unwrap();
         assert!(text.contains(r#""latency":[[511,2]]"#), "{text}");

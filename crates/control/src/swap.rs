@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn swap_survives_json_and_requests_refuse_what_they_do_not_know() {
+    fn swap_survives_json_and_requests_refuse_unknown_fields() {
         let swap = Swap {
             name: "swap0".into(),
             pool: "fast".into(),

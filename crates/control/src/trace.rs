@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stream_is_an_error() {
+    fn an_invalid_stream_is_an_error() {
         let good = frames()[1].encode();
         for (at, byte) in [(18, 1), (20, 2), (21, 1), (44, 4), (47, 1)] {
             let mut bad = good.clone();

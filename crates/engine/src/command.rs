@@ -349,12 +349,13 @@ pub enum CacheChange {
     StopDrain,
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// The owner has durably recorded that clean data of rings up to this number is not to be used. After
-    /// a loss of its journal, a cache destages only data that the ring durably calls dirty until this has
-    /// been sent: the ring may describe older, clean data there. Takes effect immediately.
+    /// The owner has durably recorded that recovery must not use clean data of rings up to this
+    /// number. After a cache has lost its journal and until it receives this command, the cache
+    /// destages only data that the ring durably records as dirty: where newer data was written, the
+    /// ring may describe older, clean data. Takes effect immediately.
     LossRecorded(u32),
     /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
-    /// on the cache bypasses requests, or keeps them waiting if they need dirty data.
+    /// on requests bypass the cache; requests that need dirty data wait.
     Close,
 }
 
@@ -533,10 +534,10 @@ pub enum Event {
         /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged, all of it
-    /// only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner provides a new
-    /// journal, or drains the cache, records that it is gone and disables it. They fail after half a
-    /// minute.
+    /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
+    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner
+    /// provides a new journal, or drains the cache, records that it is gone and disables it. They
+    /// fail after half a minute.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_requests_are_refused() {
         for granule in [0, 512, 2048, 65_537, 3 * K64, 128 << 20] {
             assert_eq!(Granules::new(1 << 30, granule), None, "{granule}");
         }
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_disk_grows_by_is_in() {
+    fn the_new_part_of_a_grown_disk_is_in_the_bitmap() {
         let mut set = Granules::new(K64 + 512, K64).unwrap();
         set.insert(0, 1);
         set.grow(K64 + 1024);

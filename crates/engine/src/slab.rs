@@ -53,7 +53,7 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Returns what is in the slots in use.
+    /// Returns the values in the slots in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Used(value) => Some(value),

@@ -61,7 +61,7 @@ const SENTENCES: [(&str, &str, &str); 33] = [
     ("One unified space for reads and writes", WORLD, "zbs_does_not_fall_before_its_one_space_is_exhausted"),
     ("managed by a two-level LRU", POLICY, "by_hand"),
     ("First write → Inactive. Re-access → Active", HERE, "zbs_destages_the_earliest_inactive_above_a_fifth"),
-    ("not accessed for a while", POLICY, "what_was_popular_once_gives_way"),
+    ("not accessed for a while", POLICY, "formerly_popular_blocks_are_evicted"),
     (
         "rank Active by access frequency, move the least accessed",
         HERE,
@@ -89,7 +89,7 @@ const SENTENCES: [(&str, &str, &str); 33] = [
         HERE,
         "a_zbs_full_of_clean_reads_the_disk_and_takes_writes",
     ),
-    ("when full, read the disk directly", ADMISSION, "while_free_only_what_is_dirty_makes_room"),
+    ("when full, read the disk directly", ADMISSION, "while_free_only_dirty_data_evicts"),
     ("At least two flash devices", DAEMON, "one_device_is_said_refused_or_overruled"),
 ];
 

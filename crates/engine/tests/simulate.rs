@@ -100,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_simulation_does_what_the_engine_does(
+    fn the_simulation_matches_the_engine(
         requests in prop::collection::vec(request(), 1..400),
         scans in prop::collection::vec((0usize..400, 0u64..512), 0..4),
         blocks in 1u32..40,
@@ -142,7 +142,7 @@ proptest! {
 }
 
 #[test]
-fn what_makes_no_cache_is_refused() {
+fn impossible_caches_are_refused() {
     let config = SimConfig {
         blocks: 10,
         block_bytes: 4096,

@@ -183,7 +183,7 @@ fn servers_of_every_age() {
 }
 
 #[test]
-fn what_the_client_says() {
+fn the_client_sends_the_expected_bytes() {
     let script = [
         NEWSTYLE,
         &reply(8, 1, &[]),

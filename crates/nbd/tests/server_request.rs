@@ -146,7 +146,7 @@ fn flags_are_allowed_where_they_mean_something() {
 /// Announced and accepted commands are computed in two places; this test compares them for every kind of
 /// export.
 #[test]
-fn accepted_is_what_was_announced() {
+fn only_announced_features_are_accepted() {
     for bits in 0..1024_u32 {
         let on = |bit: u32| bits & (1 << bit) != 0;
         let info = ExportInfo {

@@ -38,7 +38,7 @@ fn kinds(mut said: &[u8]) -> Vec<u32> {
 }
 
 #[test]
-fn tls_is_acknowledged_and_negotiation_goes_on_inside_without_a_greeting() {
+fn tls_is_acknowledged_and_negotiation_continues_inside_without_a_greeting() {
     for tls in [Tls::Offered, Tls::Required] {
         let [clear, inside] =
             run(tls, &[option(5, &[])], &[option(7, &info_payload(b"vm", &[])), b"next".to_vec()]);
@@ -59,14 +59,14 @@ fn nothing_said_in_the_clear_counts_inside_but_the_flags() {
 }
 
 #[test]
-fn what_follows_in_the_clear_is_left_to_be_refused() {
+fn plaintext_after_starttls_is_refused() {
     let injected = option(7, &info_payload(b"vm", &[]));
     let [clear, _] = run(Tls::Required, &[option(5, &[]), injected.clone()], &[]);
     assert_eq!((clear.1, clear.2), (Some(HandshakeOutcome::StartTls), injected.len()));
 }
 
 #[test]
-fn without_the_tls_that_is_required_nothing_is_told() {
+fn without_required_tls_no_information_is_sent() {
     let all = [
         option(3, &[]),
         option(6, &info_payload(b"vm", &[])),
@@ -93,7 +93,7 @@ fn tls_that_is_offered_may_be_left_alone() {
 }
 
 #[test]
-fn tls_is_refused_where_it_makes_no_sense() {
+fn tls_is_refused_at_an_invalid_time() {
     let [clear, _] = run(Tls::Absent, &[option(5, &[])], &[]);
     assert_eq!((kinds(&clear.0), clear.1), (vec![ERR_UNSUP], None));
     let [clear, _] = run(Tls::Required, &[option(5, b"x")], &[]);
@@ -114,7 +114,7 @@ fn options_are_counted_over_both_halves() {
 proptest! {
     /// No input reaches an export without the required TLS.
     #[test]
-    fn nobody_gets_around_required_tls(
+    fn required_tls_cannot_be_bypassed(
         flags in 0u8..4,
         options in proptest::collection::vec((0u32..14, proptest::collection::vec(any::<u8>(), 0..24)), 0..12),
     ) {

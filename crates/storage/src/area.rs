@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_in_comes_out() {
+    fn copied_data_is_read_back() {
         let mut arena = Arena::new(1 << 20).unwrap();
         let mut area = Area::new(40_000).unwrap();
         assert_eq!(area.len(), 40_960);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_system_has_is_an_error() {
+    fn impossible_sizes_are_errors() {
         assert!(Area::new(1 << 62).is_err());
         assert!(Area::new(u64::MAX).is_err());
     }

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_bitmaps_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("b");
         assert!(read(&path).unwrap().is_none());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_away_and_not_synced_is_synced_by_the_next_attempt() {
+    fn an_unsynced_removal_is_synced_by_the_next_attempt() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("b");
         write(&path, &sample()).unwrap();
@@ -248,7 +248,7 @@ mod tests {
 
     /// A correct checksum does not make the content valid.
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_values_are_refused() {
         let altered = |at: usize, what: u64| {
             let mut bytes = encode(&sample());
             bytes[at..at + 8].copy_from_slice(&what.to_le_bytes());

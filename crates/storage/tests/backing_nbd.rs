@@ -364,7 +364,7 @@ fn a_request_without_a_limit_waits_until_it_is_given_one() {
 }
 
 #[test]
-fn changes_that_are_called_back_wait_until_it_goes_on() {
+fn cancelled_changes_wait_until_the_disk_continues() {
     both_kinds(|kind| {
         let server = Server::start(ExportInfo::new(MIB));
         let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
@@ -403,7 +403,7 @@ fn changes_that_are_called_back_wait_until_it_goes_on() {
 }
 
 #[test]
-fn what_a_lost_disk_waits_for_fails_at_once() {
+fn waiting_requests_of_a_lost_disk_fail_at_once() {
     both_kinds(|kind| {
         for connected in [true, false] {
             let server = Server::start(ExportInfo::new(MIB));
@@ -435,7 +435,7 @@ fn what_a_lost_disk_waits_for_fails_at_once() {
 }
 
 #[test]
-fn whoever_writes_alone_waits_only_as_long_as_the_disk_may_be_written() {
+fn an_exclusive_writer_waits_only_while_it_may_write() {
     let server = Server::start(ExportInfo::new(MIB));
     let patient = BackingOptions { wait_max: Duration::from_secs(60), ..options() };
     let backing = Backing::open(&server.uri, Access::ReadWrite, &patient).unwrap();
@@ -453,7 +453,7 @@ fn whoever_writes_alone_waits_only_as_long_as_the_disk_may_be_written() {
 }
 
 #[test]
-fn another_disk_is_not_believed() {
+fn another_disk_is_refused() {
     let server = Server::start(ExportInfo::new(MIB));
     let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
     assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
@@ -520,7 +520,7 @@ fn garbage_costs_the_connection_not_the_data() {
 }
 
 #[test]
-fn closing_ends_what_waits() {
+fn closing_ends_waiting_requests() {
     both_kinds(|kind| {
         for refuse in [false, true] {
             let server = Server::start(ExportInfo::new(MIB));
@@ -633,7 +633,7 @@ fn an_image_changes_hands() {
 }
 
 #[test]
-fn a_qemu_nbd_that_is_killed_is_replaced_unless_somebody_else_has_its_image() {
+fn a_killed_qemu_nbd_is_replaced_unless_another_program_has_its_image() {
     both_kinds(|kind| {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");

@@ -36,7 +36,7 @@ fn objects_do_all_there_is_to_do() {
 }
 
 #[test]
-fn what_was_flushed_is_there_again_and_the_backing_is_known_again() {
+fn flushed_data_is_read_again_and_the_backing_is_recognized() {
     let dir = tempfile::tempdir().unwrap();
     let spec = make(dir.path(), (5 << 20) + 512);
     let data = pattern(300_000, 7);
@@ -92,7 +92,7 @@ fn a_disk_has_one_writer_and_any_readers() {
 }
 
 #[test]
-fn whoever_loses_the_disk_hears_of_it_without_asking() {
+fn a_writer_that_loses_the_disk_is_notified() {
     let dir = tempfile::tempdir().unwrap();
     let spec = make(dir.path(), 1 << 20);
     let mut rig = Rig::of(RingKind::IoUring, open(&spec, Access::ReadWrite).unwrap());
@@ -110,7 +110,7 @@ fn whoever_loses_the_disk_hears_of_it_without_asking() {
 }
 
 #[test]
-fn specifications_that_make_no_sense_are_told() {
+fn invalid_addresses_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let here = dir.path().display();
     let cases = [

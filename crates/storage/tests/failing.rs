@@ -166,7 +166,7 @@ fn taking_segments() {
 
 /// A device that accepts no writes does not delay operations on other devices.
 #[test]
-fn a_sick_device_holds_nobody_up() {
+fn a_failing_device_delays_no_other() {
     let mut ground = Ground::new();
     let sick = fail(&ground.path("a"), 1, Failing::FromThenOn);
     let on_it = ground.data.iter().find(|segment| segment.place.device == DeviceId(0)).unwrap().place;
@@ -186,7 +186,7 @@ fn a_sick_device_holds_nobody_up() {
 /// More segments for an existing cache: segments that a failure leaves behind do not become part of
 /// the cache.
 #[test]
-fn growing_and_renewing_what_is_there() {
+fn growing_a_cache_and_renewing_its_ring() {
     for operation in [(|ground| ground.pool.allocate_data(CACHE, 5).map(drop)) as Operation, |ground| {
         ground.pool.allocate_ring(CACHE, 3, 2, 2, &[]).map(drop)
     }] {

@@ -156,7 +156,7 @@ fn features_of_later_versions_are_refused() {
 /// A device is missing, the cache continues without it and its segment numbers are used again, and
 /// then the device returns.
 #[test]
-fn a_number_given_anew_is_not_taken_from_a_device_that_was_away() {
+fn a_reused_segment_number_ignores_a_returned_device() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths::<2>(dir.path());
     let mut pool = create(&paths, 8);

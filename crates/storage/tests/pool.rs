@@ -108,7 +108,7 @@ fn one_daemon_at_a_time() {
 }
 
 #[test]
-fn what_is_there_is_not_overwritten() {
+fn existing_data_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let cases: &[(&str, u64, &[u8])] = &[
         ("a qcow2 image", 0, b"QFI\xfb"),

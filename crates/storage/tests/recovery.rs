@@ -300,7 +300,7 @@ fn an_unfinished_ring_leaves_the_one_before_it() {
 /// If a cache was invalidated before its recovery because its backing is to be changed, a crash
 /// leaves nothing of it. A recovery in progress ends normally.
 #[test]
-fn what_was_made_void_is_recovered_by_nobody() {
+fn an_invalidated_cache_is_not_recovered() {
     for copies in [1, 2] {
         let mut bench = Bench::new(copies);
         bench.start();

@@ -228,7 +228,7 @@ fn transfers_bring_their_checksums_and_breaks_cost_nothing() {
 /// I/Os that the server does not answer neither complete nor fail. The shard is notified once, and
 /// they fail when the device is abandoned.
 #[test]
-fn what_is_silent_is_held_until_it_is_given_up() {
+fn unanswered_ios_wait_until_the_device_is_abandoned() {
     let rig = rig();
     let mut shard = Shard::new(&rig, RingKind::IoUring);
     rig.server.set(|script| (script.silent, script.refuse) = (true, true));

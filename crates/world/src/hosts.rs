@@ -70,7 +70,8 @@ pub struct Options {
     pub faults: bool,
     /// One crash at this step replaces the random crashes of the seed.
     pub crash: Option<Crash>,
-    /// This host's process stops after this step for so many nanoseconds, instead of a stop from the seed.
+    /// A step after which this host's process pauses, and the pause in nanoseconds; replaces the
+    /// pause that the seed would select.
     pub stop: Option<(Crash, u64)>,
     /// Deliberate defect of the simulation: the checkers must report a violation.
     pub sabotage: Option<Sabotage>,
@@ -312,14 +313,14 @@ impl<'a> Simulation<'a> {
         self.now = at;
         let until = self.stopped_until(&event);
         if until > at {
-            // In order: what waits longest happens first.
+            // In order of time: the event that has waited longest runs first.
             self.queue.push(until, event);
             return Ok(());
         }
         self.happen(event)
     }
 
-    /// Returns when the processes go on that an event concerns.
+    /// Returns the time at which the paused processes of an event's hosts continue.
     fn stopped_until(&self, event: &Event) -> Instant {
         let until = |host: &usize| self.hosts[*host].stopped_until;
         match event {

@@ -116,7 +116,7 @@ pub struct Model {
     doubtful: Vec<(u32, u32)>,
     /// Number of losses so far.
     losses: u32,
-    /// Failed flushes of each session: the number of losses so far, and when the flush began.
+    /// Failed flushes of each session: the number of losses at that time, and when the flush began.
     told: BTreeMap<u32, Vec<(u32, u32)>>,
     /// Time of the last loss of the backing.
     lost: u32,
@@ -367,7 +367,7 @@ impl Model {
         began > self.lost.max(self.forgot)
     }
 
-    /// Returns true if a failed flush told the session that this change may be lost.
+    /// Returns true if a failed flush reported the possible loss of this change to the session.
     fn is_told(&self, session: u32, loss: u32, serial: u32) -> bool {
         let ended = self.changes[serial as usize - 1].ended;
         let told = self.told.get(&session).into_iter().flatten();

@@ -262,9 +262,11 @@ pub enum Sabotage {
     TrustedFlush,
     /// A failed flush of flash that lost data is reported as a success.
     TrustedFlashFlush,
-    /// The tail of a journal is not written again: flash may have it only until the power fails.
+    /// The tail of a recovered journal is not written again, although flash may lose it at a power
+    /// failure.
     TrustedTail,
-    /// The engine is told that the loss of a journal is recorded, and it is not.
+    /// The engine receives the command that the loss of a journal is recorded, but the loss is not
+    /// recorded.
     UnrecordedLoss,
     /// All guests of a disk share one session, so only the first guest gets an error.
     OneSession,

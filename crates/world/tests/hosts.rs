@@ -72,7 +72,8 @@ fn a_crash_at_any_step_breaks_no_promise() {
     assert!(crashes > 500, "only {crashes}");
 }
 
-/// A process is stopped after any of its steps, for less than the timeout of a call and for much longer.
+/// A process pauses after any of its steps, for less than the timeout of a call and for much
+/// longer.
 #[test]
 fn a_stop_at_any_step_breaks_no_promise() {
     let mut stops = 0;

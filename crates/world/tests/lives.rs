@@ -234,7 +234,7 @@ const FOUND: [(&str, u64, &str); 29] = [
     ("lives", 22_014_575, "the model: a backing restarted faster than anything could be written to it"),
 ];
 
-/// Sound flash devices whose flushes fail.
+/// Options with working flash devices whose flushes fail.
 fn flaky() -> Options {
     Options { faults: false, flash_flush_permille: 1000, ..Options::lives() }
 }

@@ -256,7 +256,8 @@ fn a_failed_flush_reported_to_only_one_guest_is_noticed() {
     expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }
 
-/// Sound flash devices whose flushes fail: what is volatile then can be read until the power fails.
+/// Options with working flash devices whose flushes fail: unflushed data can be read until a power
+/// failure.
 fn flaky() -> Options {
     Options { flash_flush_permille: 1000, ..Options::lives() }
 }

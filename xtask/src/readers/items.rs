@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_are_named_with_what_contains_them() {
+    fn items_are_named_with_their_containers() {
         let text = "/// A\npub struct A {\n    /// B\n    #[serde(default)]\n    pub(crate) b: Map<u8, u8>,\n}\n\
             impl<'a> A for B<'a> {\n    /// C\n    pub fn c(\n        &self,\n    ) -> u8 {\n        if x { log!(\"d\") }\n    }\n}\n\
             /// E\nconst E: u8 = 1;\n/// F\nenum F {\n    /// G\n    G,\n}\n";

@@ -171,7 +171,7 @@ fn cell_texts(row: &str) -> Vec<String> {
     row.split('|').map(|cell| cell.trim().replace('\u{0}', "|")).collect()
 }
 
-/// Returns the text without emphasis, and with the names of links instead of the links.
+/// Returns the text without emphasis and images, and with the names of links instead of the links.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -185,6 +185,10 @@ fn plain(text: &str) -> String {
         let target = after.strip_prefix('(').and_then(|target| target.split_once(')'));
         let is_item = name.starts_with('`') && name.ends_with('`');
         match target {
+            Some((_, behind)) if before.ends_with('!') => {
+                plain.pop();
+                rest = behind;
+            }
             Some((_, behind)) => {
                 plain.push_str(name);
                 rest = behind;
@@ -229,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_has_what_stands_before_it() {
+    fn a_sentence_has_the_sentence_before_it() {
         let text = "# One\n\nShort. The first one goes on here.\n\n- The item of a list. Its second sentence is here.\n- Another item of the list.\n\n\
             ## Two\n| name | meaning |\n|---|---|\n| `a` | the first of the names |\n# Three\nA sentence below it stands.\n";
         let expected = [
@@ -246,7 +250,7 @@ mod tests {
 
     #[test]
     fn links_become_their_names() {
-        let text = "See [the page](a.md#b) and **how** [`Disk::read`] takes `a[0]` [sic].";
+        let text = "![chart](a.svg) See [the page](a.md#b) and **how** [`Disk::read`] takes `a[0]` [sic].";
         assert_eq!(plain(text), "See the page and how `Disk::read` takes `a[0]` [sic].");
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_has_its_item_and_what_stands_before_it() {
+    fn a_sentence_has_its_item_and_the_sentence_before_it() {
         let text = "//! What this file is for. And what it is not for.\n\nimpl A {\n    /// Short. Returns the sum of both.\n    #[must_use]\n\
             \x20   fn a(&self) -> u8 {\n        bail!(\"the pool {a} is full\").hint(\"add a device to the pool\")\n    }\n}\n\n";
         let source = Text { path: "a.rs".to_owned(), text: text.to_owned() };

@@ -46,7 +46,7 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn base64_is_what_everybody_means_by_it() {
+fn base64_matches_the_standard() {
     for (plain, coded) in [
         ("", ""),
         ("f", "Zg=="),
@@ -154,7 +154,7 @@ fn a_renewal_counts_if_the_majority_confirms_its_term() {
 }
 
 #[test]
-fn entries_are_read_and_what_is_none_is_left_out() {
+fn entries_are_parsed_and_invalid_ones_are_skipped() {
     let answer = r#"{"responses":[
         {"response_range":{"kvs":[{"key":"YQ==","value":"Zm9v","mod_revision":"4"}]}},
         {"response_range":{}},
@@ -189,7 +189,7 @@ fn the_next_endpoint_is_asked_after_one_that_failed() {
 }
 
 #[test]
-fn nonsense_is_an_error_and_a_silent_server_is_given_up() {
+fn invalid_answers_are_errors_and_a_silent_server_times_out() {
     for answer in ["", "[]", "7", "<html>", r#"{"ID":"x","TTL":"3"}"#, r#"{"ID":"0","TTL":"3"}"#] {
         let (endpoint, serving) = server(&[(200, answer)]);
         assert!(run(async { Etcd::new(vec![endpoint], None).grant(3, SOON).await }).is_err(), "{answer}");

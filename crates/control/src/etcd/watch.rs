@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_line_by_line_however_they_arrive() {
+    fn changes_are_parsed_line_by_line_from_any_pieces() {
         let text = format!(
             "{CREATED}\n{CREATED}\n{}\n{}\n{}\n",
             r#"{"result":{"events":[{"kv":{"key":"dC9h","mod_revision":"5","value":"eA=="}}]}}"#,
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_a_watch_is_said() {
+    fn the_end_of_a_watch_has_a_reason() {
         for (text, why) in [
             (r#"{"error":{"message":"etcdserver: no leader"}}"#.to_owned(), "no leader"),
             ("not JSON".to_owned(), "not JSON"),

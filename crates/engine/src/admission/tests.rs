@@ -90,7 +90,7 @@ fn a_ghost_comes_back_and_a_stranger_only_while_there_is_room() {
 
 /// SYSTEMS §4, "Read miss: load into the cache when there is room", and "Clean is reclaimed for new writes".
 #[test]
-fn while_free_only_what_is_dirty_makes_room() {
+fn while_free_only_dirty_data_evicts() {
     let mut gate = gate("while-free", 100);
     assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, FREE));
     assert!(
@@ -113,7 +113,7 @@ fn sequential_runs_and_large_requests_pass_by() {
 }
 
 #[test]
-fn interleaved_runs_are_told_apart() {
+fn interleaved_runs_are_distinguished() {
     let mut gate = gate("always+not-sequential:64K", 100);
     let mut last = [Run::Other; 10];
     for i in 0..16 {

@@ -50,7 +50,7 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
 }
 
 #[test]
-fn a_store_that_grants_or_renews_for_longer_changes_nothing_and_for_shorter_is_believed() {
+fn a_longer_granted_time_changes_nothing_and_a_shorter_one_counts() {
     let mut keeper = joined();
     answer(&mut keeper, at(3), at(3), Answer::Renewed(100 * LEASE));
     assert_eq!(keeper.term().unwrap().until, at(3) + usable_ns(LEASE));
@@ -77,7 +77,7 @@ fn renewals_without_answer_are_repeated_and_extend_nothing() {
 }
 
 #[test]
-fn an_ended_lease_is_told_and_another_one_is_had() {
+fn the_end_of_a_lease_is_reported_and_a_new_lease_follows() {
     let mut keeper = joined();
     answer(&mut keeper, at(3), at(3), Answer::NoLease);
     assert_eq!(keeper.poll_event(), Some(Event::Ended(LeaseId(7))));
@@ -175,7 +175,7 @@ fn taken(verdict: Verdict) -> Taking {
 
 /// The table of the module documentation, with generations and validity of flash.
 #[test]
-fn who_may_take_a_disk() {
+fn the_table_of_who_may_take_a_disk() {
     // The ownership record, the lock and the generation that this host knows; then the generation
     // with which it takes the disk, and whether its flash is valid.
     let table = [
@@ -230,13 +230,13 @@ fn a_taking_binds_everything_it_was_decided_on() {
 }
 
 #[test]
-fn what_is_held_under_this_lease_is_ours_already() {
+fn a_lock_under_this_lease_is_this_hosts() {
     let look = OwnershipSnapshot { title: title("a", 3, true, false), hold: hold("a", 9) };
     assert_eq!(decide(&look, wish(None)), Verdict::Mine(title("a", 3, true, false).unwrap()));
 }
 
 #[test]
-fn whoever_vanished_is_given_time_from_when_that_was_seen() {
+fn the_settle_time_begins_when_the_loss_of_the_lock_is_seen() {
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
     let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
@@ -254,7 +254,7 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
 }
 
 #[test]
-fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_one() {
+fn the_settle_time_begins_at_the_notification_if_the_record_is_unchanged() {
     let me = member("a");
     let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
     let decide = |seat: &mut OwnershipState, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
@@ -280,7 +280,7 @@ fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_o
 }
 
 #[test]
-fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
+fn force_overrides_dirty_data_and_never_a_valid_lock() {
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
     let forced = OwnershipRequest { force: true, ..wish(None) };
@@ -296,7 +296,7 @@ fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
 }
 
 #[test]
-fn what_is_given_back_or_marked_late_does_nothing() {
+fn a_late_release_or_mark_does_nothing() {
     let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = title("a", 3, true, true).unwrap();
     for (txn, expected) in [
@@ -341,7 +341,7 @@ fn put_title(txn: &Txn) -> OwnershipRecord {
 }
 
 #[test]
-fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
+fn only_the_host_with_the_replica_adopts_after_the_settle_time() {
     let gone = OwnershipSnapshot { title: with_copy(title("b", 3, true, true), "a"), hold: None };
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let by_c = seat.clone().decide(at(10), &member("c"), MINE, &gone, wish(None));
@@ -398,7 +398,7 @@ fn the_owner_may_have_the_disk_until_the_adopter_begins() {
 }
 
 #[test]
-fn what_was_adopted_is_outdated_where_it_came_from() {
+fn the_former_owners_flash_is_outdated_after_an_adoption() {
     let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let mut known = with_copy(title("a", 4, true, true), "a").unwrap();
     known.value.adopts = Some(Served { by: member("b"), generation: 3 });

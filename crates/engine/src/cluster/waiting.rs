@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_host_has_is_left_alone_until_something_is_heard() {
+    fn disks_of_other_hosts_wait_for_a_notification() {
         let mut waiting = waiting("a", &["d", "e"]);
         assert!(next_ns(&waiting, at(1)) >= CHECK_NS / 2);
         waiting.handle_news(at(9), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanished_is_tried_when_it_has_settled_and_not_looked_at_before() {
+    fn a_disk_without_lock_is_tried_after_the_settle_time() {
         let mut waiting = waiting("a", &["d"]);
         assert_eq!(waiting.gone("d"), None);
         waiting.handle_news(at(20), "d", 7, ClusterEvent::HoldGone);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_waited_for_any_more_is_forgotten_and_what_is_unknown_is_tried_again() {
+    fn unneeded_disks_are_forgotten_and_unknown_states_are_retried() {
         let mut waiting = waiting("a", &["d", "e"]);
         waiting.handle_waits(at(2), ["e"].into_iter());
         waiting.handle_news(at(3), "d", 9, ClusterEvent::HoldGone);

@@ -8,13 +8,12 @@
 //!   or hide it by clean data.
 //! - No change is reported as durable, and no flush is answered.
 //!
-//! Reads and destaging continue, since the backing may have newer data than the ring. But where the
-//! ring does not durably call data dirty, it may describe older, clean data: that data is destaged
-//! only after the owner has recorded that no clean data of the ring counts (`LossRecorded`). Waiting
-//! requests release their range locks, so that the destager can work. Only a write that was partly
-//! written to flash is sent to the backing, because the flash content must not be read; its reply
-//! waits too. Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests
-//! fail immediately.
+//! Reads and destaging continue. If the ring does not durably record data as dirty, the ring may
+//! describe older, clean data there. Such data is destaged only after the owner has recorded that
+//! recovery must not use clean data of the ring (`LossRecorded`). Waiting requests release their
+//! range locks, so that the destager can work. Only a write that was partly written to flash is
+//! sent to the backing, because the flash content must not be read; its reply waits too. Waiting
+//! requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;

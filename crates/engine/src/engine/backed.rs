@@ -17,13 +17,12 @@
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. hob
 //! remembers for each session the last failure that was reported to the session. A flush that began
-//! before the end of the last possibly lost change fails too, but is no report, because its error
-//! says nothing about that change. If a guest
-//! disconnects before it is told of a failure, a later session is told instead. This applies only
-//! to sessions that changed data: if a client only read or flushed, no later session is told. If a
-//! possible loss occurs while a change is in flight, hob sends that change again before it
-//! acknowledges it. The cache invalidates its clean copies of possibly lost changes, so reads
-//! return the backing's data.
+//! before the end of the last possibly lost change fails too, but does not count as a report,
+//! because its error says nothing about that change. If a guest disconnects before it receives the
+//! report, a later session receives it. This applies only to sessions that changed data: if a
+//! client only read or flushed, no later session receives a report. If a possible loss occurs while
+//! a change is in flight, hob sends that change again before it acknowledges it. The cache
+//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +64,7 @@ pub(super) struct Backed {
     discards: u64,
     /// The value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
-    /// The value of `bypassed` at the last failure that guests must be told of.
+    /// Value of `bypassed` at the last failure that must be reported to guests.
     failed_bypassed: u64,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
@@ -269,9 +268,9 @@ impl Backed {
         self.failed_bypassed = self.bypassed;
     }
 
-    /// Returns true if a flush of the session must fail, because of a failure that the session was
-    /// not told of. `bypassed` is the value of that field when the flush began: a flush that began
-    /// before the last change in doubt ended does not mark the failure as reported.
+    /// Returns true if a flush of the session must fail because of a failure that was not reported
+    /// to the session. `bypassed` is the value of that field when the flush began. A flush that
+    /// began before the end of the last possibly lost change does not count as a report.
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;

@@ -242,7 +242,7 @@ impl Engine {
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
             let depends = id == asked || flushes || journal.written.contains(&device);
             let is_dead = journal.dead;
-            // The device may have had a part of a write that has not ended, and may have lost that
+            // The device may have received a part of a write in flight, and may have lost this part
             // too.
             if is_dead || !depends && !self.is_writing_to(id, device) {
                 continue;

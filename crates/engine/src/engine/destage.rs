@@ -438,8 +438,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a range has dirty data for a job of this kind, but none that may go to the
-    /// backing before a commit.
+    /// Returns true if a range has dirty data for a job of this kind, and all of this data must
+    /// wait for a commit before it is destaged.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;

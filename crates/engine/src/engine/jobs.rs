@@ -57,7 +57,7 @@ pub(super) enum JobKind {
     Verify,
     /// Sends several writes of guests to the backing as one (`merge.rs`).
     Merged,
-    /// The tail of a recovered journal is written again (`rewrite.rs`).
+    /// Writes the tail of a recovered journal again (`rewrite.rs`).
     Rewrite,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),

@@ -252,7 +252,7 @@ struct Active {
     /// began; the flush covers these.
     flush_mark: u64,
     /// Number of the disk's writes to the backing at the end of the last guest's change that had
-    /// bypassed flash when the request began, see `backed.rs`.
+    /// bypassed flash when the request began; see `backed.rs`.
     bypassed: u64,
     /// Number of the disk's failed flushes when the request's flush, read or write began, see
     /// `backed.rs`.

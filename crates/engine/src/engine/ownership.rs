@@ -13,8 +13,8 @@
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
 //! In standby the owner takes the place of the backing: it serves reads that bypass the cache, and
-//! pulls. The code that performs the I/O arranges that. Waiting requests have no range lock, so no
-//! other request waits for them.
+//! pulls. The caller, which performs the I/O, sends these reads to the owner's host. Waiting
+//! requests have no range lock, so no other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};

@@ -42,9 +42,9 @@ pub(super) struct Journal {
     /// Sectors without a recorded checksum that were overwritten since their checksum was last
     /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
-    /// Dirty cache sectors to write again before the ring is complete.
+    /// Dirty cache sectors that must be written again before the ring is complete.
     pub(super) rewrite: Vec<u64>,
-    /// A request waits that is not among the waiters.
+    /// True if a request waits for a commit and is not in the list of waiting requests.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: Vec<u64>,
@@ -54,9 +54,9 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// The owner has recorded that after a crash no clean data of this ring is to be used.
+    /// True if the owner has recorded that recovery must not use clean data of this ring.
     pub(super) loss_recorded: bool,
-    /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
+    /// True if an excluded device flushes again. The device is used again when no data is dirty.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
     /// not be durable, so it is destaged before a new ring records it as dirty.
@@ -149,7 +149,7 @@ impl Journal {
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
             if matches!(change, Change::Set { dirty: true, .. }) {
-                // Never durable: `may_destage` asks.
+                // Such a sector never becomes durable, so `may_destage` is checked here.
                 self.writer.push(change);
             }
             return;
@@ -283,13 +283,13 @@ impl Journal {
         self.writer.is_committed(frame, inside)
     }
 
-    /// Returns true if a dirty sector may go to the backing. A sector that the journal does not durably
-    /// call dirty might be recovered as older, clean data after a crash.
+    /// Returns true if a dirty sector may be destaged. If the journal does not durably record the
+    /// sector as dirty, recovery after a crash might use older, clean data for it.
     pub(super) fn may_destage(&self, index: &Index, sector: u64) -> bool {
         self.dead && self.loss_recorded || self.is_committed(index, sector)
     }
 
-    /// Records the checksum of a dirty sector of which the journal has none.
+    /// Records the checksum of a dirty sector whose checksum the journal does not have.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         self.record_dirty(now, index, sector);
         index.set_unproven(sector, false);

@@ -1,10 +1,10 @@
-//! Writes the tail of a recovered journal again.
+//! Writes the journal tail of a recovered cache again.
 //!
-//! After a failed flush, flash may return data until the power fails that no later flush makes
-//! durable. A process that starts then cannot know it. The records up to the last known commit
-//! are durable, with their data. The data of later records, the tail, is only known to be
-//! readable. So it is written again, in place, before a new ring calls it durable; the ring's
-//! commit flushes it.
+//! After a failed flush, reads of a flash device may return data that no later flush makes durable
+//! and that a power failure loses. A process that starts then cannot detect this. The records up to
+//! the last known commit are durable, with their data. The later records are the tail; their data
+//! is known to be readable, but perhaps not durable. So the tail's data is written again, in place,
+//! before a new ring records it as durable. The commit of the new ring flushes it.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
@@ -13,11 +13,11 @@ use crate::io::{Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant};
 
-/// Maximum number of sectors in a job: each may need an I/O of its own.
+/// Maximum number of sectors in a job. Each sector may need a separate I/O.
 const SECTORS_MAX: u64 = 64;
 
 impl Engine {
-    /// Writes on. Returns true if everything is written again.
+    /// Continues to write the tail. Returns true when all of it has been written.
     pub(super) fn rewrite_tail(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);
@@ -34,7 +34,7 @@ impl Engine {
         }
     }
 
-    /// A job has its buffer: reads as many sectors as fit.
+    /// Starts a job that has a buffer: reads as many sectors as fit.
     pub(super) fn start_rewrite(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
@@ -53,8 +53,8 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
     }
 
-    /// Some sectors were read, and are written again as they are: whether they are right is found
-    /// when they are used. Those that cannot be read or written stay as they are.
+    /// Handles the end of a read: writes the sectors again without a check, because their checksums
+    /// are compared when they are next used. Sectors that cannot be read or written stay unchanged.
     pub(super) fn rewrite_io_done(
         &mut self,
         now: Instant,

@@ -5,8 +5,8 @@
 //! complete. Except before a discard, the backing is flushed first, so that no zone needs its
 //! bypass mark any more. The changes are:
 //! - A *new ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete dump, a
-//!   flush, and a page that names the ring. Until that
-//!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
+//!   flush, and a page that names the ring. Until that page is durable, the old ring is valid. If
+//!   writing fails, the cache stays as it was.
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
@@ -90,9 +90,9 @@ enum Stage {
     /// The backing is being flushed up to this number of writes; the second field counts the
     /// attempts.
     FlushBacking(u64, u8),
-    /// The tail of a recovered journal is written again.
+    /// The journal tail of a recovered cache is being written again.
     Rewrite,
-    /// The dump of a new ring is written.
+    /// The dump of a new ring is being written.
     Dump,
     /// The dump is being made durable.
     DumpCommit,
@@ -599,8 +599,8 @@ impl Engine {
 }
 
 impl Disk {
-    /// Notes that the owner uses no clean data of rings up to this number. Includes the ring that
-    /// is restored if the current change fails.
+    /// Records that recovery must not use clean data of rings up to this number, including the ring
+    /// that is restored if the current change fails.
     pub(super) fn record_loss(&mut self, upto: u32) {
         let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
         let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());

@@ -1,11 +1,11 @@
 //! Comparison of a recovered cache with its backing, if there is no evidence that the backing is
 //! unchanged (docs/decisions/0033-unverified-blocks.md).
 //!
-//! Guests' reads of unverified sectors go to the backing, and the result is compared. In the
+//! Guests' reads of unverified sectors use the backing, and the result is compared. In the
 //! background a job reads the rest, one range at a time for each disk: first near guests' requests,
-//! then in the order of the frames. It locks its range like a read that fills, so that changes and
-//! the destager are ordered with it. If most of what was compared differs, the rest is dropped
-//! without a comparison: it is cheaper to fill it again when it is read.
+//! then in the order of the frames. The job locks its range like a read that fills, so it is
+//! ordered with changes and the destager. If most of the compared sectors differ, the rest is
+//! dropped without a comparison, because filling it again on reads is cheaper.
 
 use std::collections::VecDeque;
 
@@ -36,13 +36,14 @@ const UNSETTLED_NS: u64 = 100_000_000;
 /// Time until the next attempt after an error of the backing, nanoseconds.
 const ERROR_NS: u64 = 1_000_000_000;
 
-/// Number of sectors that are compared, at least, before the rest is given up because most differ:
-/// this, or this part of all. Near guests' reads more may differ than elsewhere.
+/// Minimum number of compared sectors before the rest is dropped because most of them differ: the
+/// larger of this number and a part of all sectors. Sectors near guests' reads may differ more
+/// often than others.
 const COMPARED_MIN: u64 = 16;
 const COMPARED_PART: u64 = 8;
 
-/// Sectors that are dropped at once without a comparison, and the time between: the journal
-/// records each.
+/// Maximum number of sectors that are dropped at once without a comparison, and the pause between
+/// two such steps. The journal has a record for each dropped sector.
 const DROPPED_MAX: usize = 1024;
 const DROP_NS: u64 = 10_000_000;
 
@@ -61,10 +62,10 @@ pub(super) struct Verify {
     is_busy: bool,
     /// Number of unverified sectors when the verification began.
     total: u64,
-    /// Sectors compared since, and how many of them differed.
+    /// Number of compared sectors since the recovery, and how many of them differed.
     compared: u64,
     differing: u64,
-    /// Stale sectors were dropped, and the durable journal may not say so yet.
+    /// True if stale sectors were dropped and this may not be durable in the journal.
     has_dropped: bool,
 }
 
@@ -85,13 +86,13 @@ impl Verify {
         self.has_dropped && !journal.is_all_durable()
     }
 
-    /// Returns true if most sectors differ, so that comparing the rest is not worth it.
+    /// Returns true if most sectors differ, so the rest should be dropped.
     fn is_in_vain(&self) -> bool {
         let is_enough = self.compared >= COMPARED_MIN && self.compared >= self.total / COMPARED_PART;
         is_enough && 2 * self.differing > self.compared
     }
 
-    /// The next piece to read: from one unverified sector to another, with small gaps.
+    /// Returns the next range to read: from one unverified sector to another, with small gaps.
     fn next_piece(&mut self, cache: &Cache) -> Option<(u64, u64)> {
         while let Some(first) = self.wanted.pop_front() {
             if let Some(piece) = piece(cache, first, first + PIECE_SECTORS) {
@@ -191,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// Drops some unverified sectors that nobody uses now.
+    /// Drops some unverified sectors that are not in use.
     fn drop_unverified(&mut self, now: Instant, id: DiskId) {
         let Engine { disks, range_locks, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("looked at");
@@ -216,7 +217,7 @@ impl Engine {
         self.wake(id);
     }
 
-    /// As if enough had been compared, and most of it had differed.
+    /// Simulates that enough sectors were compared and that most of them differed.
     #[cfg(test)]
     pub(super) fn presume_stale(&mut self, id: DiskId) {
         let verify = &mut self.disk_mut(id).verify;

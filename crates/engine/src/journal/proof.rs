@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_lie_where_doubt_lies() {
+    fn probes_are_in_segments_with_unknown_checksums() {
         assert_eq!(probes(&index(), &[3], 4), [0, 1, 2]);
         assert_eq!(probes(&index(), &[7, 6], 4), [4]);
         assert_eq!(probes(&index(), &[], 4), [0; 0]);

@@ -9,7 +9,7 @@ use crate::units::{FrameNo, SECTOR_BYTES};
 #[derive(Clone, Debug)]
 pub struct Recovered {
     pub(crate) index: Index,
-    /// Dirty cache sectors that the journal does not know to be durable.
+    /// Dirty cache sectors that the journal does not record as durable.
     pub(super) tail: Vec<u64>,
     /// Summary of the recovery.
     pub summary: Summary,
@@ -22,7 +22,7 @@ pub struct Recovered {
 pub struct Summary {
     /// Number of the ring.
     pub ring: u32,
-    /// The cache was closed cleanly.
+    /// True if the cache was closed cleanly.
     pub clean: bool,
     /// Number of valid sectors.
     pub sectors_valid: u64,
@@ -113,12 +113,13 @@ impl Recovered {
         })
     }
 
-    /// Considers the tail durable, as it is if the power failed since it was written.
+    /// Treats the tail as durable. This is correct if the power has failed since the tail was
+    /// written.
     pub fn trust_tail(&mut self) {
         self.tail.clear();
     }
 
-    /// Takes the dirty cache sectors that flash has, but perhaps only until the power fails.
+    /// Removes and returns the dirty cache sectors that flash may lose at a power failure.
     pub(crate) fn take_tail(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.tail)
     }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn many_runs_at_a_time_are_told_apart() {
+    fn many_simultaneous_runs_are_distinguished() {
         let mut readers = Readers::new(1 << 16, 16);
         for i in 0..10u64 {
             for run in 0..RUNS as u64 {

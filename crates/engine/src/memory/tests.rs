@@ -14,7 +14,7 @@ fn pieces(run: impl FnOnce(&mut dyn FnMut(PageRange))) -> Vec<PageRange> {
 }
 
 #[test]
-fn what_a_read_returned_is_there_and_elsewhere_nothing() {
+fn exactly_the_read_sectors_are_in_memory() {
     let mut memory = memory(8, 16 << 10);
     assert!(!memory.holds(5, 6));
     let kept = pieces(|copy| memory.keep(5, 10, copy));
@@ -41,7 +41,7 @@ fn a_write_renews_pages_that_are_there_only() {
 }
 
 #[test]
-fn what_was_read_ahead_says_so_once() {
+fn the_read_ahead_mark_is_reported_once() {
     let mut memory = memory(8, 64 << 10);
     memory.keep_ahead(0, 32, |_| ());
     assert!(memory.read(4, 8, Promote::Usual, |_| ()));

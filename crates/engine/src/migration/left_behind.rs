@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_is_not_there_whatever_is_listed_later() {
+    fn changed_ranges_stay_excluded_whatever_is_listed_later() {
         let mut left = LeftBehind::new(1 << 20);
         left.listed(10, 20);
         left.changed(12, 14);

@@ -128,7 +128,7 @@ fn a_source_that_another_host_has_overtaken_gives_way() {
 
 /// The answer to an empty list would be delayed, and the guest would wait for it.
 #[test]
-fn a_frozen_source_that_has_nothing_to_tell_asks_what_is_answered_at_once() {
+fn a_frozen_source_without_changes_sends_a_call_that_is_answered_at_once() {
     let mut source = copying();
     acts(&mut source, NOW, &[SourceAct::TakeChanges]);
     call(&mut source, Call::Changed(vec![]));
@@ -270,7 +270,7 @@ fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
 }
 
 #[test]
-fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
+fn a_disk_is_given_up_after_the_action_in_progress_has_ended() {
     let mut destination = Destination::new(None);
     ask(&mut destination, 1, SESSION, Call::Arrive);
     done(&mut destination, DestinationAct::Record(Record::Awaiting(SESSION)));
@@ -283,7 +283,7 @@ fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
 
 /// An unknown process may have served the disk, so the former owner's flash is not trusted.
 #[test]
-fn only_the_life_that_was_asked_first_knows_what_was_changed_since() {
+fn only_the_first_process_knows_the_ranges_changed_since_the_hand_over() {
     let first = ready();
     assert!(first.knows_changes());
     let mut second = Destination::new(Some(Record::Awaiting(SESSION)));
@@ -299,7 +299,7 @@ fn only_the_life_that_was_asked_first_knows_what_was_changed_since() {
 }
 
 #[test]
-fn a_call_that_takes_the_disk_back_waits_for_what_is_being_recorded() {
+fn a_call_that_takes_the_disk_back_waits_for_the_record_in_progress() {
     let mut destination = Destination::new(None);
     ask(&mut destination, 1, SESSION, Call::Arrive);
     ask(&mut destination, 2, SESSION, Call::Cancel);
@@ -327,7 +327,7 @@ fn a_disk_that_is_gone_is_so_in_the_latest_session() {
 }
 
 #[test]
-fn what_may_be_on_record_is_not_replaced_by_what_was_earlier() {
+fn an_earlier_record_does_not_replace_a_later_one() {
     let mut destination = Destination::new(None);
     ask(&mut destination, 1, SESSION, Call::Arrive);
     let (record, act) = destination.poll_act().unwrap();
@@ -360,7 +360,7 @@ fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_fi
 
 /// A source that received no answer, or restarted, would repeat its call for ever.
 #[test]
-fn a_source_whose_disk_was_taken_and_handed_on_is_told() {
+fn a_source_learns_that_its_disk_was_taken_and_handed_on() {
     let past = Session { generation: 5, attempt: 2 };
     for record in [Record::Away { session: past, taken: true }, Record::Awaiting(past), Record::Gone(past)] {
         let mut destination = Destination::new(Some(record));
@@ -374,7 +374,7 @@ fn a_source_whose_disk_was_taken_and_handed_on_is_told() {
 }
 
 #[test]
-fn an_awaited_disk_is_prepared_anew_after_a_restart() {
+fn an_awaited_disk_is_prepared_again_after_a_restart() {
     let mut destination = Destination::new(Some(Record::Awaiting(SESSION)));
     ask(&mut destination, 1, SESSION, Call::Yours);
     done(&mut destination, DestinationAct::Prepare);
@@ -383,7 +383,7 @@ fn an_awaited_disk_is_prepared_anew_after_a_restart() {
 }
 
 #[test]
-fn what_was_changed_is_pulled_again_and_nothing_else() {
+fn only_changed_ranges_are_pulled_again() {
     let mut puller = Puller::new(4 * SECTOR_BYTES);
     puller.add([(10, 16), (0, 2)]);
     assert_eq!(puller.left_bytes(), 8 * SECTOR_BYTES);
@@ -408,7 +408,7 @@ fn what_was_changed_is_pulled_again_and_nothing_else() {
 }
 
 #[test]
-fn a_heat_list_says_what_was_put_in() {
+fn a_heat_list_is_decoded_as_it_was_encoded() {
     let page = heat::encode(&[(300, 310), (5, 6), (310, 311), (1 << 40, (1 << 40) + 1)]);
     assert_eq!(page.len(), 1 + 2 + 3 + 7, "{page:?}");
     let ranges = heat::decode(&page, 1 << 41).unwrap();

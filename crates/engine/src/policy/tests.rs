@@ -91,7 +91,7 @@ fn fifo_ignores_hits() {
 }
 
 #[test]
-fn lru_keeps_what_was_used_last() {
+fn lru_keeps_the_most_recently_used_blocks() {
     let mut replay = Replay::new("lru", 3);
     replay.run([1, 2, 3, 1, 4, 2, 1]);
     assert_eq!(replay.holds(), [1, 2, 4]);

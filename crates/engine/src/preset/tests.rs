@@ -44,7 +44,7 @@ fn words_are_read_as_they_are_written() {
 }
 
 #[test]
-fn a_wrong_word_is_told_the_right_ones() {
+fn an_unknown_name_is_refused_with_the_valid_names() {
     for wrong in ["split", "split:", "split:0", "split:100", "split:7.5", "split:-1", "unified:1", ""] {
         let error = wrong.parse::<Layout>().unwrap_err().to_string();
         assert!(error.contains("unified, split:PERCENT"), "{error}");
@@ -96,7 +96,7 @@ fn fast_cache_promotes_at_the_third_access_and_nothing_sequential() {
 /// SYSTEMS §2: "a write to a promoted page completes in flash; the page is written to disk when the LRU
 /// picks it. Deferring coalesces writes and orders them for the disks."
 #[test]
-fn fast_cache_destages_what_the_lru_picks_and_defers_it() {
+fn fast_cache_destages_the_lru_block_and_defers_it() {
     let row = row("fast-cache");
     assert_eq!((row.policy, row.destage.order), ("lru", DestageOrder::Coldest));
     assert_eq!(row.destage.dirty_age_ms_max, 0, "age alone sends nothing to disk");
@@ -167,7 +167,7 @@ fn zbs_needs_two_devices() {
 
 /// SYSTEMS §7: "mirroring only what is not yet on disk".
 #[test]
-fn auto_mirrors_what_is_not_on_disk_and_bounds_its_age() {
+fn auto_mirrors_dirty_data_and_limits_its_age() {
     let row = row("auto");
     assert_eq!((row.copies, row.one_device), (Copies::TwoOfDirty, OneDevice::OneCopy));
     assert_eq!((row.destage.order, row.destage.dirty_age_ms_max), (DestageOrder::Elevator, 30_000));

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_what_a_sorted_map_is() {
+    fn it_matches_a_sorted_map() {
         let (mut heap, mut map) = (TagHeap::default(), BTreeMap::new());
         let mut rng = 1_u64;
         for _ in 0..20_000 {

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_waits_nothing_is_divided() {
+    fn without_waiting_io_nothing_is_divided() {
         let idle = Report { waits: false, ..report(1000.0, 50.0, 5.0) };
         assert_eq!(agree(&[idle], 10_000_000), None);
         assert_eq!(agree(&[], 10_000_000), None);

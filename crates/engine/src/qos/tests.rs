@@ -313,7 +313,7 @@ fn a_limit_is_reached_where_there_is_room() {
 }
 
 #[test]
-fn what_some_do_not_use_the_others_get() {
+fn unused_shares_go_to_the_other_flows() {
     // Shares 1 : 2 : 4, and the third flow wants almost nothing.
     let guests = [
         Guest::new(Demand::Depth(32), 500),
@@ -329,7 +329,7 @@ fn what_some_do_not_use_the_others_get() {
 /// A flow that was idle gets no more than its part when it returns, and the others no less than
 /// theirs.
 #[test]
-fn nobody_saves_up_shares() {
+fn an_idle_flow_saves_up_no_shares() {
     let guests = [Guest::new(Demand::Bursts(32), 1000), Guest::new(Demand::Depth(32), 1000)];
     let outcome = play(&guests, 1000, 4, 21, 5);
     for second in 1..20 {
@@ -341,7 +341,7 @@ fn nobody_saves_up_shares() {
 }
 
 #[test]
-fn nobody_starves() {
+fn no_flow_starves() {
     for seed in 0..20 {
         let mut rng = SimRng(seed);
         let mut guests: Vec<Guest> = (0..6)
@@ -488,7 +488,7 @@ fn a_fixed_depth_is_kept() {
 /// A flow with one share can count 2³⁴ units in 64 bits: two days at 100 000 per second. These I/Os
 /// have the largest possible size.
 #[test]
-fn shares_hold_however_long_it_goes_on() {
+fn shares_are_kept_over_a_long_time() {
     let mut scheduler = Scheduler::default();
     let mut served = [0_u32; 2];
     for (flow, shares) in [(0, 1), (1, 3)] {

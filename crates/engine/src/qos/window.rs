@@ -50,7 +50,7 @@ pub enum Control {
     /// No limit. Limits of disks apply, but reservations and shares do not.
     #[default]
     Off,
-    /// A fixed number, for a resource whose best queue depth is known.
+    /// A fixed number of I/Os in flight, for a resource whose best queue depth is known.
     Depth(u32),
     /// A window that follows the latency.
     Latency {

@@ -186,7 +186,7 @@ fn few_blocks_are_sampled_more_closely() {
 
 /// Hot blocks that are not sampled must be distinguished from sampled blocks with one use.
 #[test]
-fn what_the_samples_lack_is_attributed() {
+fn unsampled_hot_blocks_are_accounted_for() {
     // One block, not sampled, has a third of the accesses; the others are used once.
     let mut shards = Shards::fixed_rate(0.01, 1 << 30);
     (0..600_000u64).for_each(|i| shards.access(if i % 3 == 0 { 12_345 } else { 1_000_000 + i }, 1));

@@ -145,7 +145,7 @@ fn the_nearest_is_one_of_sixteen() {
 }
 
 #[test]
-fn what_is_outstanding_and_for_how_long() {
+fn outstanding_requests_and_their_duration_are_counted() {
     let mut histograms = Histograms::new(Instant(0));
     for _ in 0..3 {
         histograms.arrive(Instant(0), &request(READ, 0, 512));
@@ -174,7 +174,7 @@ fn what_is_outstanding_and_for_how_long() {
 }
 
 #[test]
-fn after_a_reset_only_what_is_outstanding_is_known() {
+fn after_a_reset_only_outstanding_requests_are_known() {
     let mut histograms = Histograms::new(Instant(0));
     (0..5).for_each(|_| histograms.arrive(Instant(1), &request(READ, 1 << 20, 512)));
     histograms.reset(Instant(9));

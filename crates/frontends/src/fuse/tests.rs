@@ -317,7 +317,7 @@ fn flushes_and_errors_are_passed_on() {
 }
 
 #[test]
-fn what_is_unknown_or_unasked_for_does_no_harm() {
+fn unknown_or_unexpected_requests_are_harmless() {
     let mut rig = Rig::new(false);
     // FORGET and BATCH_FORGET have no answer.
     for opcode in [2, 42] {

@@ -209,7 +209,7 @@ fn a_write_is_refused_behind_its_payload() {
 }
 
 #[test]
-fn without_room_for_a_buffer_it_waits_and_goes_on() {
+fn without_a_free_buffer_a_request_waits_and_then_continues() {
     let mut rig = Rig::new(true);
     rig.memory.full = true;
     rig.command(Command::Read, NONE, 0, 4096);
@@ -333,7 +333,7 @@ fn block_status_asks_the_backing() {
 
 /// A connection quiesces between two commands, and another object continues without losing a byte.
 #[test]
-fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
+fn a_quiesced_connection_begins_nothing_and_its_successor_loses_nothing() {
     let mut rig = Rig::new(false);
     let header = |cookie, command, length| {
         hob_nbd::Request { command, flags: NONE, cookie, offset: 0, length }.encode()

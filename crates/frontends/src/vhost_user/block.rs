@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_disk_takes_no_changes_and_says_so() {
+    fn a_read_only_disk_refuses_changes_and_announces_it() {
         let info = Info { read_only: true, ..info() };
         assert!(info.features().contains(Features::RO) && !info.features().contains(Features::DISCARD));
         let write = understand(header(1, 0), (512, 0), None, &info, info.features());

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_is_told_on_the_channel_that_it_gave() {
+    fn a_client_is_notified_on_its_channel() {
         let (machine, daemon) = UnixStream::pair().unwrap();
         let (mut far, near) = UnixStream::pair().unwrap();
         let capacity = Capacity::new(512);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_does_not_listen_keeps_nobody_waiting() {
+    fn a_client_that_does_not_read_notifications_delays_no_other() {
         let (far, near) = UnixStream::pair().unwrap();
         let capacity = Capacity::new(512);
         capacity.set_channel(Some(near.into()));

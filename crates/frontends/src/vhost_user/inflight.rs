@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_and_not_answered_comes_back_in_its_order() {
+    fn unanswered_chains_are_taken_again_in_their_order() {
         let (first, file, bytes) = Inflight::create(2, 8).unwrap();
         let mut queue = first.queue(1, 8).unwrap();
         assert!(queue.recover(0).is_empty());

@@ -268,7 +268,7 @@ fn a_driver_that_offers_without_end_is_left_when_the_budget_is_used_up() {
 }
 
 #[test]
-fn what_was_declined_is_given_up_with_its_disk() {
+fn declined_reads_are_dropped_with_their_disk() {
     for declined_first in [true, false] {
         let (memory, _file, _) = Inflight::create(1, QUEUE).unwrap();
         let mut rig = Rig::with(info().features(), memory.queue(0, QUEUE));
@@ -380,7 +380,7 @@ fn without_room_for_a_buffer_the_chain_stays_where_it_is() {
 }
 
 #[test]
-fn drivers_are_told_when_they_want_to_be() {
+fn drivers_are_notified_when_they_request_it() {
     for event_idx in [false, true] {
         let features = info().features().0 & !if event_idx { 0 } else { Features::EVENT_IDX.0 };
         let mut rig = Rig::with(Features(features), None);
@@ -575,7 +575,7 @@ const MALFORMED: &[Case] = &[
 ];
 
 #[test]
-fn malformed_chains_harm_nobody_else() {
+fn malformed_chains_affect_no_other_client() {
     for (what, write, expected) in MALFORMED {
         let mut rig = Rig::new();
         rig.header(0, 0);
@@ -664,7 +664,7 @@ fn a_queue_stops_when_everything_in_it_is_answered() {
 }
 
 #[test]
-fn what_an_earlier_daemon_left_in_flight_is_done_by_the_next() {
+fn the_next_daemon_executes_requests_left_in_flight() {
     let (memory, _file, _) = Inflight::create(1, QUEUE).unwrap();
     let mut first = Rig::with(info().features(), memory.queue(0, QUEUE));
     first.header(1, 0);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_makes_no_sense_is_refused() {
+    fn an_invalid_answer_is_refused() {
         for (points, block) in
             [(&[][..], 4096), (&[(0, 1.0)], 0), (&[(0, 0.5), (4096, 0.7)], 4096), (&[(0, 7.0)], 4096)]
         {

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_fills_with_what_is_done() {
+    fn the_bar_shows_the_progress() {
         assert_eq!(bar(100 << 20, &dirty(100, 0, None, None)), format!("[{}]", ".".repeat(24)));
         assert_eq!(
             bar(100 << 20, &dirty(50, 0, None, None)),

@@ -113,7 +113,7 @@ fn these_lines_make_sense() {
 }
 
 #[test]
-fn these_lines_are_refused_in_one_line_that_says_what_to_do() {
+fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
     for (line, part) in [
         ("hob serve --disk X", "--listen"),
         ("hob serve --listen unix:/p", "--disk"),

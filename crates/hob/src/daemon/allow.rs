@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_input_is_refused() {
         for text in
             ["", "unix:", "10.1", "10.1.0.0/33", "::/129", "10.1.0.0/", "10.1.0.0/-1", "host7", "cn:", "psk:"]
         {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_is_not_there() {
+    fn disks_without_permission_are_invisible() {
         let (shard, _calls) = ShardHandle::new(|| {});
         let exports = Exports::default();
         for (number, (of, name)) in

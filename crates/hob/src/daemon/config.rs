@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_in_one_line_with_its_number() {
+    fn errors_have_one_line_with_the_line_number() {
         for (text, parts) in [
             ("listen = [\n", &["line "][..]),
             ("\nshard = 2\n", &["line 2", "shard"]),

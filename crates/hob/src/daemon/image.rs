@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_recorded_in_a_header_is_asked_for_and_nothing_is_probed() {
+    fn a_missing_format_is_required_and_never_probed() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("top.qcow2");
         let info = |text: &str| serde_json::from_str::<Info>(text).unwrap();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_is_told_of_and_signs_of_life_go_on_until_the_next_program_is_ready() {
+    fn an_upgrade_is_reported_and_the_watchdog_is_fed_until_the_next_program_is_ready() {
         run(async |systemd, notifier, manager, _| {
             notifier.reloading();
             let said = heard(&systemd).concat();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_socket_nothing_is_said_and_a_wrong_one_stops_nobody() {
+    fn without_a_socket_nothing_is_sent_and_an_invalid_one_is_ignored() {
         run(async |systemd, _, manager, _| {
             for socket in [None, Some(OsStr::new("relative")), Some(OsStr::new("/nonexistent/notify"))] {
                 let notifier = Notifier::new(socket, None);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_is_understood_and_nonsense_is_not() {
+    fn a_valid_order_is_parsed_and_an_invalid_one_is_refused() {
         let parent = i32::try_from(std::process::id()).unwrap();
         for options in [
             VolatileOptions { seed: 7, flushes: Flushes::Honest, cut_after: None },

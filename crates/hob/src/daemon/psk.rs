@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_a_key_comes_in_by_its_name() {
+    async fn a_client_with_a_key_is_admitted_under_its_name() {
         const OTHER: &[u8] = &[7; 32];
         let own: &'static [u8] = Box::leak((0..16).collect::<Vec<u8>>().into_boxed_slice());
         let dir = tempfile::tempdir().unwrap();

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_in_order() {
+    fn records_are_read_in_order() {
         let (mut recorder, mut reader) = with_room(8);
         let mut read = Vec::new();
         for number in 0..1000 {
@@ -253,7 +253,7 @@ mod tests {
     /// Each record that was not dropped arrives complete and in order, in any interleaving of the
     /// threads.
     #[test]
-    fn two_threads_lose_nothing_but_what_is_counted() {
+    fn two_threads_lose_only_counted_records() {
         const COUNT: u64 = 200_000;
         let (mut recorder, mut reader) = with_room(64);
         let writer = std::thread::spawn(move || {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_applied_and_the_rest_stays() {
+    fn configured_permissions_are_applied_and_others_stay() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         std::fs::write(&path, "").unwrap();

@@ -259,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_the_process_unless_somebody_handles_it() {
+    fn a_panic_ends_the_process_unless_it_is_contained() {
         if let Ok(case) = std::env::var(CASE) {
             log_to_stderr();
             abort_on_panic();
             return panic_as(&case);
         }
-        let test = "a_panic_ends_the_process_unless_somebody_handles_it";
+        let test = "a_panic_ends_the_process_unless_it_is_contained";
         for case in [
             "hob-shard-1",
             "hob-tls-0",

@@ -213,7 +213,7 @@ fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
 }
 
 #[test]
-fn what_is_no_trace_to_advise_on_is_an_error() {
+fn a_trace_without_usable_requests_is_an_error() {
     let error = |records: &[Record]| {
         let mut material = Material::new(100);
         records.iter().for_each(|record| material.add(record));
@@ -228,7 +228,7 @@ fn what_is_no_trace_to_advise_on_is_an_error() {
 }
 
 #[test]
-fn a_trace_too_long_is_cut_and_says_so() {
+fn a_long_trace_is_truncated_with_a_note() {
     let mut material = Material::new(1000);
     (0..5000).for_each(|i| material.add(&read(i * i, i % 100 * 4096, 4096)));
     let found = advise(material, &Options::default(), &mut |_, _| true).unwrap();
@@ -241,7 +241,7 @@ fn a_trace_too_long_is_cut_and_says_so() {
 }
 
 #[test]
-fn the_page_and_the_text_say_what_was_found() {
+fn the_page_and_the_text_have_the_results() {
     let records = zipf(&["requests=30000", "footprint=32M"]);
     let options = Options { trace: "<web & co>.csv".to_owned(), ..Options::default() };
     let found = advice_with(&records, &options);

@@ -219,7 +219,7 @@ fn errors_of_the_server_are_counted_and_not_timed() {
 }
 
 #[test]
-fn a_stop_returns_what_there_is() {
+fn a_stop_returns_the_results_so_far() {
     let stop = AtomicBool::new(false);
     let manners = Manners { delay: Duration::from_millis(1), ..WILLING };
     let run = against(manners, &accesses(100_000, 1000), 8, &stop, |done, _| {
@@ -258,7 +258,7 @@ fn a_server_that_hangs_up_with_every_slot_in_flight_does_not_strand_the_sender()
 }
 
 #[test]
-fn what_does_not_fit_the_export_is_refused_before_it_is_sent() {
+fn a_request_beyond_the_export_is_refused_before_it_is_sent() {
     let bad = |access: Access, flags: u16| {
         let manners = Manners { flags, ..WILLING };
         format!("{:#}", against(manners, &[access], 1, &GO, |_, _| {}).unwrap_err())
@@ -320,7 +320,7 @@ fn neither_a_stop_nor_a_hang_up_waits_for_the_next_request() {
 }
 
 #[test]
-fn a_list_that_breaks_off_ends_the_run_after_what_was_sent() {
+fn an_error_in_the_list_ends_the_run_after_the_sent_requests() {
     let requests = (0..30).map(|i| if i == 20 { Err(anyhow::anyhow!("torn")) } else { due_at(0) });
     let (times, ended) = timed(WILLING, requests, 4, &GO);
     assert_eq!((times.len(), ended.unwrap_err().to_string()), (20, "torn".to_owned()));

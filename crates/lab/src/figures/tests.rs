@@ -60,7 +60,7 @@ fn every_figure_runs_and_is_written() {
 }
 
 #[test]
-fn what_does_not_depend_on_the_workload_is_green() {
+fn checks_that_do_not_depend_on_the_workload_pass() {
     let dir = tempfile::tempdir().unwrap();
     let report = made(&["metadata-memory", "statistics"], &options(&dir, 1)).unwrap();
     assert_eq!(report.checks(), (4, 0), "{report:?}");

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_can_be_set() {
+    fn listed_parameters_can_be_set() {
         let mut sample = Sample::default();
         for Parameter { name, default, .. } in Sample::default().list() {
             sample.set(&name, &default).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_says_what_could() {
+    fn an_unknown_parameter_is_refused_with_the_valid_ones() {
         let mut sample = Sample::default();
         let mut error = |name, text| sample.set(name, text).unwrap_err();
         assert_eq!(error("size", "8QB"), "size=8QB: expected a size such as 8KiB or 15GiB");

@@ -74,7 +74,7 @@ fn every_listed_parameter_can_be_typed_as_it_is_shown() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_one_line() {
+fn invalid_input_is_refused_with_one_line() {
     let error = |name: &str, setting: &str| {
         let info = GeneratorInfo::find(name);
         let error = info.and_then(|info| info.plan(&[setting])).unwrap_err().to_string();

@@ -153,7 +153,7 @@ fn a_trace_without_times_is_played_one_at_a_time() {
 }
 
 #[test]
-fn what_cannot_be_played_is_an_error() {
+fn an_invalid_plan_is_an_error() {
     let said = |material, options: &Options| {
         format!("{:#}", measure(material, options, &mut |_, _| true).expect_err("no answer"))
     };

@@ -233,7 +233,7 @@ proptest! {
 }
 
 #[test]
-fn only_what_was_asked_for_becomes_valid() {
+fn only_requested_sectors_become_valid() {
     // A 4 KiB miss into a 64 KiB block, then another part of the block, then the first part again.
     let reads = [0u64, 8192, 0].map(|offset| record(Op::Read, offset, 4096));
     let curves = exact(reads, 65536, Mode::WriteThrough).unwrap();

@@ -88,7 +88,7 @@ fn the_index_leads_to_every_section() {
 }
 
 #[test]
-fn what_scrolls_can_be_focused_and_has_a_name() {
+fn scrollable_elements_can_be_focused_and_have_a_name() {
     let html = full("plain").render();
     let boxes: Vec<&str> = html.split("<div class=\"scroll\"").skip(1).collect();
     assert_eq!(boxes.len(), 4);

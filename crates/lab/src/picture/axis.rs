@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn values_outside_are_told_apart() {
+    fn values_outside_are_distinguished() {
         let ruler = AxisScale::new(
             &Axis::new("", Unit::Count).log(),
             [1.0, 100.0].into_iter(),

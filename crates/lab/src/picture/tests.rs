@@ -83,7 +83,7 @@ fn bars_are_sound_whatever_the_values() {
 }
 
 #[test]
-fn where_there_is_nothing_the_picture_says_so() {
+fn an_empty_picture_has_a_note() {
     let axis = || Axis::new("a", Unit::Count);
     let none = CurveChart::new("t", axis(), axis());
     let gaps = none.clone().curve(Curve::new("c", vec![(f64::NAN, 1.0), (1.0, f64::INFINITY)]));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut_where_it_ends() {
+    fn long_text_is_truncated() {
         assert_eq!(cut("short", 16.0, 100.0), "short");
         let long = "a name that somebody made very, very long ".repeat(5000);
         let kept = cut(&long, 16.0, 200.0);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_survey_tells_what_there_is() {
+    fn a_survey_counts_the_requests() {
         let all = [
             record(Op::Read, 512, 1024),
             record(Op::Discard, 4096, 1 << 20),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_target_cannot_do_is_left_out() {
+    fn unsupported_requests_are_left_out() {
         let all = [record(Op::Discard, 0, 512), record(Op::Write, 0, 512), record(Op::Flush, 0, 0)];
         let info = TargetInfo { can_discard: false, can_flush: false, ..target() };
         let fit = Fit::new(&survey(&all), &info, &ALLOW).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said_with_numbers() {
+    fn requests_beyond_the_target_are_reported_with_numbers() {
         let said = refused(&[record(Op::Read, 0, 512), record(Op::Read, 1 << 20, 512)], &target(), &ALLOW);
         assert!(said.contains("1048576") && said.contains("--wrap"), "{said}");
         let said = refused(&[record(Op::Read, 512, 700)], &target(), &ALLOW);

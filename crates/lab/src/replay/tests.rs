@@ -129,7 +129,7 @@ fn a_stop_leaves_a_report() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_counted_and_what_breaks_off_is_said() {
+fn errors_of_the_kernel_are_counted_and_an_early_end_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir);
     let records: Vec<Record> =

@@ -53,7 +53,7 @@ fn the_same_seed_is_the_same_history() {
 }
 
 #[test]
-fn what_is_due_is_filled_up() {
+fn remaining_rate_is_distributed() {
     let disk = |shares, reservation, demand| Disk {
         host: 0,
         due: Entitlement { shares, reservation, ..Entitlement::default() },

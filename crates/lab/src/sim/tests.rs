@@ -83,7 +83,7 @@ fn a_miniature_sees_only_the_parts_in_its_blocks() {
 }
 
 #[test]
-fn what_no_cache_can_address_is_counted() {
+fn requests_beyond_the_largest_address_are_counted() {
     let mut list = records(100, 100);
     list.push(Record { offset: 1 << 44, ..list[0] });
     list.push(Record { offset: (1 << 63) - 1, ..list[0] });

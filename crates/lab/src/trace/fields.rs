@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_keep_nanoseconds_and_refuse_nonsense() {
+    fn times_keep_nanoseconds_and_refuse_invalid_input() {
         for (text, unit, nanos) in [
             ("0", 1, 0),
             ("1456095145.133076001", 1_000_000_000, 1_456_095_145_133_076_001),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_operations_and_columns_say_what_is_wrong() {
+    fn invalid_numbers_operations_and_columns_are_described() {
         assert_eq!(number("18446744073709551615", "the offset"), Ok(u64::MAX));
         assert_eq!(number("-4096", "the offset").unwrap_err(), "the offset is negative: '-4096'");
         assert_eq!(number("+4", "the offset").unwrap_err(), "the offset is no number: '+4'");

@@ -69,7 +69,7 @@ fn time_begins_at_the_first_request_and_disorder_is_mended_within_the_window() {
 }
 
 #[test]
-fn what_comes_too_late_gets_the_time_of_the_one_before() {
+fn a_late_record_gets_the_previous_records_time() {
     let found = read(csv(&[100, 200, 300, 400, 500, 600, 150, 90, 700]), &SKIP);
     assert_eq!(at(&found), [0, 100, 200, 200, 200, 300, 400, 500, 600]);
     assert_eq!(order(&found), [0, 1, 2, 6, 7, 3, 4, 5, 8]);
@@ -142,7 +142,7 @@ fn one_disk_of_several_keeps_its_number_and_begins_at_0() {
 }
 
 #[test]
-fn what_is_no_trace_is_refused_by_name() {
+fn a_file_that_is_no_trace_is_refused_by_name() {
     assert_eq!(refused("", "a.csv", &SKIP), "a.csv is empty");
     let error = refused("hello\nworld\n", "a.csv", &SKIP);
     assert!(error.starts_with("cannot detect the format of a.csv: pass one of hob, csv, msr"), "{error}");
@@ -199,7 +199,7 @@ fn progress_is_known() {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_records_are_read_back() {
     let records: Vec<Record> = (0..10_000_u64)
         .map(|n| {
             let op = [Op::Read, Op::Write, Op::Discard, Op::Flush][n as usize % 4];

@@ -120,7 +120,7 @@ mod tests {
 
     /// Journals on flash contain these.
     #[test]
-    fn hashes_stay_what_they_are() {
+    fn hashes_are_stable() {
         let text = |sentence| hash(sentence).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         assert_eq!(text(""), "bfd43cff2682214826ac75e93dfe73cdecd033535a6c477b759b535f1a8f5939");
         let device = "74462170d2f54dca4704b8f33b8849745bb9818feec43f73b43e87904c52d78d";

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_there_and_the_backing_can_be_opened_again() {
+    fn written_data_is_on_the_backing_and_it_can_be_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         // The last sector is partial.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_stays_and_everything_ends_all_the_same() {
+    fn an_error_is_kept_and_all_requests_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();

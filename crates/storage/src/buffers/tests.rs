@@ -127,7 +127,7 @@ fn a_pinned_buffer_outlives_its_owner() {
 
 #[test]
 #[should_panic(expected = "is being filled")]
-fn bytes_the_kernel_fills_cannot_be_seen() {
+fn memory_that_the_kernel_fills_is_inaccessible() {
     let mut arena = Arena::new(8192).unwrap();
     let id = arena.alloc(8192).unwrap();
     arena.pin(BufferSlice { id, offset: 4096, len: 4096 }, Traffic::KernelWrites);

@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_reservation_allocated_is_released_and_nothing_else() {
+    fn a_failed_reservation_frees_exactly_its_own_space() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (_, file) = sparse(&dir, 8 << 20);
         file.write_all_at(&[7; 4096], 1 << 20).unwrap();

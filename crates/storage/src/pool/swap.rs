@@ -209,7 +209,7 @@ mod tests {
     /// A crash during the write of the table: of an area of three pages only the last is written, or only
     /// the first.
     #[test]
-    fn parts_of_an_area_are_told_from_a_whole_one() {
+    fn incomplete_areas_are_distinguished_from_complete_ones() {
         for lost in [0..126, 126..200] {
             let dir = tempfile::tempdir().unwrap();
             let mut pool = pool(&dir, &[("a", 200)]);

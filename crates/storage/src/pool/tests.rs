@@ -37,7 +37,7 @@ fn page() -> (PageHeader, Vec<Entry>) {
 }
 
 #[test]
-fn what_is_encoded_comes_back() {
+fn encoded_tables_are_decoded_again() {
     assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
     let (header, entries) = page();
     let bytes = encode_page(header, &entries);

@@ -192,7 +192,7 @@ fn sends_are_complete_and_ordered() {
 }
 
 #[test]
-fn receiving_goes_behind_what_is_there() {
+fn received_data_is_appended() {
     with_both(|ring| {
         let (ours, mut theirs) = pair();
         let fd = ring.attach(ours, FdClass::Socket);
@@ -435,7 +435,7 @@ fn devices_are_waited_for_and_waits_end() {
 }
 
 #[test]
-fn events_are_awaited_one_by_one_and_told_of() {
+fn events_are_awaited_separately_and_reported() {
     with_both(|ring| {
         // The socket's other owner decides whether reads of it block.
         for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
@@ -468,7 +468,7 @@ fn events_are_awaited_one_by_one_and_told_of() {
 }
 
 #[test]
-fn an_event_that_nobody_reads_holds_nothing_up() {
+fn an_unread_event_blocks_nothing() {
     with_both(|ring| {
         let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();

@@ -493,7 +493,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_report_is_told_from_the_attempt_whose_operation_has_the_same_number() {
+    fn a_late_completion_is_distinguished_from_a_new_operation_with_the_same_number() {
         let mut inline_completions = InlineCompletions::default();
         let mut new =
             || Hasty { op: 3, number: inline_completions.next_number(), result: 0, is_awaited: false };

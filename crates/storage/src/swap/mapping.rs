@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_shared_is_found() {
+    fn holes_and_shared_extents_are_found() {
         assert_eq!((size_of::<Extent>(), size_of::<Map>()), (56, 32 + 56 * EXTENTS));
         let cases: [(&[Extent], Option<Lack>, u64); 6] = [
             (&[extent(0, 50, 0), extent(50, 60, LAST)], None, 110),

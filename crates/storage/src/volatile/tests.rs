@@ -46,7 +46,7 @@ fn write_somewhere(volatile: &VolatileFile, expected: &mut [u8], rng: &mut SimRn
 }
 
 #[test]
-fn reads_see_what_was_written_and_the_file_gets_it_with_a_flush() {
+fn reads_return_written_data_and_a_flush_writes_it_to_the_file() {
     for seed in 0..20 {
         let (file, volatile) = files(seed, Flushes::Honest);
         let (mut expected, mut rng) = (vec![0; BYTES], SimRng::new(seed));
@@ -119,7 +119,7 @@ fn a_durable_write_survives_and_takes_no_other_along() {
 }
 
 #[test]
-fn a_device_that_lies_loses_what_was_flushed() {
+fn a_lying_device_loses_flushed_data() {
     let lost = (0..50).filter(|seed| {
         let (file, volatile) = files(*seed, Flushes::Ignored);
         volatile.write(0, &[1; 4096], Durability::Volatile).unwrap();

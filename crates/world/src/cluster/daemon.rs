@@ -1,5 +1,5 @@
-//! Simulates the daemon around the cluster state machines. The daemon makes their calls, and
-//! acquires, opens and gives back disks.
+//! Simulates the daemon around the cluster state machines. The daemon makes the state
+//! machines' calls, and acquires, opens and releases disks.
 
 use hob_engine::cluster::{
     Answer, Ask, ClusterEvent, Event as Told, Found, Is, Key, LeaseId, LeaseTerm, OwnershipRecord,

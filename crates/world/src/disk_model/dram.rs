@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_cached_data_is_read_ahead_of() {
+    fn read_ahead_only_follows_cached_data() {
         let mut dram = Dram::new(ReadCache { bytes: 1 << 20, latency_ns: 1, prefetch_bytes: 64 << 10 });
         assert_eq!(dram.read_len(0, 4096, 1 << 30), 4096);
         dram.take(0, 4096);

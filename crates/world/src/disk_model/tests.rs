@@ -259,7 +259,7 @@ fn with_memory() -> ArrayConfig {
 }
 
 #[test]
-fn what_was_read_or_written_is_read_from_memory_while_there_is_room() {
+fn recent_data_is_read_from_memory_while_it_fits() {
     let mut array = ArrayModel::new(with_memory());
     let cold = array.submit(0, Access::Read, 80 * GB, 8192);
     assert!(cold > 4 * MS);

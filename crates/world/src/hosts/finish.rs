@@ -27,7 +27,7 @@ impl Simulation<'_> {
         let mut calm = self.now;
         for host in &mut self.hosts {
             host.flash.soothe();
-            // Events that waited for a stopped process stay where they are in the queue.
+            // Events for a paused process stay at their position in the queue.
             calm = calm.max(host.stopped_until);
             host.stopped_until = self.now;
         }

@@ -56,7 +56,7 @@ pub(super) struct Host {
     pub(super) written: Written,
     /// Number of journal rings that the host's caches have had.
     pub(super) rings: u32,
-    /// Its process does nothing before this.
+    /// Time until which the host's process is paused.
     pub(super) stopped_until: Instant,
     /// State that a crash of the host loses; `None` while the host is down.
     pub(super) ram: Option<Box<Ram>>,

@@ -12,7 +12,7 @@ use crate::rng::SimRng;
 
 pub(super) const MS: u64 = 1_000_000;
 
-/// Separates the random numbers of stops from all others.
+/// Makes the random numbers of pauses independent of all others.
 const STOP_SALT: u64 = 0x7374_6f70;
 
 /// Parameters of a history of several hosts.
@@ -53,7 +53,7 @@ pub(super) struct Plan {
     pub(super) flash_faults: FlashFaults,
     pub(super) crashes: Vec<(Instant, usize)>,
     pub(super) crash_step: Option<Crash>,
-    /// The process of a host stops after this step, for so many nanoseconds.
+    /// The step after which a host's process pauses, and the pause in nanoseconds.
     pub(super) stop: Option<(Crash, u64)>,
     pub(super) partitions: Vec<(Instant, u64)>,
     pub(super) power_cut: Option<Instant>,
@@ -146,8 +146,8 @@ impl Plan {
         self.flash_faults = FlashFaults::default();
     }
 
-    /// Returns the stop of a process in the history of this seed. It is drawn separately, so that the
-    /// other histories stay as they are.
+    /// Returns the pause of a process in the history of this seed. It is drawn from separate random
+    /// numbers, so that the rest of the history does not change.
     pub(super) fn draw_stop(seed: u64) -> Option<(Crash, u64)> {
         let mut rng = SimRng::new(seed ^ STOP_SALT);
         let at = Crash { host: rng.below(2) as usize, step: rng.between(1, 60) };

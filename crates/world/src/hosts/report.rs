@@ -15,7 +15,7 @@ pub struct Report {
     pub thaws: u64,
     /// Number of host crashes.
     pub crashes: u64,
-    /// Processes that were stopped for a while.
+    /// Number of pauses of processes.
     pub process_stops: u64,
     /// Number of crashes of source hosts during a migration attempt.
     pub crashes_of_sources: u64,

@@ -80,7 +80,7 @@ impl Simulation<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
-            // While its process was stopped, no I/O ended.
+            // While its process was paused, no I/O ended.
             EngineEvent::Stalled(_) | EngineEvent::Resumed(_) if self.hosts[host].stopped_until.0 > 0 => {
                 Ok(())
             }
@@ -146,7 +146,7 @@ impl Simulation<'_> {
         trace!(self, "host {host} is asked by {who:?}: {request:?}");
         ram.requests.insert(id, InFlight { request, who, token });
         if ram.engine.handle_request(self.now, request).is_err() {
-            // After a stopped process continues, requests of other hosts arrive all at once.
+            // After a paused process continues, the delayed requests of other hosts arrive at once.
             let in_flight = ram.engine.in_flight();
             ensure!(!is_guest && op.is_own(), "{request:?} handed back with {in_flight} in flight");
             ram.requests.remove(&id);

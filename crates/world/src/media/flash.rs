@@ -278,7 +278,7 @@ impl Flash {
         self.doomed.push(id);
     }
 
-    /// Puts a dead device back, with the content that it had when it was taken out.
+    /// Returns a failed device with its content at the time of its removal.
     pub fn return_as_it_was(&mut self) {
         self.dead = false;
     }

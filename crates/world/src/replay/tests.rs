@@ -260,7 +260,7 @@ fn a_write_back_write_takes_the_flashs_time_and_a_durable_one_its_journals_too()
 }
 
 #[test]
-fn a_run_ends_with_its_requests_and_destaging_goes_on() {
+fn a_run_ends_with_its_requests_and_destaging_continues() {
     let mut setup = write_back(MIB);
     setup.config.destage.dirty_age_ms_max = 2000;
     let setup = Setup::one_disk(MIB, Some(setup), fixed(10, 30), fixed(1000, 2000));

@@ -196,8 +196,8 @@ impl Simulation<'_> {
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
             let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
-            // Each session gets one error for each time that writes were in doubt or given up, and
-            // those of flushes that began too early to report it.
+            // Each session gets one error for each event in which writes were lost or discarded,
+            // and additional errors for flushes that began too early to report it.
             let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
             let told = told + self.report.flushes_failed_early;
             ensure!(

@@ -225,7 +225,7 @@ impl Simulation<'_> {
         self.observe_opening(disk);
         if self.disks[disk].owner.is_none() {
             if self.disks[disk].gated {
-                // A later command gave up the cache whose recovery guests waited for.
+                // A later command discarded the cache for whose recovery the guests waited.
                 self.open_gate(disk);
             }
             return self.change_behind_bare(disk);

@@ -24,7 +24,7 @@ const RETURN_SALT: u64 = 0x7265_7475;
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
 
-/// Lets some of the devices that die return in a later life.
+/// Selects some of the failing devices to return after a later restart.
 pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     let mut rng = SimRng::new(seed ^ RETURN_SALT);
     for plan in &mut scenario.devices {
@@ -129,8 +129,8 @@ impl Simulation<'_> {
         self.record_loss(disk);
     }
 
-    /// Records durably that a journal was lost, and tells the engine. A disk that is being removed
-    /// accepts no command, so this is repeated in case the removal fails.
+    /// Durably records that a journal was lost, and sends the command to the engine. A disk that is
+    /// being removed accepts no command, so this is repeated in case the removal fails.
     pub(super) fn record_loss(&mut self, disk: usize) {
         if self.disks[disk].leaving {
             return self.queue.push(self.now + REPLACE_NS, Event::RecordLoss(disk));

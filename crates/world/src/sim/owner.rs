@@ -43,7 +43,7 @@ pub(super) struct Owner {
     pub(super) evidence: Option<u64>,
     /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
-    /// No clean data of rings up to this number is used: such a ring was lost.
+    /// Recovery must not use clean data of rings up to this number, because such a ring was lost.
     lost_upto: u32,
 }
 
@@ -83,7 +83,7 @@ impl Owner {
         self.drop_rings(|number| number <= upto)
     }
 
-    /// Records that the ring in service was lost.
+    /// Records that the current ring was lost.
     pub(super) fn record_loss(&mut self) {
         self.lost_upto = self.number;
     }

@@ -338,8 +338,8 @@ impl Simulation<'_> {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
-    /// Returns true if a persistent cache is being enabled, so that the owner is of that cache and
-    /// not of an earlier one.
+    /// Returns true if a persistent cache is being enabled, so that the recorded owner belongs to
+    /// that cache and not to an earlier one.
     fn awaits_cache(&self, index: usize) -> bool {
         let mut of_disk = self.asked.values().filter(|asked| asked.disk == index);
         of_disk.any(|asked| {

@@ -84,8 +84,8 @@ impl Simulation<'_> {
             self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
-            // The daemon knows that the cache was drained and that the backing was written since.
-            // A journal that is lost cannot say so.
+            // The daemon knows that the cache was drained and that the backing was written since. A
+            // lost journal cannot record this.
             ensure!(
                 doubtful || was_lost,
                 "disk {index}: {} sectors are dirty after a drain",
@@ -475,7 +475,7 @@ impl Simulation<'_> {
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
         let samples = match self.options.sabotage {
-            // As if the cache were so large that none is among them.
+            // Simulates a cache that is so large that the sample contains none of these sectors.
             Some(Sabotage::EvidenceTooEarly) if self.disks[index].changed_behind.is_none() => 0,
             _ if self.silent.is_some() => SAMPLES_FEW,
             _ => SAMPLES,

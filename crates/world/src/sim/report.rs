@@ -62,7 +62,7 @@ pub struct Report {
     pub crashes_in_drain: u64,
     /// Number of journals that flash lost.
     pub journals_lost: u64,
-    /// Flash devices that had been taken out and returned.
+    /// Number of flash devices that were removed and returned.
     pub devices_returned: u64,
     /// Number of times that a backing changed while no daemon served it.
     pub changed_behind: u64,

@@ -20,7 +20,8 @@ pub(super) struct DevicePlan {
     pub(super) failure: Option<(Instant, DeviceFailure)>,
     /// The flash device refuses writes, but its data can be read.
     pub(super) refuses: bool,
-    /// If it dies, it was taken out: the next life finds it as it was then.
+    /// True if a failure of the device is a removal: the device returns after the next restart with
+    /// its content at that time.
     pub(super) returns: bool,
 }
 

@@ -59,7 +59,7 @@ impl Silent {
         Some(Silent { rng, verify_bytes_per_s, disks })
     }
 
-    /// Leaves everything unverified that guests do not read, of backings that all have evidence.
+    /// For backings that all have evidence, leaves all data unverified that guests do not read.
     pub(super) fn leave_unverified(&mut self) {
         self.verify_bytes_per_s = 0;
         self.disks.iter_mut().for_each(|disk| disk.has_evidence = true);

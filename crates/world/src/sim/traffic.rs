@@ -334,7 +334,7 @@ impl Simulation<'_> {
                     owners.into_iter().any(|owner| owner.has_in_ring(&segment))
                 }
                 (_, Some(disk)) => self.disks[disk].segments.contains(&segment),
-                // The tail of a recovered cache is written again before it is in service.
+                // The tail of a recovered cache is written again before the cache is used.
                 (_, None) => {
                     let mut recovered = self.asked.values().filter(|asked| asked.recovers());
                     self.disks.iter().any(|disk| disk.segments.contains(&segment))

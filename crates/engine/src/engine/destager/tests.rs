@@ -58,7 +58,7 @@ fn the_coldest_go_first_and_in_order() {
 }
 
 #[test]
-fn what_was_used_goes_last() {
+fn used_blocks_are_destaged_last() {
     let mut destager = coldest(0..200);
     let mut used = BTreeSet::from([3, 40, 199]);
     let mut was_used = |block: BlockNo| used.remove(&block.0);
@@ -135,7 +135,7 @@ fn the_queue_of_blocks_that_come_and_go_stays_short() {
 }
 
 #[test]
-fn what_is_newer_waits_and_what_is_old_goes_though_it_is_hot() {
+fn newer_data_waits_and_old_data_is_destaged_though_hot() {
     let mut destager = coldest(0..10);
     (10..20).for_each(|block| _ = destager.add(BlockNo(block), 5));
     let hot = |block: BlockNo| block.0 < 10;

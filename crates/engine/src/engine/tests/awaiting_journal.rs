@@ -24,7 +24,7 @@ fn lost() -> (Bench, RequestId) {
 }
 
 impl Bench {
-    /// The owner has recorded that the journal was lost.
+    /// Sends the command that the loss of the journal is recorded.
     pub(super) fn record_loss(&mut self) {
         assert_eq!(self.change(CacheChange::LossRecorded(0)), Ok(vec![]));
         assert_eq!(self.ios.len(), 0, "this ring has a higher number");
@@ -33,7 +33,8 @@ impl Bench {
     }
 }
 
-/// What the ring durably calls dirty is destaged in any case: it is found again after a crash.
+/// Data that the ring durably records as dirty is destaged in any case, because recovery finds it
+/// after a crash.
 #[test]
 fn a_lost_journal_keeps_only_what_it_does_not_know() {
     let mut bench = Bench::write_back();
@@ -54,7 +55,8 @@ fn a_lost_journal_keeps_only_what_it_does_not_know() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// A disk's page is being written when another disk's flush of the device fails: it may be lost, though its write succeeds.
+/// A page of one disk is being written when another disk's flush of the device fails: the page may
+/// be lost, although its write succeeds.
 #[test]
 fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
     let mut bench = Bench::write_back();
@@ -77,7 +79,7 @@ fn a_flush_that_fails_during_another_disks_write_costs_its_journal_too() {
     };
     bench.on_disk(other, Command::Cache(CacheChange::Enable(Box::new(enable))));
     bench.settle();
-    // The first disk's page is in flight, and everything that it wrote before is durable.
+    // The first disk's page is in flight, and all of its earlier writes are durable.
     bench.write_alone(0, 4 * KIB);
     bench.request(Op::Flush, 0, 0);
     let page = bench.only_io();

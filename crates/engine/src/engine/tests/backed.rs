@@ -229,8 +229,8 @@ fn a_flush_beside_one_that_fails_is_not_believed() {
     assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
-/// A change is acknowledged while a flush is in flight. The guest knows that the failure of that
-/// flush says nothing about the change.
+/// A change is acknowledged while a flush is in flight. The failure of that flush says nothing
+/// about the change.
 #[test]
 fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
     let mut bench = Bench::bare(Limits::default());

@@ -82,7 +82,7 @@ fn a_change_that_failed_may_have_been_done_in_part() {
 /// A reader of the frozen bitmap may have read the content before a write in flight, so the next
 /// bitmap has the write.
 #[test]
-fn a_change_under_way_is_in_the_bitmap_that_goes_on() {
+fn a_change_in_flight_is_in_the_active_bitmap() {
     let mut bench = Bench::bare(Limits::default());
     bench.bitmap(empty("b")).expect("room");
     bench.write_alone(GRANULE, 512);
@@ -99,7 +99,7 @@ fn a_change_under_way_is_in_the_bitmap_that_goes_on() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_values_are_refused() {
     let mut bench = Bench::bare(Limits::default());
     assert_eq!(bench.bitmap(BitmapChange::Clear(named("b"))), Err(CommandError::NoSuchBitmap));
     bench.bitmap(empty("b")).expect("room");
@@ -120,7 +120,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn what_is_left_says_everything_that_was_acknowledged() {
+fn the_final_bitmaps_have_every_acknowledged_change() {
     let mut bench = Bench::bare(Limits::default());
     bench.bitmap(empty("b")).expect("room");
     bench.write_alone(GRANULE, 512);

@@ -25,7 +25,7 @@ fn caching_is_switched_on_and_off_under_requests() {
 
 /// A write that was in flight when the cache was enabled leaves no old data in the cache.
 #[test]
-fn a_cache_enabled_during_a_write_never_holds_what_was_before() {
+fn a_cache_enabled_during_a_write_never_has_the_old_data() {
     let mut bench = Bench::bare(Limits::default());
     bench.write(0, 4 * KIB);
     let write = bench.only_io();
@@ -82,7 +82,7 @@ fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
 
 /// The segments of a removed device are replaced; data on other devices stays.
 #[test]
-fn leaving_a_device_keeps_what_is_elsewhere() {
+fn leaving_a_device_keeps_data_on_other_devices() {
     let mut bench = Bench::bare(Limits::default());
     let segments = vec![segment(0, 0), segment(1, 0)];
     bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), segments)).unwrap();

@@ -121,7 +121,7 @@ fn destaging_fails_while_dirty_data_waits_for_another_attempt() {
 }
 
 #[test]
-fn after_a_failure_what_has_been_moved_is_flushed_first() {
+fn after_a_failure_destaged_data_is_flushed_first() {
     let mut bench = scattered(2);
     bench.start_change(CacheChange::Drain);
     let mut writes = vec![];

@@ -39,7 +39,7 @@ fn a_hit_is_read_into_the_guests_memory() {
 }
 
 #[test]
-fn what_is_not_a_hit_when_its_turn_comes_is_declined_and_counted_once() {
+fn a_direct_read_that_is_no_longer_a_hit_is_declined_and_counted_once() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.read_alone(0, 4 * KIB);
     let before = bench.stats();
@@ -59,7 +59,7 @@ fn what_is_not_a_hit_when_its_turn_comes_is_declined_and_counted_once() {
 
 /// The guest may overwrite the data from flash, or unmap the memory: this affects no other client.
 #[test]
-fn what_a_guest_does_to_its_memory_says_nothing_about_flash() {
+fn a_guest_that_changes_its_memory_makes_no_flash_error() {
     for result in [Ok(()), Err(IoError::Failed)] {
         let limits = Limits { flash_errors_max: 1, ..Limits::default() };
         let mut bench = Bench::bare(limits);
@@ -77,7 +77,7 @@ fn what_a_guest_does_to_its_memory_says_nothing_about_flash() {
 }
 
 #[test]
-fn what_rotted_on_flash_is_found_by_the_second_try() {
+fn damaged_flash_data_is_detected_by_the_retry() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.read_alone(0, 4 * KIB);
     let id = bench.direct_read(0, 4 * KIB);

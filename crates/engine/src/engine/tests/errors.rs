@@ -106,7 +106,7 @@ fn two_hits_on_one_wrong_sector_are_both_repaired() {
 
 /// Issue: "Backing errors go to the guest as EIO with the request, are counted, and poison nothing."
 #[test]
-fn a_failed_backing_read_is_told_and_fills_nothing() {
+fn a_failed_backing_read_is_reported_and_fills_nothing() {
     let mut bench = Bench::cached(16, 4 * KIB);
     let waiting = {
         let read = bench.read(0, 4 * KIB);

@@ -42,7 +42,7 @@ fn a_disk_without_a_persistent_cache_grows_at_once() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_requests_are_refused() {
     let mut bench = Bench::bare(Limits::default());
     assert_eq!(bench.change(grow(64 * MIB - 4096)), Err(CommandError::Shrinks));
     assert_eq!(bench.change(grow(64 * MIB + 100)), Err(CommandError::Unworkable));
@@ -174,7 +174,7 @@ fn a_persistent_cache_forgets_the_old_end_in_both_copies() {
 }
 
 #[test]
-fn bitmaps_call_what_is_new_changed() {
+fn new_parts_of_a_disk_count_as_changed_in_bitmaps() {
     let mut bench = Bench::bare(Limits::default());
     let granules = || Granules::new(64 * MIB, 64 * KIB).expect("workable");
     let made = Bitmap::recording("daily".to_owned(), granules());

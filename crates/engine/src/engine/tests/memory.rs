@@ -57,7 +57,7 @@ fn copies_name_the_place_in_the_buffer() {
 /// Data that a write in flight replaces is not read from the memory tier. After the write, the
 /// memory tier has the new data.
 #[test]
-fn a_write_renews_what_memory_holds_when_it_has_ended() {
+fn a_write_updates_the_memory_tier_when_it_has_ended() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);
     bench.read_alone(0, 8 * KIB);
     let write = bench.write(0, 4 * KIB);
@@ -127,7 +127,7 @@ impl Bench {
 }
 
 #[test]
-fn modes_say_what_memory_takes() {
+fn each_mode_decides_what_memory_caches() {
     // The mode, the outcome of the second read, and the outcome of a read after a write to the same
     // data.
     let table = [
@@ -150,7 +150,7 @@ fn modes_say_what_memory_takes() {
 /// A mode without filling still serves the data that memory has; the bypass mode does not. Writes
 /// update memory in each mode.
 #[test]
-fn what_memory_held_before_a_mode_is_right_after_it() {
+fn memory_is_current_after_a_change_of_mode() {
     let tune = |mode| CacheChange::Tune(mode, Destage::default(), Default::default());
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(16, 4096);
     bench.read_alone(0, 8 * KIB);
@@ -257,7 +257,7 @@ fn random_reads_are_not_read_ahead_of() {
 
 /// Reads and changes of data that is being read ahead wait for it; other requests do not.
 #[test]
-fn who_wants_what_is_being_read_ahead_waits_for_it() {
+fn requests_for_data_that_is_being_read_ahead_wait_for_it() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);
     for i in 0..2 {
         bench.read_alone(i * 16 * KIB, 16 * KIB);

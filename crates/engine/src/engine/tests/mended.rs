@@ -7,7 +7,7 @@ use crate::command::{Copies, Destage, Discard, Mode};
 /// After a change of the length, old epochs keep their length: data does not count as young because
 /// its epochs were short.
 #[test]
-fn a_longer_age_bound_holds_for_what_is_dirty_already() {
+fn a_longer_age_bound_applies_to_data_that_is_dirty_already() {
     let destage = |dirty_age_ms_max| Destage { dirty_age_ms_max, ..lazy() };
     for (before, after) in [(2, 30_000), (0, 30_000), (30_000, 1000)] {
         let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, destage(before));
@@ -88,7 +88,7 @@ fn a_second_copy_that_a_read_made_of_dirty_data_is_dirty() {
 /// Data that became clean while a new ring was written is recorded as clean only in that ring. The
 /// change fails, so the cache with the old ring destages the data again.
 #[test]
-fn what_a_failed_change_made_clean_is_destaged_again() {
+fn data_that_a_failed_change_made_clean_is_destaged_again() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     bench.flush();
@@ -112,7 +112,7 @@ fn what_a_failed_change_made_clean_is_destaged_again() {
 
 /// A write waits for older data of a cache that is discarded meanwhile.
 #[test]
-fn who_waits_for_order_goes_on_when_the_cache_goes() {
+fn a_write_that_waits_for_order_continues_when_the_cache_is_removed() {
     let ordered = Destage { ordered: true, ..lazy() };
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, ordered);
     bench.write_alone(0, 4 * KIB);

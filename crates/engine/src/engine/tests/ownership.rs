@@ -43,7 +43,7 @@ impl Bench {
 }
 
 #[test]
-fn each_role_serves_what_the_table_says() {
+fn each_role_serves_requests_as_the_table_lists() {
     use IoError::{NotCached, ShuttingDown};
     let refused = Some(Err(ShuttingDown));
     let (served, waits) = (Some(Ok(())), None);
@@ -78,7 +78,7 @@ fn each_role_serves_what_the_table_says() {
 }
 
 #[test]
-fn guests_in_standby_read_what_the_owner_has_and_leave_no_trace() {
+fn guests_in_standby_read_the_owners_data_and_cache_nothing() {
     let mut bench = Bench::standing_by();
     let read = bench.read(0, 4 * SECTOR);
     let io = bench.only_io();
@@ -112,7 +112,7 @@ fn a_change_in_standby_is_reported_once_and_served_after_the_hand_over() {
 /// The waiting changes wait for the hand-over, which waits for requests of the daemon. Other disks
 /// do not wait for it.
 #[test]
-fn changes_that_wait_leave_room_for_others_and_for_what_the_daemon_asks() {
+fn waiting_changes_leave_capacity_for_others_and_for_the_daemon() {
     let limits = Limits { requests_max: 128, ..Limits::default() };
     let mut bench = Bench::bare(limits);
     bench.own(Role::Standby).expect("nothing has happened to it");
@@ -139,7 +139,7 @@ fn changes_that_wait_leave_room_for_others_and_for_what_the_daemon_asks() {
 }
 
 #[test]
-fn what_is_being_pulled_is_forgotten_when_it_is_there() {
+fn a_range_is_removed_from_the_list_when_it_was_pulled() {
     let mut bench = Bench::standing_by();
     let pull = bench.request(Op::Pull, 8 * SECTOR, SECTOR);
     let read = bench.only_io();
@@ -165,7 +165,7 @@ fn a_pull_comes_in_whatever_admission_thinks() {
 }
 
 #[test]
-fn freezing_waits_for_guests_and_their_fills_and_for_nobody_else() {
+fn freezing_waits_only_for_guests_and_their_fills() {
     let mut bench = Bench::cached(16, 4 * KIB);
     let write = bench.write(0, SECTOR);
     let peer = bench.request(Op::ReadForPeer, 8 * SECTOR, SECTOR);
@@ -184,7 +184,7 @@ fn freezing_waits_for_guests_and_their_fills_and_for_nobody_else() {
 }
 
 #[test]
-fn a_thaw_ends_a_freeze_and_serves_who_waited() {
+fn a_thaw_ends_a_freeze_and_serves_waiting_requests() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.write(0, SECTOR);
     let freeze = bench.start_command(Command::Own(Role::Frozen));
@@ -197,7 +197,7 @@ fn a_thaw_ends_a_freeze_and_serves_who_waited() {
 }
 
 #[test]
-fn who_waited_is_refused_when_the_disk_is_away_or_removed() {
+fn waiting_requests_fail_when_the_disk_is_away_or_removed() {
     for removed in [false, true] {
         let mut bench = Bench::frozen();
         let waits = bench.write(0, SECTOR);
@@ -228,7 +228,7 @@ fn another_host_reads_only_flash_of_a_disk_that_is_away() {
 }
 
 #[test]
-fn changes_are_noted_while_somebody_watches() {
+fn changes_are_recorded_while_a_migration_follows_them() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.write_alone(0, SECTOR);
     assert!(bench.engine.take_changed(DISK).is_none());
@@ -246,7 +246,7 @@ fn changes_are_noted_while_somebody_watches() {
 }
 
 #[test]
-fn the_hottest_blocks_come_first_with_what_is_valid_of_them() {
+fn the_hottest_blocks_are_listed_first_with_their_valid_sectors() {
     let mut bench = Bench::cached(16, 16 * KIB);
     for sector in [0, 5, 6, 8] {
         bench.read_alone(sector * SECTOR, SECTOR);
@@ -276,7 +276,7 @@ fn a_disk_with_dirty_data_is_not_frozen() {
 }
 
 #[test]
-fn what_is_forgotten_is_recorded_in_a_journal() {
+fn dropped_sectors_are_recorded_in_the_journal() {
     let mut bench = Bench::bare(Limits::default());
     bench.own(Role::Standby).unwrap();
     let enable = Enable {

@@ -210,7 +210,7 @@ fn an_edge_that_cannot_be_read_sends_the_write_past_the_cache() {
 /// If a write to flash fails, flash may have lost the old content of a dirty sector. The buffer has
 /// the whole sector.
 #[test]
-fn what_flash_does_not_take_goes_to_the_backing_as_a_whole() {
+fn writes_that_flash_refuses_go_to_the_backing_as_whole_sectors() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     let write = bench.write(1024, 4 * KIB);
@@ -357,7 +357,7 @@ fn write_through_drops_an_edge_that_cannot_be_read() {
 /// While a write-through write is in flight, the backing may have lost data: then the copy on flash
 /// is not used, and the sector is read again.
 #[test]
-fn a_doubt_forgets_what_was_merged() {
+fn a_possible_loss_drops_merged_sectors() {
     let mut bench = Bench::cached(16, 4 * KIB);
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     bench.read_alone(0, 4 * KIB);

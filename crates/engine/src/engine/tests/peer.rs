@@ -48,7 +48,7 @@ fn look_after(bench: &mut Bench) {
 }
 
 #[test]
-fn what_is_dirty_is_at_the_peer_and_what_is_clean_is_not() {
+fn the_peer_has_dirty_data_and_no_clean_data() {
     let mut bench = bench(vec![here(0, 0), here(1, 1), there(2)], true);
     let write = bench.write(0, 8 * KIB);
     let targets: Vec<_> = bench.ios.iter().map(|io| io.target).collect();
@@ -143,7 +143,7 @@ fn doubled_is_said_when_everything_has_been_looked_at() {
 /// This host's devices are lost: dirty data is read from the peer and destaged at once, because no
 /// more data can become dirty.
 #[test]
-fn what_this_host_lost_the_peer_has() {
+fn data_that_this_host_lost_is_read_from_the_peer() {
     let mut bench = bench(vec![here(0, 0), here(1, 1), there(2)], true);
     bench.write_alone(0, 8 * KIB);
     let (mut written, mut read) = (0, 0);

@@ -100,7 +100,7 @@ fn waits_reported(bench: &Bench) -> usize {
 }
 
 #[test]
-fn with_nothing_in_doubt_reads_and_flushes_pass_and_changes_are_reported() {
+fn without_uncertain_regions_reads_and_flushes_pass_and_changes_are_reported() {
     let mut bench = expecting(nothing());
     assert_eq!(bench.read_alone(0, 8 * KIB), Outcome::BypassRecovering);
     let flush = bench.request(Op::Flush, 0, 0);
@@ -121,7 +121,7 @@ fn with_nothing_in_doubt_reads_and_flushes_pass_and_changes_are_reported() {
 }
 
 #[test]
-fn what_may_be_dirty_waits_and_the_rest_is_read() {
+fn reads_of_possibly_dirty_data_wait_and_others_are_served() {
     let (doubtful, recovered) = Left::by(Mode::WriteBack).recover();
     assert_eq!(
         (0..8).map(|sector| doubtful.contains(sector)).collect::<Vec<_>>(),
@@ -146,7 +146,7 @@ fn what_may_be_dirty_waits_and_the_rest_is_read() {
 
 /// The write of its first ring may take seconds.
 #[test]
-fn what_is_not_dirty_is_read_while_the_ring_is_written() {
+fn clean_data_is_read_while_the_ring_is_written() {
     let (_, recovered) = Left::by(Mode::WriteBack).recover();
     let mut bench = expecting(everything());
     let early = bench.read(0, 4 * KIB);
@@ -169,7 +169,7 @@ fn what_is_not_dirty_is_read_while_the_ring_is_written() {
 }
 
 #[test]
-fn a_cache_does_not_remember_what_was_changed_before_it_came() {
+fn a_recovered_cache_drops_sectors_changed_before_it_was_enabled() {
     let (doubtful, recovered) = Left::by(Mode::WriteThrough).recover();
     assert!(doubtful.is_empty());
     let mut bench = expecting(doubtful.clone());
@@ -214,7 +214,7 @@ fn a_cache_that_does_not_come_is_expected_on() {
 }
 
 #[test]
-fn a_disk_that_goes_lets_nobody_wait() {
+fn a_removed_disk_answers_its_waiting_requests() {
     let mut bench = expecting(everything());
     let waiting = [bench.read(0, 4 * KIB), bench.write(0, 4 * KIB), bench.request(Op::Flush, 0, 0)];
     let command = bench.start_command(Command::RemoveDisk);

@@ -19,7 +19,7 @@ impl Bench {
 }
 
 #[test]
-fn what_another_disk_keeps_is_not_promoted() {
+fn data_cached_by_another_disk_is_not_promoted() {
     let mut bench = Bench::cached(8, BLOCK);
     for _ in 0..3 {
         let id = bench.read(0, 2 * BLOCK);
@@ -57,7 +57,7 @@ fn of_a_read_that_is_shared_in_part_the_rest_is_promoted() {
 }
 
 #[test]
-fn a_disk_without_a_cache_says_who_served_it() {
+fn a_disk_without_a_cache_reports_which_disk_served_a_read() {
     let mut bench = Bench::bare(Limits::default());
     let id = bench.read(512, 1024);
     bench.end_shared(&[(0, 1)]);
@@ -67,7 +67,7 @@ fn a_disk_without_a_cache_says_who_served_it() {
 
 /// A backup of a clone does not promote data in its parent's cache either.
 #[test]
-fn what_promotes_nothing_promotes_nothing_elsewhere() {
+fn a_read_without_promotion_promotes_nothing_in_the_parent() {
     let mut bench = Bench::cached(8, BLOCK);
     bench.promote = Promote::Never;
     let id = bench.read(0, BLOCK);

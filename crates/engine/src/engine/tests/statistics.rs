@@ -111,7 +111,7 @@ fn failed_ios_are_counted_by_side() {
 
 /// Statistics are reset while requests are in flight.
 #[test]
-fn counting_starts_anew() {
+fn a_reset_restarts_the_counts() {
     let mut bench = Bench::cached(4, 4 * KIB);
     bench.read_alone(0, 4 * KIB);
     let read = bench.read(0, 4 * KIB);

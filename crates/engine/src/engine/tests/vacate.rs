@@ -208,7 +208,7 @@ fn a_shrink_waits_for_a_flush_of_the_backing() {
 /// Without this rule, a block that is written again before each flush of the backing would keep its
 /// segment for ever.
 #[test]
-fn a_block_that_is_always_written_leaves_all_the_same() {
+fn a_block_that_is_written_continuously_still_moves() {
     let mut bench = cached(2);
     bench.write_alone(0, 32 * KIB);
     bench.write_alone(64 * KIB, 64 * KIB);

@@ -153,7 +153,8 @@ fn the_bandwidth_is_limited() {
     bench.end(guest);
 }
 
-/// Most of what was compared differs: the rest is not compared any more, and is filled again when it is read.
+/// Most of the compared sectors differ: the rest is dropped without a comparison, and is filled
+/// again when it is read.
 #[test]
 fn what_most_likely_differs_is_dropped_without_a_comparison() {
     let mut bench = recovered(4 * MIB);

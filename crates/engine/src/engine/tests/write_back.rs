@@ -185,7 +185,7 @@ fn rewriting_dirty_data_commits_first_and_once() {
 }
 
 #[test]
-fn a_miss_reads_what_is_dirty_over_what_the_backing_has() {
+fn a_miss_combines_dirty_data_with_the_backings_data() {
     let mut bench = Bench::write_back();
     bench.write_alone(4 * KIB, 4 * KIB);
     let read = bench.read(0, 12 * KIB);
@@ -224,7 +224,7 @@ fn dirty_data_that_flash_lost_is_an_error_and_never_the_backings_data() {
 /// A read combines dirty data with data of the backing. Data that becomes clean during the read
 /// need not be on flash any more.
 #[test]
-fn what_becomes_clean_under_a_read_is_read_from_the_backing_again() {
+fn data_that_becomes_clean_during_a_read_is_read_from_the_backing_again() {
     let mut bench = Bench::write_back();
     bench.write_alone(4 * KIB, 4 * KIB);
     bench.flush();
@@ -305,7 +305,7 @@ fn writes_during_a_drain_go_through() {
 }
 
 #[test]
-fn a_drain_that_is_stopped_says_so() {
+fn a_stopped_drain_returns_an_error() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     let drain = bench.start_change(CacheChange::Drain);
@@ -391,7 +391,7 @@ fn changes_that_would_lose_dirty_data_are_refused() {
 }
 
 #[test]
-fn a_cache_grows_with_what_is_dirty_in_it() {
+fn a_cache_with_dirty_data_grows() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 16 * KIB);
     let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
@@ -434,7 +434,7 @@ fn the_coldest_goes_first_if_that_is_the_order() {
 
 /// SYSTEMS §3: 30 % of the flash is a write buffer, from which data leaves for the disk.
 #[test]
-fn a_split_cache_gives_up_what_it_has_destaged() {
+fn a_split_cache_frees_destaged_data() {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig {
@@ -572,7 +572,7 @@ fn a_lost_device_takes_nothing_of_which_there_is_another_copy() {
 }
 
 #[test]
-fn what_is_clean_is_not_doubled_unless_asked() {
+fn clean_data_has_no_second_copy_unless_configured() {
     for (copies, ios) in [(Copies::TwoOfDirty, 1), (Copies::TwoOfAll, 2)] {
         let mut bench = mirrored(copies);
         bench.read(0, 4 * KIB);
@@ -607,7 +607,7 @@ fn missing_second_copies_are_made_again() {
 }
 
 #[test]
-fn scrubbing_finds_what_is_wrong_before_a_guest_does() {
+fn scrubbing_finds_damaged_data_before_a_guest_reads_it() {
     let mut bench = Bench::write_back();
     bench.read_alone(64 * KIB, 4 * KIB);
     bench.write_alone(0, 4 * KIB);

@@ -131,7 +131,7 @@ fn flush_and_fua_reach_the_backing_first() {
 
 /// A failed flush is an error of the backing.
 #[test]
-fn a_failed_flush_is_told_to_the_guest() {
+fn a_failed_flush_is_reported_to_the_guest() {
     let mut bench = Bench::cached(16, 4 * KIB);
     for error in [IoError::Failed, IoError::Unsupported] {
         let flush = bench.request(Op::Flush, 0, 0);

@@ -557,7 +557,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn what_is_recovered_is_what_a_disk_may_show() {
+fn the_recovered_disk_has_allowed_content() {
     for seed in 0..15_000 {
         if let Err(panic) = std::panic::catch_unwind(|| run(seed)) {
             eprintln!("seed {seed}");

@@ -15,7 +15,7 @@ fn the_least_used_leaves_and_of_equals_the_oldest() {
 }
 
 #[test]
-fn what_was_popular_gives_way_as_the_cache_ages() {
+fn formerly_popular_blocks_are_evicted_as_the_cache_ages() {
     let mut replay = Replay::new("lfu", 3);
     // Values 4, 3 and 1.
     replay.run([1, 1, 1, 1, 2, 2, 2, 3]);

@@ -25,7 +25,7 @@ fn survivors_keep_their_place() {
 
 /// When the hand has passed the youngest block, a new block does not stop it.
 #[test]
-fn the_hand_starts_anew_at_the_oldest() {
+fn the_clock_hand_continues_at_the_oldest_block() {
     let mut replay = Replay::new("sieve", 3);
     replay.run([1, 2, 3, 1, 2]);
     // 1 and 2 are skipped, and 3 is evicted: it was the youngest.

@@ -33,7 +33,7 @@ fn by_hand() {
 
 /// SYSTEMS §4, "Inactive (… or not accessed for a while)": popularity decreases with time.
 #[test]
-fn what_was_popular_once_gives_way() {
+fn formerly_popular_blocks_are_evicted() {
     let mut replay = Replay::new("two-level-lru", 100);
     let load = |base: u32| (0..8000u32).map(move |i| base + i * 7919 % 80);
     replay.run(load(0));

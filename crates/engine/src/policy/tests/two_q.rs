@@ -33,7 +33,7 @@ fn by_hand() {
 }
 
 #[test]
-fn a_scan_does_not_wash_out_what_proved_itself() {
+fn a_scan_does_not_evict_reused_blocks() {
     let mut replay = Replay::new("2q", 8);
     replay.run([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2]);
     replay.run(100..200);

@@ -22,7 +22,7 @@ fn a_newcomer_must_be_asked_for_more_often() {
 }
 
 #[test]
-fn what_is_used_on_probation_is_protected() {
+fn a_block_used_on_probation_becomes_protected() {
     let mut replay = Replay::new("wtinylfu", 6);
     replay.run(1..=6);
     // 1 to 4 are protected, only 5 is on probation, and 6 in the window is used twice more.

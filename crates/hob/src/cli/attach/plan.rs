@@ -22,12 +22,13 @@ pub(super) enum Goal {
 pub(super) enum HobDisk {
     /// The daemon does not answer.
     Unknown,
+    /// The daemon has no such disk.
     Absent,
-    /// Its backing is not locked, and it has no cache.
+    /// The disk's backing is not locked, and it has no cache.
     Unlocked,
-    /// Its backing is locked, and it has no cache.
+    /// The disk's backing is locked, and it has no cache.
     Locked,
-    /// Its backing is locked, and it has a cache.
+    /// The disk's backing is locked, and it has a cache.
     Cached,
 }
 

@@ -115,7 +115,7 @@ impl Vm {
         Ok(name)
     }
 
-    /// Returns the record for a device.
+    /// Returns the record that `hob attach` saves about a device before it changes anything.
     ///
     /// # Errors
     /// The reason why the device cannot be attached.

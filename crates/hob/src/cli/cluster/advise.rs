@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advice_names_hosts_moves_sizes_and_what_stays() {
+    fn advice_names_hosts_moves_sizes_and_remaining_disks() {
         let disk = AdvisedDisk {
             name: "web".into(),
             host: "a".into(),

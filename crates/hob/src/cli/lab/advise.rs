@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_what_a_program_needs() {
+    fn json_has_all_values() {
         use hob_lab::trace::{Op, Record};
 
         let mut material = Material::new(1000);

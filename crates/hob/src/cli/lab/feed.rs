@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_cuts_only_what_goes_on() {
+    fn a_limit_ends_only_an_unfinished_trace() {
         let text = "ts_us,op,offset,size\n0,R,0,512\n1,R,512,512\n2,W,1024,512\n";
         for (limit, offsets, is_cut) in [
             (u64::MAX, &[0, 512, 1024][..], false),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_it_early_is_told_afterwards() {
+    fn the_reason_of_an_early_end_is_reported_afterwards() {
         let broken = "ts_us,op,offset,size\n0,R,0,512\n1,R,-512,512\n";
         let said = |read: (Vec<u64>, anyhow::Result<Fed>)| format!("{:#}", read.1.err().expect("an error"));
         assert!(said(read(broken, u64::MAX, false)).contains("line 3"));

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_promises_what_was_answered_before_it_was_sent() {
+    fn a_flush_covers_writes_answered_before_it_was_sent() {
         let mut model = Model::new(3, 4);
         let (early, early_bytes) = written(&mut model, 0, 1);
         let (flying, flying_bytes) = written(&mut model, 1, 1);

@@ -72,7 +72,7 @@ fn key(code: KeyCode) -> KeyEvent {
 }
 
 #[test]
-fn rates_are_what_happened_between_two_looks() {
+fn rates_are_differences_between_two_responses() {
     let model = model(2, &[("web", 100)]);
     let rates = model.rows()[0].rates.unwrap();
     assert_eq!((rates.iops, rates.read_bytes, rates.write_bytes), (100.0, 409_600.0, 0.0));
@@ -81,7 +81,7 @@ fn rates_are_what_happened_between_two_looks() {
 }
 
 #[test]
-fn the_99th_percent_is_of_what_is_new() {
+fn the_99th_percentile_covers_only_new_requests() {
     let mut before = load("web", 1, 100);
     before.latency.push(Bucket { up_to_ns: 8_388_607, count: 5_000 });
     let mut now = load("web", 2, 100);
@@ -96,7 +96,7 @@ fn the_99th_percent_is_of_what_is_new() {
 }
 
 #[test]
-fn nothing_is_said_where_counting_began_anew() {
+fn no_rate_is_shown_after_a_reset() {
     let counted = load("web", 5, 100);
     for now in [load("web", 1, 1_000), DiskLoad { requests: 0, ..load("web", 6, 100) }, DiskLoad::default()] {
         assert_eq!(model::Rates::between(&counted, &now), None, "{now:?}");
@@ -208,7 +208,7 @@ fn the_screen_shows_disks_and_the_past_of_one() {
 }
 
 #[test]
-fn what_is_wrong_stands_there_in_words() {
+fn problems_are_shown_in_words() {
     let model = model(2, &[("web", 1)]);
     let mut screen = screen(Theme::Plain);
     let problem = |subject: &str| HealthProblem {

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_says_nothing() {
+    fn impossible_values_are_ignored() {
         for text in ["", "[]", r#"{"flash":-1,"free":0,"disks":[]}"#] {
             assert_eq!(learnt("h", &entry(text.into())), None, "{text}");
         }

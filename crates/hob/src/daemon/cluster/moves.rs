@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_come_back_and_what_is_none_is_left_out() {
+    fn orders_are_decoded_and_invalid_ones_are_skipped() {
         let asked = Order {
             id: "1".to_owned(),
             from: String::new(),

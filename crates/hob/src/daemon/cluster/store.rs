@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_not_taken_for_absent() {
+    fn an_invalid_record_does_not_count_as_absent() {
         for text in ["", "{}", "7", r#"{"id":"x","host":"a","generation":-1,"taken":true,"dirty":false}"#] {
             let error = title(&entry("/hob/title/d", text)).unwrap_err().to_string();
             assert!(error.contains("/hob/title/d"), "{error}");

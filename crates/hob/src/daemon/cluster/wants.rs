@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_says_nothing() {
+    fn impossible_values_are_ignored() {
         assert_eq!(report(TEXT.as_bytes()).map(|report| (report.rate, report.waits)), Some((50.5, true)));
         let negative = TEXT.replace("50.5", "-1");
         let long = format!("{}{}", " ".repeat(VALUE_BYTES_MAX), TEXT);

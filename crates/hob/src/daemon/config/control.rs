@@ -97,7 +97,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn tcp_needs_tls_somebody_and_who_vouches() {
+    fn tcp_needs_tls_a_client_and_an_authority() {
         let tcp = "[control]\nlisten = [\"tcp:h:1\"]\n";
         let tls = "tls = { cert = \"/c\", key = \"/k\" }\n";
         let tls_ca = "tls = { cert = \"/c\", key = \"/k\", client_ca = \"/a\" }\n";

@@ -45,7 +45,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn what_is_absent_is_as_the_control_api_has_it() {
+    fn absent_settings_are_those_of_the_control_api() {
         let control = "[control]\ntls = { cert = \"/c\", key = \"/k\", client_ca = \"/a\" }\n";
         let tls = |text: &str| {
             let config = Config::parse(text).unwrap();

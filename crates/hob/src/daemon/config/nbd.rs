@@ -118,7 +118,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_are_reported() {
         let nbd = "[[nbd]]\nlisten = \"tcp:h:1\"\n";
         for (text, part) in [
             ("[[nbd]]\n".to_owned(), "listen"),

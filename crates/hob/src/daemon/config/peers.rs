@@ -63,7 +63,7 @@ mod tests {
     use super::super::Config;
 
     #[test]
-    fn who_lends_says_how_much() {
+    fn lending_needs_a_size() {
         let peers =
             |text: &str| Config::parse(text).map(|config| config.peers).map_err(|error| error.to_string());
         assert_eq!(peers("").unwrap().wait_seconds, 5);

@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_needs_tls_and_somebody_to_let_in() {
+    fn tcp_needs_tls_and_an_admitted_client() {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
         let refused = |config: &ControlConfig| {

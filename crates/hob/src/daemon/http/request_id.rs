@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_forge_a_line_of_the_log_is_not_taken_over() {
+    fn a_request_id_that_would_forge_log_lines_is_replaced() {
         for wrong in ["", "a b", "a\"b", "ä", "a\nb", "x".repeat(65).as_str()] {
             assert!(!is_sound(wrong), "{wrong:?}");
         }

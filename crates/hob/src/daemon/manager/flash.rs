@@ -478,7 +478,7 @@ fn hold_back(pool: &mut Pool) {
     }
 }
 
-/// Switches allocation on or off. Only logs a failure of the device.
+/// Sets whether caches may allocate segments on a device. A failure of the device is only logged.
 fn set(pool: &mut Pool, id: DeviceId, admission: Admission) {
     let is_so = pool.devices().iter().any(|device| device.id == id && device.admission == admission);
     if !is_so && let Err(error) = pool.set_admission(id, admission) {

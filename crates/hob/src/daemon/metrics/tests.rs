@@ -180,7 +180,7 @@ fn labels_are_escaped() {
 }
 
 #[test]
-fn who_asks_for_openmetrics_gets_it() {
+fn openmetrics_is_served_on_request() {
     for (header, form) in [
         ("", Form::Prometheus),
         ("text/plain;version=0.0.4", Form::Prometheus),
@@ -208,7 +208,7 @@ fn sample_names() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_dashboard_the_alerts_and_the_documentation_ask_for_what_there_is() {
+fn the_dashboard_the_alerts_and_the_documentation_use_existing_metrics() {
     let dashboard = include_str!("../../../../../dashboard/grafana/hob.json");
     let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
     let panels = json["panels"].as_array().unwrap();
@@ -269,7 +269,7 @@ fn the_alerts_know_the_kinds_of_problems() {
 }
 
 #[test]
-fn what_is_not_limited_has_no_limit() {
+fn unlimited_values_have_no_limit_metric() {
     let qos = Qos { limit: Some(500), shares: 2000, ..Qos::default() };
     let due =
         |disk: &str, qos| DiskQos { disk: disk.into(), datastore: None, policy: None, qos, notes: vec![] };

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_is_held_as_answers_are() {
+    fn allocation_queries_wait_like_other_replies() {
         let extents = || Ok(vec![Extent { length: 4096, state: 0 }]);
         let mut leases = leases(Instant(100));
         assert_eq!(leases.pass_status(None, DISK, 1, extents()), Some(extents()), "no cluster");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_called_back_some_time_after_the_lease_and_what_is_held_is_looked_at_often() {
+    fn changes_are_cancelled_some_time_after_the_lease_and_checked_often() {
         let mut leases = leases(Instant(100));
         let lease = leases.get_mut(DISK).unwrap();
         let often = LOOK_EVERY.as_nanos() as u64;
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_disk_answers_is_an_error() {
+    fn a_lost_disk_answers_with_errors() {
         let mut leases = leases(Instant(100));
         leases.get_mut(DISK).unwrap().is_lost = true;
         let refused = Reply { result: Err(IoError::ShuttingDown), ..reply(1) };

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_input_is_refused() {
         for text in ["", "host7", "cn:", "san:", "san:a b", "sha256:", "sha256:00", "sha1:00", "sha256:zz"] {
             assert!(text.parse::<CertificateMatch>().is_err(), "{text}");
         }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_or_damaged_never_panics() {
+    fn truncated_or_damaged_certificates_never_panic() {
         let whole = certificate(&[(DnType::CommonName, "name")]);
         for end in 0..whole.len() {
             let _ = common_name(&whole[..end]);

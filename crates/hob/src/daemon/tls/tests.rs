@@ -96,7 +96,7 @@ fn error(files: &TlsFiles) -> String {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn unusable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let files = Authority::new().server_files(dir.path());
     Tls::load(files.clone(), WithoutCertificate::Refused).unwrap();
@@ -158,7 +158,7 @@ async fn shown(tls: &Arc<Tls>, ca: &Path) -> CertificateDer<'static> {
 }
 
 #[tokio::test]
-async fn each_connection_proves_anew_who_is_there() {
+async fn each_connection_authenticates_again() {
     let dir = tempfile::tempdir().unwrap();
     let files = TlsFiles { client_ca: None, ..Authority::new().server_files(dir.path()) };
     let tls = Arc::new(Tls::load(files, WithoutCertificate::Refused).unwrap());

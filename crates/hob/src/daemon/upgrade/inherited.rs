@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_goes_on_only_with_what_it_was_told() {
+    fn a_client_continues_only_with_the_announced_properties() {
         let now = |info: ExportInfo| Negotiated {
             export: "vm".into(),
             info,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parcel_is_refused() {
+    fn an_invalid_message_is_refused() {
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
         assert!(matches!(unpack(&file), Err(MessageError::System(_))));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

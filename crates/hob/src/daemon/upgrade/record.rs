@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_what_it_was() {
+    fn a_record_survives_encoding() {
         let bytes = record().encode().unwrap();
         assert_eq!(Record::decode(&bytes, 6), Ok(record()));
         let empty = Record::default().encode().unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_is_refused() {
+    fn impossible_records_are_refused() {
         let refused = |change: fn(&mut Record)| {
             let mut record = record();
             change(&mut record);

@@ -93,7 +93,7 @@ fn a_cache_that_is_there_is_resized_or_left_alone() {
 }
 
 #[test]
-fn where_a_cache_does_not_help_it_says_so() {
+fn a_useless_cache_is_reported() {
     let mut idle = disk(None);
     (idle.reads, idle.read_bytes) = (0, 0);
     idle.block_sizes = vec![curve(4096, &[(0, 0.0)])];
@@ -106,7 +106,7 @@ fn where_a_cache_does_not_help_it_says_so() {
 }
 
 #[test]
-fn what_is_not_known_is_said() {
+fn unknown_values_are_reported() {
     let mut young = disk(None);
     (young.elapsed_ns, young.reads) = (5_000_000_000, 900);
     let advice = advice(&young, Some(0.95));
@@ -143,7 +143,7 @@ fn a_young_cache_is_not_made_smaller() {
 }
 
 #[test]
-fn hits_are_given_up_only_where_a_target_says_so() {
+fn hits_are_lost_only_with_a_target() {
     let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
     let warm = disk(own);
     let kept = advice(&warm, None);

@@ -59,7 +59,7 @@ fn bars_without_room_lie_down() {
 }
 
 #[test]
-fn those_who_cannot_see_it_hear_every_value() {
+fn the_accessible_text_has_every_value() {
     let svg = bars(&published_and_measured());
     assert!(svg.contains("monitor: published 2–4 ×, measured 3.1 ×. proxy: published 2 ×, measured –."));
 }

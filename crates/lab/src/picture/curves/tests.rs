@@ -54,7 +54,7 @@ fn steps_hold_their_value_until_the_next() {
 }
 
 #[test]
-fn what_is_no_number_breaks_the_line() {
+fn a_missing_number_interrupts_the_line() {
     let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 2.0), (4.0, 1.0)];
     let chart = CurveChart::new("t", axis(), axis()).curve(Curve::new("", points));
     let drawing = Drawing::new(&chart);
@@ -116,7 +116,7 @@ fn markers_beyond_the_axis_point_to_where_they_would_be() {
 }
 
 #[test]
-fn those_who_cannot_see_it_hear_its_ends() {
+fn the_accessible_text_has_the_end_values() {
     let points = vec![(4096.0, 0.9), (8192.0, 0.25)];
     let chart =
         CurveChart::new("Misses", Axis::new("size", Unit::Bytes).log(), Axis::new("misses", Unit::Percent));

@@ -38,7 +38,7 @@ fn drawn(samples: &[Vec<Sample>; 3]) -> String {
 
 /// `HOB_PICTURES=dir cargo test -p hob-lab pictures` keeps the files there for inspection.
 #[test]
-fn pictures_are_small_and_say_what_they_show() {
+fn pictures_are_small_and_have_a_description() {
     for known in [false, true] {
         let svg = drawn(&three_phases(known));
         assert!(svg.len() < 500_000, "{} bytes", svg.len());

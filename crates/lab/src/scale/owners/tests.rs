@@ -89,7 +89,7 @@ fn the_same_seed_is_the_same_history() {
 }
 
 #[test]
-fn what_is_not_taken_in_time_is_said() {
+fn late_takeovers_are_reported() {
     let owners = Owners { warm_s: 5, steady_s: 5, after_s: 10, ..small(Pacing::ClusterEvent) };
     let outcome = played(&owners);
     assert_eq!((outcome.orphans, outcome.away_at(50)), (20, None));

@@ -69,7 +69,7 @@ fn more_than_a_block_goes_through_a_pipe() {
 }
 
 #[test]
-fn a_torn_tail_is_reported_and_what_precedes_it_is_good() {
+fn a_truncated_end_is_reported_and_the_records_before_it_are_valid() {
     let bytes = golden();
     for cut in HEADER_BYTES..bytes.len() {
         let mut reader = Reader::new(&bytes[..cut]).unwrap();
@@ -85,7 +85,7 @@ fn a_torn_tail_is_reported_and_what_precedes_it_is_good() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_input_is_refused_with_its_name() {
     let cases: [(usize, &[u8], &str); 8] = [
         (0, b"H", "not a hob trace"),
         (8, &[2], "version 2"),

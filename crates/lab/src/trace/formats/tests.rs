@@ -221,7 +221,7 @@ fn samples() -> Vec<Sample> {
 }
 
 #[test]
-fn each_text_format_is_told_and_read() {
+fn each_text_format_is_detected_and_parsed() {
     for sample in samples() {
         for text in
             [sample.text.to_owned(), sample.text.replace('\n', "\r\n"), sample.text.replace('\n', "\n\r")]
@@ -384,7 +384,7 @@ fn oracle(time: u32, object: u64, size: u32, next: i64) -> Vec<u8> {
 }
 
 #[test]
-fn oracle_general_is_told_and_read() {
+fn oracle_general_is_detected_and_parsed() {
     let mut bytes = [oracle(5, 10, 4096, 2), oracle(6, 11, 512, -1), oracle(9, 10, 4096, -1)].concat();
     let (records, reader) = read_with(&bytes, OpenOptions::default());
     assert_eq!(reader.format().name, "oracle-general");

@@ -104,7 +104,7 @@ mod tests {
     use crate::prng::Prng;
 
     #[test]
-    fn it_counts_what_a_set_of_sectors_counts() {
+    fn it_matches_a_set_of_sectors() {
         let mut rng = Prng::new(7);
         let (mut set, mut model, mut touches) = (SectorSet::new(1 << 20), BTreeSet::new(), 0);
         for _ in 0..3_000 {

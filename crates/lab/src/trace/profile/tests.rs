@@ -40,7 +40,7 @@ fn a_hand_made_trace_has_the_profile_worked_out_by_hand() {
 }
 
 #[test]
-fn sixteen_streams_are_told_apart_and_a_seventeenth_is_not() {
+fn sixteen_streams_are_distinguished_and_a_seventeenth_is_not() {
     let streams = |count: u64| -> Vec<Record> {
         (0..20)
             .flat_map(|n| {

@@ -110,7 +110,7 @@ impl Bench {
 }
 
 #[test]
-fn what_can_be_called_back_ends_as_it_does_and_what_comes_later_is_refused() {
+fn cancellable_requests_end_normally_and_later_ones_are_refused() {
     let mut bench = Bench::new();
     bench.write(1);
     bench.abandon();

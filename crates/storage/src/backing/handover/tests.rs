@@ -179,7 +179,7 @@ fn in_standby_nothing_waits_for_ever() {
 }
 
 #[test]
-fn after_it_the_peer_is_read_where_it_has_all_and_nobody_wrote() {
+fn after_the_hand_over_unchanged_ranges_are_read_from_the_peer() {
     let mut bench = Bench::new();
     bench.both.peer_has(10, 20);
     bench.take_over();
@@ -224,7 +224,7 @@ fn a_peer_that_fails_is_left_and_costs_the_guest_nothing() {
 }
 
 #[test]
-fn what_waits_for_the_owner_at_the_hand_over_gets_it_from_the_backing() {
+fn reads_that_wait_for_the_owner_are_served_by_the_backing_after_the_hand_over() {
     let mut bench = Bench::new();
     let peer = bench.peer();
     peer.answers(None);
@@ -236,7 +236,7 @@ fn what_waits_for_the_owner_at_the_hand_over_gets_it_from_the_backing() {
 }
 
 #[test]
-fn what_was_written_stays_own_whatever_the_peer_lists_later() {
+fn written_ranges_are_never_read_from_the_peer_again() {
     let mut bench = Bench::new();
     bench.both.peer_has(10, 12);
     bench.take_over();

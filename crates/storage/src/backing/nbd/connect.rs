@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_has_not_got_rid_of_ends_with_the_socket() {
+    fn unsent_data_is_dropped_with_the_socket() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let connected = || {

@@ -8,8 +8,8 @@
 //!
 //! # Limits
 //! The number of objects with layers is limited: a write to another object first writes a layer to
-//! the store. The lock is never held across an await. Tasks that change anything are spawned, so
-//! that a cancelled caller does not leave them half done.
+//! the store. The mutex of the disk's state is never held across an await. Tasks that change
+//! anything are spawned, so that a cancelled caller does not leave them half done.
 //!
 //! The callers never run two calls at once that overlap in a 4 KiB sector if one of them is a
 //! change. The engine ensures that.

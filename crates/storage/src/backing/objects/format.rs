@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_manifests_are_told() {
+    fn damaged_manifests_are_detected() {
         let whole = manifest().encode();
         assert!(Manifest::decode(&whole, 43).is_err());
         for at in 0..whole.len() {
@@ -389,7 +389,7 @@ mod tests {
 
     /// Promise 5: a good checksum makes bytes ours, not sensible.
     #[test]
-    fn sealed_nonsense_is_told() {
+    fn invalid_content_with_a_valid_checksum_is_detected() {
         let spoil = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = manifest().encode();
             change(&mut bytes);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_cannot_be_are_told() {
+    fn impossible_shapes_are_detected() {
         let check = |size_bytes, object_bytes| {
             Shape { uuid: Uuid([0; 16]), size_bytes, object_bytes }.check().is_ok()
         };

@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_is_certainly_gone_is_gone() {
+    fn only_a_process_that_certainly_ended_counts_as_ended() {
         let this = Owner::this();
         assert!(this.boot != 0 && this.space != 0 && this.started != 0, "{this:?}");
         assert_eq!(this.presence(&this, true), OwnerLiveness::Here);

@@ -381,7 +381,7 @@ mod tests {
 
     /// The attempt before has made it, and its folder could not be synced, or has not been yet.
     #[tokio::test]
-    async fn what_is_there_already_counts_when_its_folder_is_synced() {
+    async fn an_existing_file_counts_after_its_folder_is_synced() {
         let dir = tempfile::tempdir().unwrap();
         let mut place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         let (one, bytes) = (Name::Manifest(1), Bytes::from_static(b"abc"));

@@ -75,7 +75,7 @@ async fn content(shop: &Shop) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_before_and_after_its_flush() {
+fn written_data_is_read_before_and_after_its_flush() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let disk = open(shop.client(), &me()).await.unwrap();
@@ -179,7 +179,7 @@ fn flushes_that_wait_together_are_one() {
 }
 
 #[test]
-fn what_nobody_flushes_is_flushed_after_a_while() {
+fn unflushed_data_is_flushed_after_a_while() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let disk = open(shop.client(), &me()).await.unwrap();
@@ -240,7 +240,7 @@ fn content_has_a_number_that_changes_with_it() {
 }
 
 #[test]
-fn a_store_that_is_gone_fails_what_waits_for_it_and_nothing_is_lost() {
+fn an_unavailable_store_fails_waiting_requests_and_nothing_is_lost() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let client = shop.client();
@@ -269,7 +269,7 @@ fn a_store_that_is_gone_fails_what_waits_for_it_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_full_store_says_so_and_the_next_flush_has_everything() {
+fn a_full_store_is_reported_and_the_next_flush_has_everything() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let client = shop.client();
@@ -314,7 +314,7 @@ fn a_disk_is_made_once_and_only_where_there_is_none() {
 
 /// Promise 5: any invalid content of the store results in an error.
 #[test]
-fn damaged_stores_are_told() {
+fn damaged_stores_are_detected() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         shop.spoil(Name::Manifest(1), |bytes| bytes[0x40] ^= 1);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_written_is_the_parents() {
+    fn unwritten_ranges_are_the_parents() {
         let mut map = OwnMap::new(OBJECT, 4 * OBJECT);
         assert_eq!(parts(&map, 100, 3 * OBJECT), [(false, 100, 3 * OBJECT)]);
         map.take(OBJECT + 5, 1);

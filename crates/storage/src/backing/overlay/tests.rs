@@ -132,7 +132,7 @@ impl Bench {
 }
 
 #[test]
-fn a_read_of_what_nobody_wrote_goes_to_the_parent_and_says_so() {
+fn a_read_of_unwritten_data_is_served_by_the_parent_and_marked() {
     let mut bench = Bench::new();
     let id = bench.read(2 * OBJECT, 2 * OBJECT);
     let reads = bench.parents();
@@ -168,7 +168,7 @@ fn a_read_of_both_is_split_at_objects() {
 }
 
 #[test]
-fn what_is_written_is_the_clones_before_the_backing_has_it() {
+fn written_ranges_are_the_clones_before_the_backing_has_them() {
     let changes = [IoOp::Write(Durability::Volatile), IoOp::Discard, IoOp::WriteZeroes(Zeroing::MayUnmap)];
     for op in changes {
         let mut bench = Bench::new();
@@ -187,7 +187,7 @@ fn what_is_written_is_the_clones_before_the_backing_has_it() {
 }
 
 #[test]
-fn what_the_parents_disk_does_not_deliver_the_own_backing_does() {
+fn reads_that_fail_in_the_parents_disk_use_the_own_backing() {
     let mut bench = Bench::new();
     let id = bench.read(0, 2 * SECTOR);
     let read = bench.parents()[0];
@@ -208,7 +208,7 @@ fn what_the_parents_disk_does_not_deliver_the_own_backing_does() {
 }
 
 #[test]
-fn without_a_parents_disk_the_backing_is_what_it_was() {
+fn without_a_parents_disk_the_backing_is_used_directly() {
     let mut bench = Bench::new();
     bench.clone.link_parent(false);
     let id = bench.read(0, 2 * OBJECT);
@@ -232,7 +232,7 @@ fn without_a_parents_disk_the_backing_is_what_it_was() {
 }
 
 #[test]
-fn closing_waits_for_what_the_parents_disk_has() {
+fn closing_waits_for_reads_in_the_parents_disk() {
     let mut bench = Bench::new();
     let (first, second) = (bench.read(0, SECTOR), bench.read(2 * OBJECT, SECTOR));
     let taken = bench.clone.poll_parent_read().unwrap();

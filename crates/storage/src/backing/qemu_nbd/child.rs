@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_that_changes_while_no_child_has_it_is_somebody_elses() {
+    fn an_image_changed_without_a_child_counts_as_changed_by_others() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();

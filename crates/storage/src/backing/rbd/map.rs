@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_written_is_a_hole() {
+    fn unwritten_ranges_are_holes() {
         is(&[], 100, 50, &[(50, HOLE)]);
         is(&[(100, 150)], 100, 50, &[(50, DATA)]);
         is(&[(110, 120), (140, 150)], 100, 50, &[(10, HOLE), (10, DATA), (20, HOLE), (10, DATA)]);

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_understood_as_the_same() {
+    fn a_printed_name_is_parsed_as_the_same() {
         for text in [
             "vms/golden",
             "vms/team/golden@base:conf=/etc/ceph/a.conf:id=hob",
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn invalid_input_is_reported() {
         for text in
             ["", "image", "/image", "pool/", "a/b/c/d", "a/b@", "a/b@c@d", "a/b:id", "a/b:=x", "a/b\0"]
         {

@@ -32,7 +32,7 @@ fn page_of(owner: &Memory, page: usize) -> Vec<u8> {
 }
 
 #[test]
-fn files_are_read_into_somebody_elses_memory() {
+fn files_are_read_into_shared_memory() {
     // More pieces than one system call takes.
     const PAGES: usize = 1100;
     with_both(|ring| {
@@ -105,7 +105,7 @@ fn memory_that_is_not_whole_pages_is_not_taken() {
 
 #[test]
 #[should_panic(expected = "not borrowed")]
-fn somebody_elses_memory_is_not_borrowed() {
+fn shared_memory_is_not_borrowed() {
     let mut ring = Ring::new(&RingConfig { kind: RingKind::Threads, ..RingConfig::default() }).unwrap();
     let owner = Arc::new(Memory::map(4096).unwrap());
     let id = adopt(&mut ring, &owner, 1);

@@ -50,7 +50,7 @@ async fn listen(endpoint: &Endpoint) -> UnixStream {
 }
 
 #[test]
-fn the_page_may_load_only_what_is_ours() {
+fn the_page_may_load_only_from_the_daemon() {
     run(async |_, endpoint| {
         let Endpoint::Unix(path) = &endpoint else { panic!("a Unix socket") };
         let get = async |path_on_it: &str, more: &[&str]| {
@@ -77,7 +77,7 @@ fn the_page_may_load_only_what_is_ours() {
 }
 
 #[test]
-fn events_say_what_the_api_says() {
+fn events_match_the_api() {
     run(async |dir, endpoint| {
         let client = Client::new(endpoint.clone(), None);
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(MIB).unwrap();
@@ -129,7 +129,7 @@ fn listeners_have_few_places_and_leave_them() {
 }
 
 #[test]
-fn who_takes_nothing_loses_the_connection() {
+fn a_client_that_reads_nothing_is_disconnected() {
     // Time passes only while nothing happens, so hours are short. A shard then seems silent, which
     // does not matter here.
     let runtime =
@@ -196,7 +196,7 @@ async fn at(address: std::net::SocketAddr, method: &str, path: &str, headers: &[
 }
 
 #[test]
-fn the_loopback_asks_on_behalf_of_who_knows_the_token() {
+fn the_loopback_interface_needs_the_token_for_the_dashboard() {
     run(async |_, endpoint| {
         for (role, change) in [(Role::Admin, 404), (Role::ReadOnly, 403)] {
             let loopback = Loopback::bind(0, role).await.unwrap();

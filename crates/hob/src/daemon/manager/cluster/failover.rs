@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_that_is_left_is_told_when_it_is_known() {
+    fn the_remaining_time_is_reported_when_known() {
         assert_eq!(left_text(0, 100, Duration::from_secs(9)), "");
         assert_eq!(left_text(50, 100, Duration::from_millis(10)), "");
         assert_eq!(left_text(25, 100, Duration::from_secs(10)), ", about 30 s left");

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn flash_to_spare_is_named_and_a_move_says_what_it_brings() {
+    fn free_flash_is_listed_and_a_move_has_its_gain() {
         let advice = advise(&two_hosts(), None);
         let spare: Vec<u64> = advice.hosts.iter().map(|host| host.to_spare.bytes() / MIB).collect();
         assert_eq!(spare, [0, 140], "50 free and 90 of its cache that hardly serve: {advice:?}");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_emptied_keeps_what_cannot_go_and_nothing_else_moves() {
+    fn an_evacuated_host_keeps_fixed_disks_and_no_other_host_changes() {
         let mut told = two_hosts();
         told[0].disks[1].fixed = Some("the disk is already being moved".to_owned());
         let advice = advise(&told, Some("a"));

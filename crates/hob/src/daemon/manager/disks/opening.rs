@@ -56,7 +56,7 @@ impl Disks {
         if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
     }
 
-    /// Gives up this host's ownership of a disk that has no data in flash that matters.
+    /// Gives up this host's ownership of a disk whose cache is not needed any more.
     pub(in crate::daemon::manager) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));

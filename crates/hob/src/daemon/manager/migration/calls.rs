@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_come_back_and_nonsense_is_refused() {
+    fn ranges_are_decoded_and_invalid_input_is_refused() {
         let ranges: Vec<(u64, u64)> = (0..10_000).map(|i| (i * 4, i * 4 + 2)).collect();
         let body = encode_ranges(&ranges);
         assert!(body.len() < 3 * ranges.len());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_cannot_be_are_refused() {
+    fn invalid_sessions_are_refused() {
         let lineage = "0123456789abcdef0123456789ABCDEF".to_owned();
         let good = CarrySession { generation: 3, attempt: 1, lineage };
         assert_eq!(session(&good), Some(Session { generation: 3, attempt: 1 }));

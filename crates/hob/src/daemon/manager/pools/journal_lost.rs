@@ -1,6 +1,7 @@
-//! What becomes of a cache whose journal cannot be written any more. Until that is settled, changes of its disk wait, and after
-//! half a minute they fail. First the state file says that the journal was lost: after a crash its clean data does not count. Then it
-//! is tried again and again, from what costs least on:
+//! Handles a cache whose journal cannot be written any more. Until this has ended, changes of its
+//! disk wait, and fail after half a minute. First the state file records the loss of the journal,
+//! so that recovery after a crash does not use its clean data. Then the following actions are tried
+//! repeatedly, the cheapest first:
 //!
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
@@ -31,10 +32,11 @@ impl Pools {
     /// Replaces the lost journal of a disk's cache.
     pub(in crate::daemon::manager) async fn replace_journal(&self, id: DiskId) {
         let Some((_, lost)) = self.ring_of(id) else { return };
-        // Whoever guards the disk may wait for a drain, which waits for this.
+        // The task with the disk's operation guard may wait for a drain, which waits for this
+        // record.
         while let Some((name, _)) = self.ring_of(id) {
             let Err(error) = self.record_loss(&name, id).await else { break };
-            tracing::error!("that the journal of {name} was lost is not recorded: {error}");
+            tracing::error!("disk {name}: the loss of its journal could not be recorded: {error}");
             tokio::time::sleep(RETRY_EVERY).await;
         }
         loop {
@@ -55,8 +57,8 @@ impl Pools {
         }
     }
 
-    /// Keeps that the journal was lost: it may describe older, clean data where the backing gets newer
-    /// data from now on.
+    /// Saves that the journal was lost. The journal may describe older, clean data at positions
+    /// where the backing receives newer data from now on.
     async fn record_loss(&self, name: &str, id: DiskId) -> Result<(), ApiError> {
         let number = {
             let mut inner = self.registry.inner();

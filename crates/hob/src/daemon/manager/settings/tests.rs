@@ -81,7 +81,7 @@ fn one_device_is_said_refused_or_overruled() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused_with_a_way_out() {
+fn conflicting_settings_are_refused_with_a_suggestion() {
     for (json, part) in [
         (r#""mode":"write-back","persistent":false"#, "journal"),
         (r#""preset":"vfrc","persistent":true"#, "vfrc requires a volatile"),

@@ -29,7 +29,7 @@ async fn state(bench: &Bench, name: &str) -> (BitmapState, u64, bool) {
 }
 
 #[test]
-fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash() {
+fn bitmaps_survive_a_restart_and_everything_counts_as_changed_after_a_crash() {
     use BitmapState::{Frozen, Recording};
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
@@ -58,7 +58,7 @@ fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash(
 }
 
 #[test]
-fn a_file_that_is_not_what_was_written_counts_for_nothing() {
+fn a_damaged_bitmap_file_is_ignored() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
@@ -127,7 +127,7 @@ fn a_rotation_that_fails_loses_nothing() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_values_are_refused() {
     run(async |bench| {
         let error = bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap_err();
         assert!(error.problem.error.contains("no disk 'vm'"), "{error}");

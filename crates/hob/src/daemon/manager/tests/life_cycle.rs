@@ -5,7 +5,7 @@ use hob_control::{EVENTS, Effect, LifeEvent};
 use super::*;
 
 #[test]
-fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
+fn every_event_affects_each_kind_of_cache_as_listed() {
     run(async |bench| {
         bench.pool(&["a"], 64).await;
         bench.disk("volatile").await;

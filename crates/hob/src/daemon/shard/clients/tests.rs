@@ -100,7 +100,7 @@ fn crowd(rig: &mut Rig) -> [UnixStream; 3] {
 }
 
 #[test]
-fn what_a_client_held_that_left_goes_to_who_waits() {
+fn buffers_of_a_disconnected_client_go_to_waiting_clients() {
     let mut rig = Rig::new();
     let [leaves, _second, _third] = crowd(&mut rig);
     drop(leaves);
@@ -110,7 +110,7 @@ fn what_a_client_held_that_left_goes_to_who_waits() {
 }
 
 #[test]
-fn what_a_client_held_that_was_sent_away_goes_to_who_waits() {
+fn buffers_of_a_removed_client_go_to_waiting_clients() {
     let mut rig = Rig::new();
     let _streams = crowd(&mut rig);
     let sent_away = |connection: &Connection| connection.disk() == DiskId(0);
@@ -175,7 +175,7 @@ fn a_command_that_came_while_answers_waited_is_not_forgotten() {
 /// A connection gets a buffer if enough buffers remain for others: of the disk's share, of the
 /// arena, and for a waiting large request.
 #[test]
-fn a_connection_gets_a_buffer_that_leaves_others_theirs() {
+fn a_connection_gets_a_buffer_only_if_enough_remain() {
     let mut rig = Rig::new();
     let (disk, small) = (DiskId(0), SMALL_BYTES_MAX);
     let share = rig.ring.arena_mut().room(disk);

@@ -178,7 +178,7 @@ fn lost_answers_change_nothing() {
 /// A manifest that is written late, after its flush had failed, is recognized as the owner's own,
 /// and the next flush continues after it.
 #[test]
-fn a_manifest_that_comes_late_is_ones_own() {
+fn a_late_manifest_is_recognized_as_own() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let client = shop.client();

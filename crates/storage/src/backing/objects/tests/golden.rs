@@ -48,7 +48,7 @@ fn lines() -> String {
 }
 
 #[test]
-fn version_1_opens_and_is_what_is_written() {
+fn version_1_opens_and_is_still_written() {
     let shop = Shop::default();
     for line in IMAGE.lines().filter(|line| !line.starts_with('#')) {
         let mut fields = line.split(' ');

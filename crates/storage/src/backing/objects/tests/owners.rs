@@ -75,7 +75,7 @@ fn of_two_writers_the_older_is_fenced() {
 }
 
 #[test]
-fn who_is_idle_finds_out_too() {
+fn an_idle_owner_detects_its_loss_too() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let old = open(shop.client(), &a()).await.unwrap();
@@ -117,7 +117,7 @@ fn an_owner_that_was_paused_for_long_is_fenced_still() {
 /// A client that is about to take the disk is paused until its number was used, released and
 /// deleted. It gets the number, but not the disk.
 #[test]
-fn who_takes_a_number_that_is_long_over_has_nothing() {
+fn a_client_that_takes_an_outdated_number_does_not_own_the_disk() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let (late, gate) = (shop.client(), Arc::new(Notify::new()));
@@ -150,7 +150,7 @@ fn who_takes_a_number_that_is_long_over_has_nothing() {
 }
 
 #[test]
-fn who_reads_disturbs_nobody_and_sees_what_it_found() {
+fn a_reader_disturbs_no_writer_and_sees_a_fixed_state() {
     block_on(async {
         let shop = shop_of(SIZE).await;
         let writer = open(shop.client(), &a()).await.unwrap();
@@ -208,7 +208,7 @@ fn leftovers_go_and_nothing_else_does() {
 /// thread that must never wait. The next client that opens the disk waits for that, and finds it
 /// closed.
 #[test]
-fn nobody_waits_for_a_disk_that_was_opened_in_vain_but_who_opens_it_next() {
+fn only_the_next_opening_waits_for_the_close_of_an_unused_disk() {
     let (shop, gate) = (Shop::default(), Arc::new(Notify::new()));
     let newest = || block_on(async { newest(&patient(shop.client())).await.unwrap().unwrap() });
     let shape = Shape { uuid: Uuid([4; 16]), ..shape(SIZE) };

@@ -113,7 +113,7 @@ fn each_state_has_its_sentence() {
 }
 
 #[test]
-fn memory_is_told_apart_from_flash() {
+fn memory_hits_are_distinguished_from_flash_hits() {
     let counts = [
         (Outcome::Hit, 50),
         (Outcome::HitMemory, 20),
@@ -187,7 +187,7 @@ fn reasons_come_most_frequent_first_and_hits_are_none() {
 }
 
 #[test]
-fn a_mode_other_than_write_through_is_said_with_what_is_dirty() {
+fn a_mode_other_than_write_through_is_explained_with_its_dirty_data() {
     let active = disk(CacheState::Active, None);
     let stats = figures(CacheState::Active, &[(Outcome::Hit, 10)], 10);
     let with = |mode: &str, dirty_bytes: u64| DiskStats { mode: mode.into(), dirty_bytes, ..stats.clone() };

@@ -36,7 +36,7 @@ fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
 }
 
 #[test]
-fn rate_and_time_left_follow_what_moves() {
+fn rate_and_remaining_time_follow_the_progress() {
     let (watch, now) = watch(&[(100 * MIB, 0, 0), (90 * MIB, 10 * MIB, 0), (80 * MIB, 20 * MIB, 0)]);
     let dirty = watch.view(true, now);
     assert_eq!((dirty.size, dirty.rate, dirty.eta_seconds), (Size(80 * MIB), Size(10 * MIB), Some(8)));
