@@ -12,6 +12,7 @@ mod bitmaps;
 mod browser;
 mod cluster;
 mod config;
+mod endpoints;
 mod events;
 mod exports;
 mod extract;
@@ -36,7 +37,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{delete, get, patch, post};
 use axum::{Extension, Router};
 use hob_control::Problem;
 use utoipa::OpenApi;
@@ -52,66 +53,39 @@ use extract::Answer;
 /// Maximum length of a request body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Maximum time from a request's head to its answer, in seconds. The time limit exceeds the
-/// manager's own one.
+/// Maximum time from a request's head to its answer, in seconds. It exceeds the time limit of calls
+/// between hosts.
 const REQUEST_SECONDS_MAX: u64 = 30;
 
 /// Returns the router of the whole API.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
-    use handlers::*;
-    use monitor::{health, healthz, load, metrics};
-
     page::with_page(Router::new())
-        .route("/healthz", get(healthz))
-        .route("/metrics", get(metrics))
-        .route("/v1/health", get(health))
-        .route("/v1/load", get(load))
+        .route("/healthz", get(monitor::healthz))
+        .route("/metrics", get(monitor::metrics))
         .route("/v1/events", get(events::events))
-        .route("/openapi.json", get(openapi))
-        .route("/v1/version", get(version))
-        .route("/v1/pools", get(pools).post(pool_create))
-        .route("/v1/pools/{pool}", get(pool).delete(pool_remove))
-        .route(
-            "/v1/pools/{pool}/devices",
-            get(devices).post(device_add).patch(device_set).delete(device_remove),
-        )
-        .route("/v1/pools/{pool}/preview", post(handlers::pool_preview))
-        .route("/v1/pools/{pool}/orphans/{owner}", delete(orphan_discard))
-        .route("/v1/disks", get(disks).post(disk_add))
-        .route("/v1/disks/{disk}", get(disk).patch(handlers::disk_patch).delete(disk_remove))
-        .route(
-            "/v1/disks/{disk}/cache",
-            get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable),
-        )
-        .route("/v1/disks/{disk}/cache/clear", post(cache_clear))
-        .route("/v1/disks/{disk}/cache/discard-dirty", post(discard_dirty))
-        .route("/v1/disks/{disk}/cache/export-dirty", post(export_dirty))
-        .route("/v1/disks/{disk}/preview", post(handlers::preview))
-        .route("/v1/disks/{disk}/resize", post(handlers::disk_resize))
-        .route("/v1/disks/{disk}/events", post(handlers::disk_event))
-        .route("/v1/disks/{disk}/drain", post(drain).delete(drain_stop))
-        .route("/v1/disks/{disk}/stats", get(stats))
-        .route("/v1/disks/{disk}/histograms", get(observe::histograms).delete(observe::histograms_reset))
-        .route("/v1/disks/{disk}/curve", get(observe::curve).delete(observe::curve_reset))
-        .route("/v1/disks/{disk}/explain", get(explain))
-        .route("/v1/disks/{disk}/trace", get(trace))
-        .route("/v1/disks/{disk}/bitmaps", get(bitmaps::list).post(bitmaps::add))
-        .route("/v1/disks/{disk}/bitmaps/{bitmap}", delete(bitmaps::remove))
-        .route("/v1/disks/{disk}/bitmaps/{bitmap}/clear", post(bitmaps::clear))
-        .route("/v1/disks/{disk}/bitmaps/{bitmap}/rotate", post(bitmaps::rotate))
-        .route("/v1/disks/{disk}/bitmaps/{bitmap}/merge", post(bitmaps::merge))
-        .route("/v1/disks/{disk}/exports", post(exports::add))
-        .route("/v1/disks/{disk}/exports/{export}", delete(exports::remove))
-        .route("/v1/qos", get(qos::disks))
-        .route("/v1/disks/{disk}/qos", get(qos::disk).patch(qos::set))
-        .route("/v1/storage-policies", get(qos::policies))
-        .route("/v1/storage-policies/{policy}", put(qos::policy_set).delete(qos::policy_remove))
-        .route("/v1/config/diff", get(config::diff))
-        .route("/v1/config/apply", post(config::apply))
-        .route("/v1/swap", get(swap::swaps).post(swap::create))
-        .route("/v1/swap/{swap}", get(swap::swap).patch(swap::set).delete(swap::remove))
-        .route("/v1/datastores", get(qos::datastores))
-        .route("/v1/datastores/{datastore}", get(qos::datastore).patch(qos::datastore_set))
+        .route("/openapi.json", get(handlers::openapi))
+        .route("/v1/pools/{pool}/devices", patch(handlers::device_set).delete(handlers::device_remove))
+        .route("/v1/pools/{pool}/orphans/{owner}", delete(handlers::orphan_discard))
+        .route("/v1/disks/{disk}", delete(handlers::disk_remove))
+        .route("/v1/disks/{disk}/cache", delete(handlers::cache_disable))
+        .route("/v1/disks/{disk}/cache/discard-dirty", post(handlers::discard_dirty))
+        .route("/v1/disks/{disk}/histograms", get(observe::histograms))
+        .route("/v1/disks/{disk}/trace", get(handlers::trace))
+        .route("/v1/cluster/advice", get(cluster::advice))
+        .merge(flash_leases::routes())
+        .merge(migration::routes())
+        .merge(tasks::routes())
+        .merge(bitmaps::table())
+        .merge(cluster::table())
+        .merge(config::table())
+        .merge(exports::table())
+        .merge(flash_leases::table())
+        .merge(handlers::table())
+        .merge(migration::table())
+        .merge(monitor::table())
+        .merge(observe::table())
+        .merge(qos::table())
+        .merge(swap::table())
         .fallback(async || {
             Answer::no(
                 StatusCode::NOT_FOUND,
@@ -125,10 +99,6 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
                 "this path does not support the method; see /openapi.json",
             )
         })
-        .merge(migration::routes())
-        .merge(cluster::routes())
-        .merge(flash_leases::routes())
-        .merge(tasks::routes())
         .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -147,96 +117,31 @@ async fn in_time(request: Request, next: Next) -> Response {
     }
 }
 
+/// The endpoints that are written out.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "hob", description = "Control API of hob, the host block cache."),
     paths(
         monitor::healthz,
         monitor::metrics,
-        monitor::health,
-        monitor::load,
         events::events,
-        handlers::version,
-        handlers::pools,
-        handlers::pool_create,
-        handlers::pool,
-        handlers::pool_remove,
-        handlers::pool_preview,
-        handlers::devices,
-        handlers::device_add,
         handlers::device_set,
         handlers::device_remove,
-        handlers::orphan_discard,
-        handlers::disks,
-        handlers::disk_add,
-        handlers::disk,
         handlers::disk_remove,
-        handlers::preview,
-        handlers::cache,
-        handlers::cache_enable,
-        handlers::cache_patch,
-        handlers::cache_disable,
-        handlers::cache_clear,
         handlers::discard_dirty,
-        handlers::export_dirty,
-        handlers::disk_patch,
-        handlers::disk_resize,
-        handlers::disk_event,
-        handlers::drain,
-        handlers::drain_stop,
-        handlers::stats,
-        observe::histograms,
-        observe::histograms_reset,
-        observe::curve,
-        observe::curve_reset,
-        handlers::explain,
+        handlers::orphan_discard,
+        handlers::cache_disable,
         handlers::trace,
-        bitmaps::list,
-        bitmaps::add,
-        bitmaps::remove,
-        bitmaps::clear,
-        bitmaps::rotate,
-        bitmaps::merge,
-        exports::add,
-        exports::remove,
-        migration::start,
-        migration::show,
-        migration::cancel,
-        migration::finish,
-        migration::take_back,
+        observe::histograms,
         migration::arrive,
         migration::changed,
         migration::list,
         migration::call,
         migration::data,
-        qos::disks,
-        qos::disk,
-        qos::set,
-        qos::policies,
-        qos::policy_set,
-        qos::policy_remove,
-        qos::datastores,
-        qos::datastore,
-        qos::datastore_set,
-        config::diff,
-        config::apply,
-        swap::swaps,
-        swap::create,
-        swap::swap,
-        swap::set,
-        swap::remove,
-        cluster::cluster,
-        cluster::hosts,
-        cluster::disks,
-        cluster::take,
-        flash_leases::peers,
+        cluster::advice,
         flash_leases::ask,
         flash_leases::end,
         flash_leases::data,
-        cluster::start_move,
-        cluster::cancel_move,
-        cluster::moves,
-        cluster::advice,
         tasks::list,
         tasks::cancel,
         tasks::acknowledge,
@@ -261,7 +166,22 @@ impl utoipa::Modify for BearerOverTcp {
 
 /// The OpenAPI document, indented, with a newline at the end.
 pub(crate) fn openapi_json() -> String {
-    let mut text = Api::openapi().to_pretty_json().unwrap_or_default();
+    let tables = [
+        bitmaps::Paths::openapi(),
+        cluster::Paths::openapi(),
+        config::Paths::openapi(),
+        exports::Paths::openapi(),
+        flash_leases::Paths::openapi(),
+        handlers::Paths::openapi(),
+        migration::Paths::openapi(),
+        monitor::Paths::openapi(),
+        observe::Paths::openapi(),
+        qos::Paths::openapi(),
+        swap::Paths::openapi(),
+    ];
+    let mut api = Api::openapi();
+    tables.into_iter().for_each(|table| api.merge(table));
+    let mut text = api.to_pretty_json().unwrap_or_default();
     text.push('\n');
     text
 }

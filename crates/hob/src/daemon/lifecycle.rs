@@ -206,13 +206,13 @@ impl Lifecycle {
             _ => None,
         };
         if let Some(manager) = &manager {
-            manager.close(ending).await;
+            manager.shutdown.close(ending).await;
         }
         stop(shards).await;
         // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {
-            manager.leave_cluster(ending).await;
+            manager.cluster.leave(ending).await;
         }
         if let Some(relays) = relays {
             relays.finish(FAREWELL_MAX).await;

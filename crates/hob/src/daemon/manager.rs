@@ -1,101 +1,102 @@
-//! The manager: the pools, disks and caches of this host, their assignment to shards, and all
-//! changes of them.
+//! The services of the daemon, and the order in which they may call each other
+//! ([0049](../../../../docs/decisions/0049-services.md)).
 //!
-//! The manager runs on the control thread. The state file keeps the configuration; the manager
-//! implements it as far as devices and backings allow. The manager is being divided into services,
-//! each with its own state ([0049](../../../../docs/decisions/0049-services.md)). The lowest layer
-//! is the [`Registry`]. Code that is not in a service yet is a method of [`Manager`], which reaches
-//! the registry through `Deref`.
+//! The state file keeps the configuration of pools, disks and caches. The services implement it as
+//! far as devices and backings allow. They run on the control thread. Each service owns its state
+//! behind its own lock and calls only services of lower layers; the lowest one is the [`Registry`].
+//! [`Manager`] connects the services and has no other task: the control API calls the services.
 //!
 //! # Changes
 //! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
 //! one change of a disk or pool runs at a time; a second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 
-mod adopt;
 mod api_error;
 mod cluster;
-mod config_diff;
 pub(crate) mod definitions;
 mod disks;
+mod ending;
 mod events;
 mod exports;
 mod flash;
-mod leave;
+mod hob_toml;
 mod migration;
 mod moves;
 mod observe;
+mod ownership;
 mod peer_access;
-mod placement;
 mod pools;
 mod qos;
-mod qos_peers;
 mod registry;
 mod remote_flash;
 mod settings;
-mod stalls;
-mod start;
+mod shutdown;
+mod startup;
 mod swap;
 mod tasks;
 
-use std::collections::BTreeMap;
-use std::ops::Deref;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use hob_control::{Disk, DiskChanged};
-
-use super::config::Config;
+use super::cluster::Cluster;
 use super::exports::Exports;
 use super::hardware::BackingOptions;
 use super::shard_api::ShardHandle;
 use super::state::Store;
 use super::swap::{HostKernel, SwapKernel};
 pub(crate) use api_error::{ApiError, ErrorKind};
+use cluster::ClusterService;
 pub(crate) use disks::wait_max;
-use disks::{DiskOwner, Disks, Open, Opened};
+use disks::{DiskOwner, Disks};
+pub(crate) use ending::Ending;
+use events::Events;
 use exports::ExportService;
 pub(crate) use exports::InheritedFile;
-pub(crate) use leave::Ending;
+use hob_toml::HobToml;
+use migration::Migrations;
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn};
+use moves::Moves;
 pub(crate) use observe::Recording;
 use observe::{DiskDetail, Observe};
+use ownership::Ownership;
 use peer_access::PeerAccess;
 pub(crate) use peer_access::{MigrationTls, MigrationTransport};
 use pools::Pools;
 use qos::QosService;
-use registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, Registry, SaveObserver};
+use registry::{Registry, SaveObserver};
 use remote_flash::RemoteFlash;
 pub(crate) use remote_flash::{Ended, FlashExports};
 pub(crate) use settings::simulated as simulated_cache;
+use shutdown::Shutdown;
+use startup::Startup;
 use swap::Swaps;
 use tasks::Tasks;
 
-/// The manager; see the module.
+/// All services; see the module.
 #[derive(Debug)]
 pub(crate) struct Manager {
-    registry: Arc<Registry>,
+    peers: Arc<PeerAccess>,
     pub(crate) qos: QosService,
     pub(crate) swap: Swaps,
     pub(crate) observe: Observe,
     pub(crate) remote_flash: RemoteFlash,
+    pub(crate) exports: ExportService,
     pub(crate) pools: Pools,
     pub(crate) disks: Disks,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) moves: Arc<Moves>,
+    pub(crate) cluster: Arc<ClusterService>,
+    pub(crate) hob_toml: HobToml,
+    pub(crate) startup: Startup,
+    pub(crate) shutdown: Shutdown,
+    pub(crate) events: Events,
+    #[cfg(test)]
+    registry: Arc<Registry>,
+    #[cfg(test)]
     tasks: Tasks,
-    peers: Arc<PeerAccess>,
-    pub(crate) exports: ExportService,
-    backing_options: BackingOptions,
-    /// Migrations by disk name.
-    migrations: Mutex<BTreeMap<String, migration::Handle>>,
-    /// Orders to move disks within the cluster.
-    moves: moves::Moves,
-    rates: placement::Rates,
-    /// Configuration at the daemon's start.
-    config: OnceLock<Box<Config>>,
 }
 
 impl Manager {
-    /// Creates a manager without pools and disks.
+    /// Connects the services, which have no pools and disks yet.
     pub(crate) fn new(
         shards: Vec<ShardHandle>,
         exports: Exports,
@@ -105,7 +106,7 @@ impl Manager {
         Manager::with_swap_kernel(shards, exports, backing_options, store, Arc::new(HostKernel))
     }
 
-    /// Creates a manager that uses this kernel interface for swap.
+    /// Connects the services, with this kernel interface for swap.
     fn with_swap_kernel(
         shards: Vec<ShardHandle>,
         exports: Exports,
@@ -116,12 +117,12 @@ impl Manager {
         let bitmaps = store.directory().map(|directory| directory.join("bitmaps"));
         let registry = Registry::new(shards, store);
         registry.inner().wait_max = backing_options.wait_max;
+        let peers = Arc::new(PeerAccess::default());
         let tasks = Tasks::default();
         tasks.connect(&registry);
         let qos = QosService::new(registry.clone(), tasks.clone());
         let swap = Swaps::new(registry.clone(), tasks.clone(), kernel);
         let exports = ExportService::new(registry.clone(), tasks.clone(), exports, bitmaps);
-        let peers = Arc::new(PeerAccess::default());
         let remote_flash = RemoteFlash::new(
             registry.clone(),
             tasks.clone(),
@@ -148,29 +149,90 @@ impl Manager {
             peers.clone(),
             backing_options.clone(),
         );
-        let parts = vec![qos.state_part(), swap.state_part(), Arc::new(tasks.clone()) as _];
-        let manager = Arc::new(Manager {
-            registry,
+        let ownership = Ownership::new(registry.clone(), pools.clone(), peers.clone());
+        let migrations = Migrations::new(
+            registry.clone(),
+            tasks.clone(),
+            exports.clone(),
+            qos.clone(),
+            pools.clone(),
+            disks.clone(),
+            observe.clone(),
+            ownership.clone(),
+            peers.clone(),
+            backing_options,
+        );
+        let moves = Moves::new(
+            registry.clone(),
+            exports.clone(),
+            pools.clone(),
+            disks.clone(),
+            observe.clone(),
+            ownership.clone(),
+            migrations.clone(),
+        );
+        let cluster = ClusterService::new(
+            registry.clone(),
+            tasks.clone(),
+            observe.clone(),
+            remote_flash.clone(),
+            disks.clone(),
+            ownership.clone(),
+            migrations.clone(),
+            moves.clone(),
+        );
+        let hob_toml =
+            HobToml::new(registry.clone(), tasks.clone(), qos.clone(), pools.clone(), disks.clone());
+        let startup = Startup::new(
+            registry.clone(),
+            tasks.clone(),
+            qos.clone(),
+            swap.clone(),
+            exports.clone(),
+            remote_flash.clone(),
+            pools.clone(),
+            disks.clone(),
+            migrations.clone(),
+            hob_toml.clone(),
+        );
+        let shutdown = Shutdown::new(registry.clone(), exports.clone(), pools.clone(), migrations.clone());
+        let events = Events::new(
+            registry.clone(),
+            peers.clone(),
+            qos.clone(),
+            exports.clone(),
+            observe.clone(),
+            remote_flash.clone(),
+            pools.clone(),
+            disks.clone(),
+            migrations.clone(),
+        );
+        let parts =
+            vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks.clone()) as _];
+        registry.connect(parts, Arc::downgrade(&ownership) as Weak<dyn SaveObserver>);
+        observe.connect(Arc::downgrade(&migrations) as Weak<dyn DiskDetail>);
+        disks.connect(Arc::downgrade(&cluster) as Weak<dyn DiskOwner>);
+        Arc::new(Manager {
+            peers,
             qos,
             swap,
             observe,
             remote_flash,
+            exports,
             pools,
             disks,
+            migrations,
+            moves,
+            cluster,
+            hob_toml,
+            startup,
+            shutdown,
+            events,
+            #[cfg(test)]
+            registry,
+            #[cfg(test)]
             tasks,
-            peers,
-            exports,
-            backing_options,
-            migrations: Mutex::default(),
-            moves: moves::Moves::default(),
-            rates: placement::Rates::default(),
-            config: OnceLock::new(),
-        });
-        let observer: Weak<Manager> = Arc::downgrade(&manager);
-        manager.registry.connect(parts, observer.clone());
-        manager.observe.connect(observer.clone());
-        manager.disks.connect(observer);
-        manager
+        })
     }
 
     /// Sets the credentials and the directory for migrations, before the start.
@@ -178,48 +240,16 @@ impl Manager {
         self.peers.set_transport(transport);
     }
 
+    /// Makes this host serve its disks as a member of a cluster. Must precede opening any disk.
+    pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
+        self.peers.set_cluster(cluster);
+    }
+
     /// Sets the name of this host among its peers, outside a cluster.
     pub(crate) fn set_peer_name(&self, name: Option<String>) {
         if let Some(name) = name {
             self.peers.set_name(name);
         }
-    }
-}
-
-impl Deref for Manager {
-    type Target = Arc<Registry>;
-
-    fn deref(&self) -> &Arc<Registry> {
-        &self.registry
-    }
-}
-
-impl DiskOwner for Manager {
-    fn open(
-        self: Arc<Self>,
-        disk: String,
-        when: Open,
-    ) -> Pin<Box<dyn Future<Output = Result<Opened, ApiError>> + Send>> {
-        Box::pin(async move { self.open_disk(&disk, when).await })
-    }
-
-    fn remove_absent(
-        self: Arc<Self>,
-        disk: String,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<DiskChanged>, ApiError>> + Send>> {
-        Box::pin(async move { self.remove_absent_disk(&disk).await })
-    }
-}
-
-impl DiskDetail for Manager {
-    fn add_to(&self, disk: &mut Disk) {
-        self.show_migration(disk);
-    }
-}
-
-impl SaveObserver for Manager {
-    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>> {
-        Box::pin(self.mark_dirty())
     }
 }
 

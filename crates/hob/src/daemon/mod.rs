@@ -301,14 +301,14 @@ async fn serve(
                 manager.remote_flash.set_exports(lending);
             }
             manager.set_peer_name(config.peers.name.clone());
-            tasks.spawn(manager.clone().tend(events));
+            tasks.spawn(manager.events.clone().tend(events));
             if let Some(joined) = &config.cluster {
                 manager.set_cluster(Cluster::join(joined, &config.state_dir, shards)?);
-                tasks.spawn(manager.clone().tend_cluster());
+                tasks.spawn(manager.cluster.clone().tend());
             }
-            manager.start(state, &config).await?;
+            manager.startup.start(state, &config).await?;
             accepted = config.to_keep();
-            manager.set_config(config);
+            manager.hob_toml.set(config);
             manager
         }
         Content::One { disk, cache, force } => {
@@ -316,9 +316,9 @@ async fn serve(
             manager.exports.set_socket_access(sockets);
             let _ = lifecycle.manager.set(manager.clone());
             manager.exports.inherit_files(files);
-            tasks.spawn(manager.clone().tend(events));
+            tasks.spawn(manager.events.clone().tend(events));
             // A cache that the previous program used is not foreign data.
-            manager.start_serving(*disk, cache, force && !goes_on).await?;
+            manager.startup.start_serving(*disk, cache, force && !goes_on).await?;
             manager
         }
     };

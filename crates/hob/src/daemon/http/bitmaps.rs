@@ -1,117 +1,51 @@
 //! API handlers for dirty bitmaps.
 
-use std::sync::Arc;
+use hob_control::{BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps};
 
-use axum::extract::{Path, State};
-use hob_control::{BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, Problem};
+use super::endpoints::endpoints;
 
-use super::extract::{Answer, Body};
-use crate::daemon::manager::Manager;
+endpoints! { manager;
+    /// Returns all bitmaps of a disk.
+    get "/v1/disks/{disk}/bitmaps"
+    bitmaps(disk = "disk": "The disk") -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmaps(disk).await
+    }
 
-type App = State<Arc<Manager>>;
+    /// Adds a bitmap to a disk, which records from now on.
+    post "/v1/disks/{disk}/bitmaps"
+    bitmap_add(disk = "disk": "The disk"; add: BitmapAdd) -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmap_add(disk, add).await
+    }
 
-/// Returns all bitmaps of a disk.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/bitmaps",
-    operation_id = "bitmaps",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn list(State(manager): App, Path(disk): Path<String>) -> Answer<Bitmaps> {
-    manager.exports.bitmaps(disk).await.into()
-}
+    /// Removes a bitmap of a disk.
+    delete "/v1/disks/{disk}/bitmaps/{bitmap}"
+    bitmap_remove(disk = "disk": "The disk", bitmap = "bitmap": "Name of the bitmap")
+        -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmap_remove(disk, bitmap).await
+    }
 
-/// Adds a bitmap to a disk, which records from now on.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/bitmaps",
-    operation_id = "bitmap_add",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = BitmapAdd,
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn add(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(add): Body<BitmapAdd>,
-) -> Answer<Bitmaps> {
-    manager.exports.bitmap_add(disk, add).await.into()
-}
+    /// Clears a bitmap of a disk.
+    post "/v1/disks/{disk}/bitmaps/{bitmap}/clear"
+    bitmap_clear(disk = "disk": "The disk", bitmap = "bitmap": "Name of the bitmap")
+        -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmap_clear(disk, bitmap).await
+    }
 
-/// Removes a bitmap of a disk.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/bitmaps/{bitmap}",
-    operation_id = "bitmap_remove",
-    params(
-        ("disk" = String, Path, description = "The disk"),
-        ("bitmap" = String, Path, description = "Name of the bitmap")
-    ),
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn remove(
-    State(manager): App,
-    Path((disk, bitmap)): Path<(String, String)>,
-) -> Answer<Bitmaps> {
-    manager.exports.bitmap_remove(disk, bitmap).await.into()
-}
+    /// Freezes the content of a bitmap under another name, and lets the bitmap continue empty. No
+    /// change is lost in between.
+    post "/v1/disks/{disk}/bitmaps/{bitmap}/rotate"
+    bitmap_rotate(
+        disk = "disk": "The disk", bitmap = "bitmap": "Name of a bitmap that records";
+        rotate: BitmapRotate
+    ) -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmap_rotate(disk, bitmap, rotate).await
+    }
 
-/// Clears a bitmap of a disk.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/bitmaps/{bitmap}/clear",
-    operation_id = "bitmap_clear",
-    params(
-        ("disk" = String, Path, description = "The disk"),
-        ("bitmap" = String, Path, description = "Name of the bitmap")
-    ),
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn clear(
-    State(manager): App,
-    Path((disk, bitmap)): Path<(String, String)>,
-) -> Answer<Bitmaps> {
-    manager.exports.bitmap_clear(disk, bitmap).await.into()
-}
-
-/// Freezes the content of a bitmap under another name, and lets the bitmap continue empty. No
-/// change is lost in between.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/bitmaps/{bitmap}/rotate",
-    operation_id = "bitmap_rotate",
-    params(
-        ("disk" = String, Path, description = "The disk"),
-        ("bitmap" = String, Path, description = "Name of a bitmap that records")
-    ),
-    request_body = BitmapRotate,
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn rotate(
-    State(manager): App,
-    Path((disk, bitmap)): Path<(String, String)>,
-    Body(rotate): Body<BitmapRotate>,
-) -> Answer<Bitmaps> {
-    manager.exports.bitmap_rotate(disk, bitmap, rotate).await.into()
-}
-
-/// Merges a bitmap into a recording one and removes it, for example after a failed backup.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/bitmaps/{bitmap}/merge",
-    operation_id = "bitmap_merge",
-    params(
-        ("disk" = String, Path, description = "The disk"),
-        ("bitmap" = String, Path, description = "Name of the bitmap")
-    ),
-    request_body = BitmapMerge,
-    responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn merge(
-    State(manager): App,
-    Path((disk, bitmap)): Path<(String, String)>,
-    Body(merge): Body<BitmapMerge>,
-) -> Answer<Bitmaps> {
-    manager.exports.bitmap_merge(disk, bitmap, merge).await.into()
+    /// Merges a bitmap into a recording one and removes it, for example after a failed backup.
+    post "/v1/disks/{disk}/bitmaps/{bitmap}/merge"
+    bitmap_merge(
+        disk = "disk": "The disk", bitmap = "bitmap": "Name of the bitmap"; merge: BitmapMerge
+    ) -> Bitmaps, "4XX", "5XX" {
+        manager.exports.bitmap_merge(disk, bitmap, merge).await
+    }
 }

@@ -2,121 +2,62 @@
 
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::{Path, Query, State};
-use axum::routing::{get, post};
+use axum::extract::{Query, State};
 use hob_control::{
     Cluster, ClusterAdvice, ClusterDisk, ClusterHost, ClusterMove, ClusterMoveStart, ClusterTake, Disk,
     Problem,
 };
 use serde::Deserialize;
 
-use super::extract::{Answer, Body};
+use super::endpoints::endpoints;
+use super::extract::Answer;
 use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// Returns the routes of this file.
-pub(super) fn routes() -> Router<Arc<Manager>> {
-    Router::new()
-        .route("/v1/cluster", get(cluster))
-        .route("/v1/cluster/hosts", get(hosts))
-        .route("/v1/cluster/disks", get(disks))
-        .route("/v1/cluster/disks/{disk}/take", post(take))
-        .route("/v1/cluster/disks/{disk}/move", post(start_move).delete(cancel_move))
-        .route("/v1/cluster/moves", get(moves))
-        .route("/v1/cluster/advice", get(advice))
-}
+endpoints! { manager;
+    /// Returns this host's state as a member of its cluster.
+    get "/v1/cluster"
+    cluster() -> Cluster, "4XX" {
+        manager.cluster.view()
+    }
 
-/// Returns this host's state as a member of its cluster.
-#[utoipa::path(
-    get,
-    path = "/v1/cluster",
-    operation_id = "cluster",
-    responses((status = 200, body = Cluster), (status = "4XX", body = Problem))
-)]
-pub(super) async fn cluster(State(manager): App) -> Answer<Cluster> {
-    manager.cluster_view().into()
-}
+    /// Returns all members of the cluster.
+    get "/v1/cluster/hosts"
+    cluster_hosts() -> Vec<ClusterHost>, "4XX", "5XX" {
+        manager.cluster.hosts().await
+    }
 
-/// Returns all members of the cluster.
-#[utoipa::path(
-    get,
-    path = "/v1/cluster/hosts",
-    operation_id = "cluster_hosts",
-    responses((status = 200, body = Vec<ClusterHost>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn hosts(State(manager): App) -> Answer<Vec<ClusterHost>> {
-    manager.cluster_hosts().await.into()
-}
+    /// Returns all disks that a host of the cluster has or had.
+    get "/v1/cluster/disks"
+    cluster_disks() -> Vec<ClusterDisk>, "4XX", "5XX" {
+        manager.cluster.disks().await
+    }
 
-/// Returns all disks that a host of the cluster has or had.
-#[utoipa::path(
-    get,
-    path = "/v1/cluster/disks",
-    operation_id = "cluster_disks",
-    responses((status = 200, body = Vec<ClusterDisk>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disks(State(manager): App) -> Answer<Vec<ClusterDisk>> {
-    manager.cluster_disks().await.into()
-}
+    /// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data
+    /// in the flash of a failed host is lost.
+    post "/v1/cluster/disks/{disk}/take"
+    cluster_take(disk = "disk": "The disk"; take: ClusterTake) -> Disk, "4XX", "5XX" {
+        manager.cluster.take(disk, take.force).await
+    }
 
-/// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data in
-/// the flash of a failed host is lost.
-#[utoipa::path(
-    post,
-    path = "/v1/cluster/disks/{disk}/take",
-    operation_id = "cluster_take",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = ClusterTake,
-    responses((status = 200, body = Disk), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn take(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(ClusterTake { force }): Body<ClusterTake>,
-) -> Answer<Disk> {
-    manager.cluster_take(disk, force).await.into()
-}
+    /// Moves a disk from its current owner to another host of the cluster.
+    post "/v1/cluster/disks/{disk}/move"
+    cluster_move(disk = "disk": "The disk"; start: ClusterMoveStart) -> ClusterMove, "4XX", "5XX" {
+        manager.moves.order(disk, start).await
+    }
 
-/// Moves a disk from its current owner to another host of the cluster.
-#[utoipa::path(
-    post,
-    path = "/v1/cluster/disks/{disk}/move",
-    operation_id = "cluster_move",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = ClusterMoveStart,
-    responses((status = 200, body = ClusterMove), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn start_move(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(start): Body<ClusterMoveStart>,
-) -> Answer<ClusterMove> {
-    manager.cluster_move(disk, start).await.into()
-}
+    /// Cancels the move of a disk, if it is not too late.
+    delete "/v1/cluster/disks/{disk}/move"
+    cluster_move_cancel(disk = "disk": "The disk") -> ClusterMove, "4XX", "5XX" {
+        manager.moves.cancel(&disk).await
+    }
 
-/// Cancels the move of a disk, if it is not too late.
-#[utoipa::path(
-    delete,
-    path = "/v1/cluster/disks/{disk}/move",
-    operation_id = "cluster_move_cancel",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = ClusterMove), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cancel_move(State(manager): App, Path(disk): Path<String>) -> Answer<ClusterMove> {
-    manager.cluster_move_cancel(&disk).await.into()
-}
-
-/// Returns all current and recent moves of disks.
-#[utoipa::path(
-    get,
-    path = "/v1/cluster/moves",
-    operation_id = "cluster_moves",
-    responses((status = 200, body = Vec<ClusterMove>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn moves(State(manager): App) -> Answer<Vec<ClusterMove>> {
-    manager.cluster_moves().await.into()
+    /// Returns all current and recent moves of disks.
+    get "/v1/cluster/moves"
+    cluster_moves() -> Vec<ClusterMove>, "4XX", "5XX" {
+        manager.moves.all().await
+    }
 }
 
 /// Parameters of the placement advice.
@@ -140,5 +81,5 @@ pub(super) async fn advice(
     State(manager): App,
     Query(Leaving { leaving }): Query<Leaving>,
 ) -> Answer<ClusterAdvice> {
-    manager.cluster_advice(leaving.as_deref()).await.into()
+    manager.cluster.advice(leaving.as_deref()).await.into()
 }

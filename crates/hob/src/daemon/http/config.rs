@@ -1,34 +1,19 @@
 //! API handlers that compare hob.toml with the running daemon.
 
-use std::sync::Arc;
+use hob_control::{ConfigApplied, ConfigApply, ConfigDiff};
 
-use axum::extract::State;
-use hob_control::{ConfigApplied, ConfigApply, ConfigDiff, Problem};
+use super::endpoints::endpoints;
 
-use super::extract::{Answer, Body};
-use crate::daemon::manager::Manager;
+endpoints! { manager;
+    /// Compares the current hob.toml with the running daemon.
+    get "/v1/config/diff"
+    config_diff() -> ConfigDiff, "4XX", "5XX" {
+        manager.hob_toml.diff().await
+    }
 
-type App = State<Arc<Manager>>;
-
-/// Compares the current hob.toml with the running daemon.
-#[utoipa::path(
-    get,
-    path = "/v1/config/diff",
-    operation_id = "config_diff",
-    responses((status = 200, body = ConfigDiff), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
-    manager.config_diff().await.into()
-}
-
-/// Applies hob.toml to the running daemon. Dirty data is drained, never lost.
-#[utoipa::path(
-    post,
-    path = "/v1/config/apply",
-    operation_id = "config_apply",
-    request_body = ConfigApply,
-    responses((status = 200, body = ConfigApplied), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn apply(State(manager): App, Body(apply): Body<ConfigApply>) -> Answer<ConfigApplied> {
-    manager.config_apply(apply.yes).await.into()
+    /// Applies hob.toml to the running daemon. Dirty data is drained, never lost.
+    post "/v1/config/apply"
+    config_apply(; apply: ConfigApply) -> ConfigApplied, "4XX", "5XX" {
+        manager.hob_toml.apply(apply.yes).await
+    }
 }

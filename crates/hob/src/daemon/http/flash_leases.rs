@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use axum::{Extension, Router};
 use hob_control::{FlashLease, FlashLeaseRequest, Peers, Problem};
 use serde::Deserialize;
 
+use super::endpoints::endpoints;
 use super::extract::{Answer, Body, DataConnection};
 use crate::daemon::manager::{Ended, Manager};
 use crate::daemon::tls::PeerCertificate;
@@ -16,10 +17,17 @@ use crate::daemon::tls::PeerCertificate;
 type App = State<Arc<Manager>>;
 type Shown = Option<Extension<PeerCertificate>>;
 
+endpoints! { manager;
+    /// Returns the flash that this host lends to other hosts, and the flash that it uses of theirs.
+    get "/v1/peers"
+    peers() -> Peers {
+        Ok(manager.pools.peers())
+    }
+}
+
 /// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Manager>> {
     Router::new()
-        .route("/v1/peers", get(peers))
         .route("/v1/loans/{borrower}", post(ask))
         .route("/v1/loans/{borrower}/end", post(end))
         .route("/v1/loans/{borrower}/data", post(data))
@@ -27,12 +35,6 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
 
 fn name_of(shown: Shown) -> Option<String> {
     shown.map(|Extension(certificate)| certificate.to_string())
-}
-
-/// Returns the flash that this host lends to other hosts, and the flash that it uses of theirs.
-#[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
-pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
-    Answer::Yes(manager.pools.peers())
 }
 
 /// For other hosts: creates or renews a flash lease for replicas.

@@ -1,5 +1,4 @@
-//! API handlers, one function per method and path. The handlers convert requests; the manager
-//! decides.
+//! API endpoints of pools and disks. The handlers convert requests; the services decide.
 
 use std::sync::Arc;
 
@@ -17,103 +16,173 @@ use hob_control::{
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::endpoints::endpoints;
 use super::extract::{Answer, Body};
 use super::trace::TraceBody;
 use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
+endpoints! { manager;
+    /// Returns the versions of the daemon and of its API.
+    get "/v1/version"
+    version() -> Version {
+        Ok(manager.observe.version())
+    }
+
+    /// Returns all pools.
+    get "/v1/pools"
+    pools() -> Vec<Pool> {
+        Ok(manager.observe.pools())
+    }
+
+    /// Creates a pool.
+    post "/v1/pools"
+    pool_create(; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
+        manager.pools.pool_create(create).await
+    }
+
+    /// Returns a pool.
+    get "/v1/pools/{pool}"
+    pool(pool = "pool": "Its name") -> Pool, 404 {
+        manager.observe.pool(&pool)
+    }
+
+    /// Removes a pool that no cache uses.
+    delete "/v1/pools/{pool}"
+    pool_remove(pool = "pool": "Its name") -> PoolChanged, "4XX", "5XX" {
+        manager.pools.pool_remove(pool).await
+    }
+
+    /// Returns a pool's devices.
+    get "/v1/pools/{pool}/devices"
+    devices(pool = "pool": "The pool") -> Vec<Device>, 404 {
+        manager.observe.pool(&pool).map(|pool| pool.devices)
+    }
+
+    /// Adds a device to a pool.
+    post "/v1/pools/{pool}/devices"
+    device_add(pool = "pool": "The pool"; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
+        manager.pools.device_add(pool, add).await
+    }
+
+    /// Returns the effects of a pool change on caches and dirty data, without making the change.
+    post "/v1/pools/{pool}/preview"
+    pool_preview(pool = "pool": "The pool"; change: PlannedPoolChange) -> Preview, "4XX", "5XX" {
+        manager.disks.pool_preview(&pool, &change).await
+    }
+
+    /// Returns all disks.
+    get "/v1/disks"
+    disks() -> Vec<Disk> {
+        Ok(manager.observe.disks())
+    }
+
+    /// Adds a disk and serves it.
+    post "/v1/disks"
+    disk_add(; add: DiskAdd) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_add(add).await
+    }
+
+    /// Returns a disk.
+    get "/v1/disks/{disk}"
+    disk(disk = "disk": "Its name") -> Disk, 404 {
+        manager.observe.disk(&disk)
+    }
+
+    /// Returns the effects of a change on cached data, dirty data and clients, without making the
+    /// change.
+    post "/v1/disks/{disk}/preview"
+    preview(disk = "disk": "The disk"; change: PlannedChange) -> Preview, "4XX", "5XX" {
+        manager.disks.preview(&disk, &change).await
+    }
+
+    /// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk
+    /// shows the progress. The drain continues until it is complete or stopped. Repeating the
+    /// request is harmless.
+    post "/v1/disks/{disk}/drain"
+    drain(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.drain(disk).await
+    }
+
+    /// Changes a disk's own settings while it is served. Requests that already wait for the backing
+    /// follow the new limit too.
+    patch "/v1/disks/{disk}"
+    disk_patch(disk = "disk": "The disk"; patch: DiskPatch) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_patch(disk, patch).await
+    }
+
+    /// Grows a disk while it is served, to the size of its backing. With a size, a raw file is
+    /// enlarged first.
+    post "/v1/disks/{disk}/resize"
+    disk_resize(disk = "disk": "The disk"; resize: DiskResize) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_resize(disk, resize).await
+    }
+
+    /// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
+    /// continues after the response; the disk shows its progress.
+    post "/v1/disks/{disk}/events"
+    disk_event(disk = "disk": "The disk"; report: EventReport) -> DiskChanged, "4XX", "5XX" {
+        let EventReport { event, discard_dirty } = report;
+        let change = PlannedChange::Event { event };
+        manager.disks.check_discard(&disk, &change, discard_dirty).await?;
+        manager.disks.disk_event(disk, event).await
+    }
+
+    /// Stops a drain before it is complete.
+    delete "/v1/disks/{disk}/drain"
+    drain_stop(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.drain_stop(disk).await
+    }
+
+    /// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
+    /// `PATH.map` beside it lists the valid ranges, in lines `data OFFSET BYTES` and `lost OFFSET
+    /// BYTES`.
+    post "/v1/disks/{disk}/cache/export-dirty"
+    export_dirty(disk = "disk": "The disk"; export: ExportDirty) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.export_dirty(disk, export).await
+    }
+
+    /// Returns a disk's cache; null if it has none.
+    get "/v1/disks/{disk}/cache"
+    cache(disk = "disk": "The disk") -> Option<Cache>, 404 {
+        manager.observe.disk(&disk).map(|disk| disk.cache)
+    }
+
+    /// Gives a disk a cache.
+    put "/v1/disks/{disk}/cache"
+    cache_enable(disk = "disk": "The disk"; enable: CacheEnable) -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_enable(disk, enable).await
+    }
+
+    /// Changes the size or settings of a cache.
+    patch "/v1/disks/{disk}/cache"
+    cache_patch(disk = "disk": "The disk"; patch: CachePatch) -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_patch(disk, patch).await
+    }
+
+    /// Empties a cache.
+    post "/v1/disks/{disk}/cache/clear"
+    cache_clear(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_clear(disk).await
+    }
+
+    /// Returns a disk's statistics.
+    get "/v1/disks/{disk}/stats"
+    stats(disk = "disk": "The disk") -> DiskStats, "4XX", "5XX" {
+        manager.observe.stats(&disk).await
+    }
+
+    /// Explains why a disk's I/O is, or is not, served from flash.
+    get "/v1/disks/{disk}/explain"
+    explain(disk = "disk": "The disk") -> Explanation, "4XX", "5XX" {
+        manager.observe.explain(&disk).await
+    }
+}
+
 /// Returns the OpenAPI document.
 pub(super) async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], super::openapi_json())
-}
-
-/// Returns the versions of the daemon and of its API.
-#[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
-pub(super) async fn version(State(manager): App) -> Answer<Version> {
-    Answer::Yes(manager.observe.version())
-}
-
-/// Returns all pools.
-#[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<Pool>)))]
-pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
-    Answer::Yes(manager.observe.pools())
-}
-
-/// Creates a pool.
-#[utoipa::path(
-    post,
-    path = "/v1/pools",
-    request_body = PoolCreate,
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCreate>) -> Answer<PoolChanged> {
-    manager.pools.pool_create(create).await.into()
-}
-
-/// Returns a pool.
-#[utoipa::path(
-    get,
-    path = "/v1/pools/{pool}",
-    params(("pool" = String, Path, description = "Its name")),
-    responses((status = 200, body = Pool), (status = 404, body = Problem))
-)]
-pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answer<Pool> {
-    manager.observe.pool(&pool).into()
-}
-
-/// Removes a pool that no cache uses.
-#[utoipa::path(
-    delete,
-    path = "/v1/pools/{pool}",
-    params(("pool" = String, Path, description = "Its name")),
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -> Answer<PoolChanged> {
-    manager.pools.pool_remove(pool).await.into()
-}
-
-/// Returns a pool's devices.
-#[utoipa::path(
-    get,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool")),
-    responses((status = 200, body = Vec<Device>), (status = 404, body = Problem))
-)]
-pub(super) async fn devices(State(manager): App, Path(pool): Path<String>) -> Answer<Vec<Device>> {
-    manager.observe.pool(&pool).map(|pool| pool.devices).into()
-}
-
-/// Adds a device to a pool.
-#[utoipa::path(
-    post,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool")),
-    request_body = DeviceAdd,
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn device_add(
-    State(manager): App,
-    Path(pool): Path<String>,
-    Body(add): Body<DeviceAdd>,
-) -> Answer<PoolChanged> {
-    manager.pools.device_add(pool, add).await.into()
-}
-
-/// Returns the effects of a pool change on caches and dirty data, without making the change.
-#[utoipa::path(
-    post,
-    path = "/v1/pools/{pool}/preview",
-    params(("pool" = String, Path, description = "The pool")),
-    request_body = PlannedPoolChange,
-    responses((status = 200, body = Preview), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn pool_preview(
-    State(manager): App,
-    Path(pool): Path<String>,
-    Body(change): Body<PlannedPoolChange>,
-) -> Answer<Preview> {
-    manager.disks.pool_preview(&pool, &change).await.into()
 }
 
 /// Selects a device of a pool.
@@ -184,34 +253,6 @@ fn no_path<T>(method: &str) -> Answer<T> {
     Answer::No(StatusCode::BAD_REQUEST, problem)
 }
 
-/// Returns all disks.
-#[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
-pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
-    Answer::Yes(manager.observe.disks())
-}
-
-/// Adds a disk and serves it.
-#[utoipa::path(
-    post,
-    path = "/v1/disks",
-    request_body = DiskAdd,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> Answer<DiskChanged> {
-    manager.disks.disk_add(add).await.into()
-}
-
-/// Returns a disk.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "Its name")),
-    responses((status = 200, body = Disk), (status = 404, body = Problem))
-)]
-pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answer<Disk> {
-    manager.observe.disk(&disk).into()
-}
-
 /// Selects what happens to dirty data.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -272,104 +313,6 @@ pub(super) async fn disk_remove(
     manager.disks.disk_remove_from(disk, dirty, clients).await.into()
 }
 
-/// Returns the effects of a change on cached data, dirty data and clients, without making the
-/// change.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/preview",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = PlannedChange,
-    responses((status = 200, body = Preview), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn preview(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(change): Body<PlannedChange>,
-) -> Answer<Preview> {
-    manager.disks.preview(&disk, &change).await.into()
-}
-
-/// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk shows
-/// the progress. The drain continues until it is complete or stopped. Repeating the request is
-/// harmless.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/drain",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.pools.drain(disk).await.into()
-}
-
-/// Changes a disk's own settings while it is served. Requests that already wait for the backing
-/// follow the new limit too.
-#[utoipa::path(
-    patch,
-    path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = DiskPatch,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_patch(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(patch): Body<DiskPatch>,
-) -> Answer<DiskChanged> {
-    manager.disks.disk_patch(disk, patch).await.into()
-}
-
-/// Grows a disk while it is served, to the size of its backing. With a size, a raw file is enlarged
-/// first.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/resize",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = DiskResize,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_resize(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(resize): Body<DiskResize>,
-) -> Answer<DiskChanged> {
-    manager.disks.disk_resize(disk, resize).await.into()
-}
-
-/// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
-/// continues after the response; the disk shows its progress.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/events",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = EventReport,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_event(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(report): Body<EventReport>,
-) -> Answer<DiskChanged> {
-    let EventReport { event, discard_dirty } = report;
-    if let Err(error) =
-        manager.disks.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await
-    {
-        return Answer::from(Err(error));
-    }
-    manager.disks.disk_event(disk, event).await.into()
-}
-
-/// Stops a drain before it is complete.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/drain",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.pools.drain_stop(disk).await.into()
-}
-
 /// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
 /// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
 #[utoipa::path(
@@ -391,24 +334,6 @@ pub(super) async fn discard_dirty(
         return Answer::from(Err(error));
     }
     manager.disks.discard_dirty(disk).await.into()
-}
-
-/// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
-/// `PATH.map` beside it lists the valid ranges, in lines `data OFFSET BYTES` and `lost OFFSET
-/// BYTES`.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/cache/export-dirty",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = ExportDirty,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn export_dirty(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(export): Body<ExportDirty>,
-) -> Answer<DiskChanged> {
-    manager.disks.export_dirty(disk, export).await.into()
 }
 
 /// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
@@ -439,49 +364,6 @@ pub(super) async fn orphan_discard(
     manager.disks.orphan_discard(pool, owner).await.into()
 }
 
-/// Returns a disk's cache; null if it has none.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Option<Cache>), (status = 404, body = Problem))
-)]
-pub(super) async fn cache(State(manager): App, Path(disk): Path<String>) -> Answer<Option<Cache>> {
-    manager.observe.disk(&disk).map(|disk| disk.cache).into()
-}
-
-/// Gives a disk a cache.
-#[utoipa::path(
-    put,
-    path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = CacheEnable,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cache_enable(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(enable): Body<CacheEnable>,
-) -> Answer<DiskChanged> {
-    manager.pools.cache_enable(disk, enable).await.into()
-}
-
-/// Changes the size or settings of a cache.
-#[utoipa::path(
-    patch,
-    path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = CachePatch,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cache_patch(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(patch): Body<CachePatch>,
-) -> Answer<DiskChanged> {
-    manager.pools.cache_patch(disk, patch).await.into()
-}
-
 /// Removes a disk's cache after draining its dirty data.
 #[utoipa::path(
     delete,
@@ -498,39 +380,6 @@ pub(super) async fn cache_disable(
         Ok(dirty) => manager.disks.cache_disable(disk, dirty).await.into(),
         Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
     }
-}
-
-/// Empties a cache.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/cache/clear",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.pools.cache_clear(disk).await.into()
-}
-
-/// Returns a disk's statistics.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/stats",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskStats), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answer<DiskStats> {
-    manager.observe.stats(&disk).await.into()
-}
-
-/// Explains why a disk's I/O is, or is not, served from flash.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/explain",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Explanation), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> Answer<Explanation> {
-    manager.observe.explain(&disk).await.into()
 }
 
 /// Records a disk's requests until the client disconnects or the disk is removed. A disk has one

@@ -7,17 +7,50 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use hob_control::{
     Arrival, CallAnswer, CarrySession, DiskChanged, Migration, MigrationStart, Problem, TakeBack,
 };
 use hob_engine::migration::Order;
 use serde::Deserialize;
 
+use super::endpoints::endpoints;
 use super::extract::{Answer, Body, DataConnection};
 use crate::daemon::manager::{CHANGED_BYTES_MAX, CallIn, Manager};
 
 type App = State<Arc<Manager>>;
+
+endpoints! { manager;
+    /// Starts the migration of a disk with its cache to another host.
+    post "/v1/disks/{disk}/migration"
+    migration_start(disk = "disk": "The disk"; start: MigrationStart) -> Migration, "4XX", "5XX" {
+        manager.migrations.migrate(disk, start).await
+    }
+
+    /// Returns the progress of a disk's migration, or the result of the last one.
+    get "/v1/disks/{disk}/migration"
+    migration(disk = "disk": "The disk") -> Migration, "4XX" {
+        manager.migrations.migration(&disk)
+    }
+
+    /// Cancels the migration of a disk.
+    delete "/v1/disks/{disk}/migration"
+    migration_cancel(disk = "disk": "The disk") -> Migration, "4XX", "5XX" {
+        manager.migrations.order(&disk, Order::Cancel).await
+    }
+
+    /// Hands a migrating disk over now.
+    post "/v1/disks/{disk}/migration/finish"
+    migration_finish(disk = "disk": "The disk") -> Migration, "4XX", "5XX" {
+        manager.migrations.order(&disk, Order::Finish).await
+    }
+
+    /// Takes a migrated disk back. The other host must never serve it again.
+    post "/v1/disks/{disk}/migration/take-back"
+    migration_take_back(disk = "disk": "The disk"; take: TakeBack) -> DiskChanged, "4XX", "5XX" {
+        manager.migrations.take_back(disk, take.force).await
+    }
+}
 
 /// Maximum length of a page of the list in bytes: the maximum number of ranges, with two numbers
 /// each.
@@ -26,9 +59,6 @@ const PAGE_BYTES_MAX: usize = 128 << 10;
 /// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Manager>> {
     Router::new()
-        .route("/v1/disks/{disk}/migration", get(show).post(start).delete(cancel))
-        .route("/v1/disks/{disk}/migration/finish", post(finish))
-        .route("/v1/disks/{disk}/migration/take-back", post(take_back))
         .route("/v1/disks/{disk}/arrival/arrive", post(arrive))
         .route(
             "/v1/disks/{disk}/arrival/changed",
@@ -37,76 +67,6 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
         .route("/v1/disks/{disk}/arrival/list", post(list).layer(DefaultBodyLimit::max(PAGE_BYTES_MAX)))
         .route("/v1/disks/{disk}/arrival/data", post(data))
         .route("/v1/disks/{disk}/arrival/{call}", post(call))
-}
-
-/// Starts the migration of a disk with its cache to another host.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/migration",
-    operation_id = "migration_start",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = MigrationStart,
-    responses((status = 200, body = Migration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn start(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(start): Body<MigrationStart>,
-) -> Answer<Migration> {
-    manager.migrate(disk, start).await.into()
-}
-
-/// Returns the progress of a disk's migration, or the result of the last one.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/migration",
-    operation_id = "migration",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Migration), (status = "4XX", body = Problem))
-)]
-pub(super) async fn show(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.migration(&disk).into()
-}
-
-/// Cancels the migration of a disk.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/migration",
-    operation_id = "migration_cancel",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Migration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cancel(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.order(&disk, Order::Cancel).await.into()
-}
-
-/// Hands a migrating disk over now.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/migration/finish",
-    operation_id = "migration_finish",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = Migration), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn finish(State(manager): App, Path(disk): Path<String>) -> Answer<Migration> {
-    manager.order(&disk, Order::Finish).await.into()
-}
-
-/// Takes a migrated disk back. The other host must never serve it again.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/migration/take-back",
-    operation_id = "migration_take_back",
-    params(("disk" = String, Path, description = "The disk")),
-    request_body = TakeBack,
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn take_back(
-    State(manager): App,
-    Path(disk): Path<String>,
-    Body(TakeBack { force }): Body<TakeBack>,
-) -> Answer<DiskChanged> {
-    manager.migration_take_back(disk, force).await.into()
 }
 
 /// For other hosts: prepares to receive the disk.
@@ -124,7 +84,7 @@ pub(super) async fn arrive(
     Query(session): Query<CarrySession>,
     Body(arrival): Body<Arrival>,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
+    manager.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
 }
 
 /// For other hosts: invalidates changed ranges.
@@ -146,7 +106,7 @@ pub(super) async fn changed(
     Query(session): Query<CarrySession>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
+    manager.migrations.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
 }
 
 /// Selects a page of the list.
@@ -176,7 +136,7 @@ pub(super) async fn list(
     Query(ListPage { page, last }): Query<ListPage>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
+    manager.migrations.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
 }
 
 /// For other hosts: `yours`, `cancel` or `look`.
@@ -207,7 +167,7 @@ pub(super) async fn call(
         "look" => CallIn::Look,
         _ => return Answer::No(StatusCode::NOT_FOUND, Problem::new("there is no such call")),
     };
-    manager.call_in(disk, session, call).await.into()
+    manager.migrations.call_in(disk, session, call).await.into()
 }
 
 /// Role of this host for the connection.
@@ -236,7 +196,7 @@ pub(super) async fn data(
     Query(DataOf { former }): Query<DataOf>,
     connection: DataConnection,
 ) -> Response {
-    let taker = match manager.data_in(&disk, &session, former) {
+    let taker = match manager.migrations.data_in(&disk, &session, former) {
         Ok(taker) => taker,
         Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };

@@ -11,11 +11,26 @@ use hob_control::{DiskLoad, Health, HealthStatus};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::endpoints::endpoints;
 use super::extract::Answer;
 use crate::daemon::manager::Manager;
 use crate::daemon::metrics::{Form, Latencies};
 
 type App = State<Arc<Manager>>;
+
+endpoints! { manager;
+    /// Returns the health as JSON.
+    get "/v1/health"
+    health() -> Health {
+        Ok(manager.observe.health().await)
+    }
+
+    /// Returns a few counters of each disk.
+    get "/v1/load"
+    load() -> Vec<DiskLoad> {
+        Ok(manager.observe.load().await)
+    }
+}
 
 /// Returns the health for load balancers and monitors. The listed objects fail or work badly; all
 /// others work. hob restarts nothing because of a problem, and its supervisor should not either:
@@ -40,18 +55,6 @@ pub(super) async fn healthz(State(manager): App) -> Response {
         text.push_str(&format!("{}: {}: {}\n", problem.kind.name(), problem.subject, problem.reason));
     }
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
-}
-
-/// Returns the health as JSON.
-#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
-pub(super) async fn health(State(manager): App) -> Answer<Health> {
-    Answer::Yes(manager.observe.health().await)
-}
-
-/// Returns a few counters of each disk.
-#[utoipa::path(get, path = "/v1/load", responses((status = 200, body = Vec<DiskLoad>)))]
-pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
-    Answer::Yes(manager.observe.load().await)
 }
 
 /// Selects the content of the metrics page.

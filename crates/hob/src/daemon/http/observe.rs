@@ -11,10 +11,32 @@ use hob_control::{DiskCurve, DiskHistograms, Problem};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::endpoints::endpoints;
 use super::extract::Answer;
 use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
+
+endpoints! { manager;
+    /// Resets a disk's histograms, and returns the empty histograms. Other counters continue.
+    delete "/v1/disks/{disk}/histograms"
+    histograms_reset(disk = "disk": "The disk") -> DiskHistograms, "4XX", "5XX" {
+        manager.observe.histograms_reset(&disk).await
+    }
+
+    /// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated
+    /// while the disk is served.
+    get "/v1/disks/{disk}/curve"
+    curve(disk = "disk": "The disk") -> DiskCurve, "4XX", "5XX" {
+        manager.observe.curve(&disk).await
+    }
+
+    /// Discards the curves of a disk, and returns the empty curves.
+    delete "/v1/disks/{disk}/curve"
+    curve_reset(disk = "disk": "The disk") -> DiskCurve, "4XX", "5XX" {
+        manager.observe.curve_reset(&disk).await
+    }
+}
 
 /// Selects the format of the response.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -69,41 +91,4 @@ pub(super) async fn histograms(
         Ok(found) if is_csv => ([(CONTENT_TYPE, "text/csv")], found.to_csv()).into_response(),
         found => Answer::from(found).into_response(),
     }
-}
-
-/// Resets a disk's histograms, and returns the empty histograms. Other counters continue.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/histograms",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskHistograms), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn histograms_reset(
-    State(manager): App,
-    Path(disk): Path<String>,
-) -> Answer<DiskHistograms> {
-    manager.observe.histograms_reset(&disk).await.into()
-}
-
-/// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while
-/// the disk is served.
-#[utoipa::path(
-    get,
-    path = "/v1/disks/{disk}/curve",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.observe.curve(&disk).await.into()
-}
-
-/// Discards the curves of a disk, and returns the empty curves.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/curve",
-    params(("disk" = String, Path, description = "The disk")),
-    responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn curve_reset(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.observe.curve_reset(&disk).await.into()
 }

@@ -142,6 +142,8 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("POST", "/", "", 405, "method"),
             ("GET", "/assets/other.js", "", 404, "openapi.json"),
             ("PUT", "/v1/pools", "", 405, "method"),
+            ("PUT", "/v1/cluster", "", 405, "method"),
+            ("PUT", "/v1/tasks", "", 405, "method"),
             ("GET", "/v1/pools/none", "", 404, "'none'"),
             ("GET", "/v1/disks/none", "", 404, "'none'"),
             ("GET", "/v1/disks/none/stats", "", 404, "'none'"),

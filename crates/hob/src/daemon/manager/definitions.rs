@@ -2,13 +2,13 @@
 
 use std::str::FromStr;
 
-use hob_control::{CacheEnable, CacheSettings, DatastorePatch, Qos, QosPatch};
+use hob_control::{CacheEnable, CacheSettings, Qos, QosPatch};
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, DestageOrder, Layout, Mode};
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_storage::pool::SEGMENT_BYTES_MIN;
 
-use super::qos::patched;
+use super::qos::{datastore_patch, patched};
 use super::settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
 use crate::daemon::config::DatastoreEntry;
 use crate::daemon::state::DatastoreState;
@@ -99,12 +99,6 @@ pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
 pub(crate) fn datastore_fault(store: &DatastoreEntry) -> Result<(), String> {
     let patch = datastore_patch(store);
     DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|error| error.to_string())
-}
-
-/// Converts a datastore entry of hob.toml into a patch.
-pub(super) fn datastore_patch(store: &DatastoreEntry) -> DatastorePatch {
-    let DatastoreEntry { name: _, throttle, latency_ms, capacity } = store.clone();
-    DatastorePatch { control: throttle, latency_ms, capacity }
 }
 
 fn word<T: FromStr<Err: std::fmt::Display>>(text: &Option<String>) -> Option<String> {

@@ -36,7 +36,9 @@ use hob_control::{
 use hob_engine::units::{DeviceId, DiskId};
 use tempfile::TempDir;
 
+use super::registry::DiskPhase;
 use super::*;
+use crate::daemon::config::Config;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::shard_api::ShardEvent;
 use crate::daemon::state::{DiskState, PoolState, State};
@@ -315,14 +317,14 @@ fn a_fenced_device_gets_no_more_caches_and_can_be_taken_out() {
         bench.disk("vm").await;
         bench.cache("vm", 4).await.unwrap();
         let (disk, sick, segments) = {
-            let inner = bench.manager.inner();
+            let inner = bench.manager.registry.inner();
             let disk = &inner.disks["vm"];
             let sick = disk.held[0].device;
             (disk.id, sick, disk.held.iter().copied().filter(|s| s.device == sick).collect::<Vec<_>>())
         };
         assert_eq!(segments.len(), 2);
-        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
-        bench.manager.handle_event(ShardEvent::Lost { disk, segments });
+        bench.manager.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
+        bench.manager.events.handle(ShardEvent::Lost { disk, segments });
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let pool = bench.manager.observe.pool("p").unwrap();
         let fenced: Vec<_> =
@@ -348,12 +350,12 @@ fn a_stalled_device_is_shown_until_it_answers() {
         bench.disk("vm").await;
         bench.cache("vm", 1).await.unwrap();
         let device = bench.shard.devices()[0];
-        bench.manager.handle_event(ShardEvent::Stalled(device));
+        bench.manager.events.handle(ShardEvent::Stalled(device));
         assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().state, CacheState::Stalled);
         assert_eq!(bench.manager.observe.pool("p").unwrap().devices[0].state, DeviceState::Stalled);
-        bench.manager.handle_event(ShardEvent::Resumed(device));
+        bench.manager.events.handle(ShardEvent::Resumed(device));
         assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().state, CacheState::Active);
-        bench.manager.handle_event(ShardEvent::Stalled(DeviceId(999)));
+        bench.manager.events.handle(ShardEvent::Stalled(DeviceId(999)));
     });
 }
 
@@ -416,7 +418,7 @@ async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
 
 /// Waits for caches that are being recovered.
 async fn settled(manager: &Arc<Manager>) {
-    while manager.inner().disks.values().any(|disk| disk.busy.is_some()) {
+    while manager.registry.inner().disks.values().any(|disk| disk.busy.is_some()) {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }
 }
@@ -438,7 +440,7 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manage
         tls: None,
         directory: state_dir.with_file_name("sockets"),
     });
-    manager.start(state, &Config::parse(toml).unwrap()).await.unwrap();
+    manager.startup.start(state, &Config::parse(toml).unwrap()).await.unwrap();
     (manager, shard)
 }
 
@@ -468,7 +470,7 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         assert_eq!(pool.devices.iter().filter(|device| device.state == DeviceState::Offline).count(), 1);
         assert_eq!(pool.size, Size(4 * MIB));
         let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
-        tokio::spawn(bench.manager.clone().tend(receiver));
+        tokio::spawn(bench.manager.events.clone().tend(receiver));
         tokio::time::sleep(std::time::Duration::from_secs(30)).await;
         assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Offline);
         std::fs::rename(bench.dir.path().join("vm.away"), bench.dir.path().join("vm.img")).unwrap();
@@ -569,7 +571,7 @@ fn a_served_pool_is_made_found_again_and_made_larger() {
             let before = std::fs::metadata(&device).map_or(0, |metadata| metadata.len());
             let (manager, shard) = manager(Store::Memory);
             let cache = CacheEnable { pool: "default".into(), ..cache_of(mib) };
-            manager.start_serving(disk.clone(), Some((device.clone(), cache)), false).await.unwrap();
+            manager.startup.start_serving(disk.clone(), Some((device.clone(), cache)), false).await.unwrap();
             assert_eq!(manager.observe.disk("vm").unwrap().cache.unwrap().room, Size(mib * MIB));
             let after = std::fs::metadata(&device).unwrap().len();
             assert_eq!(after > before, file_grows, "{before} → {after} bytes for {mib} MiB");
@@ -580,7 +582,8 @@ fn a_served_pool_is_made_found_again_and_made_larger() {
         std::fs::write(&device, "precious").unwrap();
         let (manager, _shard) = manager(Store::Memory);
         let cache = CacheEnable { pool: "default".into(), ..cache_of(1) };
-        let error = manager.start_serving(disk, Some((device.clone(), cache)), false).await.unwrap_err();
+        let error =
+            manager.startup.start_serving(disk, Some((device.clone(), cache)), false).await.unwrap_err();
         assert_eq!(std::fs::read(&device).unwrap(), b"precious", "{error}");
     });
 }

@@ -133,7 +133,7 @@ pub(super) async fn prepare(
     listening: &ListeningSockets,
 ) -> Result<(), String> {
     let end = Instant::now() + CHANGE_MAX;
-    while let Err(error) = manager.begin_leaving() {
+    while let Err(error) = manager.shutdown.begin() {
         if Instant::now() >= end {
             return Err(error.to_string());
         }
@@ -164,14 +164,14 @@ pub(super) async fn prepare(
     if result.is_err() {
         shards.iter().for_each(ShardHandle::resume);
         listening.resume();
-        manager.stay();
+        manager.shutdown.cancel();
     }
     result
 }
 
 /// Flushes all backings.
 async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
-    tokio::time::timeout(FLUSH_MAX, manager.flush_all()).await.unwrap_or_else(|_| {
+    tokio::time::timeout(FLUSH_MAX, manager.shutdown.flush_all()).await.unwrap_or_else(|_| {
         Err(format!(
             "a backing was not flushed within {} s; check the backings ('hob health')",
             FLUSH_MAX.as_secs()

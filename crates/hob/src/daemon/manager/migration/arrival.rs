@@ -11,9 +11,9 @@ use hob_storage::backing::Format;
 use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
 use super::super::disks::image_asked;
-use super::super::registry::MIGRATING;
+use super::super::registry::{DiskEntry, DiskPhase, Inner, MIGRATING};
 use super::super::settings::new_spec;
-use super::super::{DiskPhase, Inner, Manager};
+use super::Migrations;
 use crate::daemon::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
 };
@@ -22,7 +22,7 @@ use crate::daemon::vhost_user::check_path;
 /// Maximum length of another host's name, in characters.
 const HOST_CHARS_MAX: usize = 256;
 
-impl Manager {
+impl Migrations {
     /// Creates or updates the entry of an incoming disk, in memory only.
     pub(super) fn enter_awaited(
         self: &Arc<Self>,
@@ -46,15 +46,15 @@ impl Manager {
             plan: None,
         });
         let waited = match self.waits_for_cluster(name) {
-            true => self.inner().disk(name).ok().map(|disk| disk.wanted.clone()),
+            true => self.registry.inner().disk(name).ok().map(|disk| disk.wanted.clone()),
             false => None,
         };
-        self.inner().gone.retain(|gone| gone.name != name);
-        self.inner().waited.extend(waited.map(|waited| (name.to_owned(), waited)));
-        if self.inner().disk(name).is_err() {
+        self.registry.inner().gone.retain(|gone| gone.name != name);
+        self.registry.inner().waited.extend(waited.map(|waited| (name.to_owned(), waited)));
+        if self.registry.inner().disk(name).is_err() {
             self.disks.enter(wanted.clone(), None)?;
         }
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         let disk = inner.disk_mut(name)?;
         // An earlier cache keeps the owner id of its segments, so that they are found.
         if let (Some(known), Some(new)) = (disk.cache().cloned(), wanted.cache.as_mut())
@@ -99,9 +99,9 @@ impl Manager {
             })?;
         }
         arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(ApiError::invalid)?;
-        self.check_cluster(arrival.cluster.as_deref())?;
-        let inner = self.inner();
-        let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
+        self.ownership.check_cluster(arrival.cluster.as_deref())?;
+        let inner = self.registry.inner();
+        let is_same = |disk: &&DiskEntry| disk.wanted.name == name;
         let others = || inner.disks.values().filter(|disk| !is_same(disk));
         let mut files = others().flat_map(|disk| disk.wanted.files());
         if let Some(path) = &arrival.fuse
@@ -118,7 +118,7 @@ impl Manager {
             })?;
         }
         for named in std::iter::once(name).chain(arrival.exports.iter().map(|export| export.name.as_str())) {
-            let has_it = |disk: &super::super::DiskEntry| {
+            let has_it = |disk: &DiskEntry| {
                 disk.wanted.name == named || disk.wanted.exports.iter().any(|export| export.name == named)
             };
             if let Some(disk) = others().find(|disk| has_it(disk)) {

@@ -15,7 +15,8 @@ use super::super::disks::Measure;
 use super::super::disks::{Open, open_gateway};
 use super::super::flash::blocking;
 use super::super::qos::datastore_of;
-use super::super::{DiskPhase, Manager};
+use super::super::registry::DiskPhase;
+use super::Migrations;
 use super::data_socket::{DataSocket, ReadyConnections};
 use crate::daemon::exports::export_info;
 use crate::daemon::hardware::{Backing, BackingOptions};
@@ -31,7 +32,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Pause before the other host is asked for a connection again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
-impl Manager {
+impl Migrations {
     /// Opens an incoming disk in standby with an empty cache. A disk that is already fully open
     /// stays open for its clients, and its cache is invalidated.
     pub(super) async fn open_awaited(
@@ -43,7 +44,7 @@ impl Manager {
         // The export is the last step of opening, so its presence means that the disk is fully
         // open.
         if self.exports.table().get(name).is_some()
-            && let Ok((shard, id)) = self.shard_of(name)
+            && let Ok((shard, id)) = self.registry.shard_of(name)
         {
             shard.restart(id).await?;
             return Ok(None);
@@ -65,7 +66,7 @@ impl Manager {
         ready: Arc<ReadyConnections>,
     ) -> Result<DataSocket, ApiError> {
         let (wanted, id) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
@@ -100,7 +101,7 @@ impl Manager {
         shard.add_disk(id, config, Backing::handover(own)).await?;
         shard.owe_failures(id, wanted.flush_failures_owed)?;
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.identity = info.identity;
             disk.lock = lock;
@@ -197,10 +198,10 @@ impl Manager {
 
     /// Makes this host the owner of the backing.
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let (shard, id) = self.shard_of(name)?;
-        self.take_arrived(name).await?;
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.ownership.take_arrived(name).await?;
         self.exports.begin_recording(name).await?;
-        let lock = self.inner().disk(name)?.lock.clone();
+        let lock = self.registry.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {
                 ApiError::conflict(format!("another program still has the lock of the backing: {error}"))
@@ -214,31 +215,31 @@ impl Manager {
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;
-        if let Ok((shard, id)) = self.shard_of(name) {
+        if let Ok((shard, id)) = self.registry.shard_of(name) {
             self.pools.take_cache(name).await?;
             let gone = shard.remove_disk(id).await?;
             let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
             blocking(move || drop(memory)).await?;
             let free = self.pools.let_go(name, &released, |_| true);
-            let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+            let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
             if let Some(pool) = pool {
-                self.give_back(&pool, &free).await;
+                self.registry.give_back(&pool, &free).await;
             }
         }
         self.show_away(name, "the disk has not arrived yet".to_owned());
         // The disk's data on flash must not be used later.
-        let spec = self.inner().disk(name)?.cache().cloned();
+        let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
             self.pools.forget_owner(&spec).await;
             // Data on missing devices must not be used later.
             self.forget_journal(name)?;
-            self.save_first().await?;
+            self.registry.save_first().await?;
         }
         Ok(())
     }
 
     fn forget_journal(&self, name: &str) -> Result<(), ApiError> {
-        if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+        if let Some(cache) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
             cache.journal = Some(JournalSpec::new());
         }
         Ok(())
@@ -247,7 +248,7 @@ impl Manager {
     /// Removes an incoming disk that does not migrate to this host. The disk's record is updated
     /// afterwards.
     pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        match self.record_of(name) {
+        match self.registry.record_of(name) {
             Some(Record::Awaiting(_)) => self.close_awaited(name).await,
             _ => Ok(()),
         }

@@ -79,7 +79,7 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
 impl Leaving {
     /// Returns the only export that the other host may use: the migrating disk, read-only.
     fn visible(&self) -> Option<Visible> {
-        let inner = self.manager.inner();
+        let inner = self.migrations.registry.inner();
         let disk = inner.disk(&self.name).ok()?;
         let shard = disk.shard().ok()?;
         let info = ExportInfo { read_only: true, ..ExportInfo::new(disk.size_bytes) };

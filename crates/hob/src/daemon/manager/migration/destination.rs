@@ -10,8 +10,8 @@ use hob_engine::migration::{Call, Destination, DestinationAct, Message, Record, 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::super::Manager;
 use super::super::registry::OperationGuard;
+use super::Migrations;
 use super::data_socket::{DataConnections, DataSocket};
 use super::source::serves_after;
 use super::status::Shared;
@@ -73,7 +73,7 @@ pub(super) enum Input {
 
 /// A migration to this host.
 pub(super) struct IncomingDisk {
-    pub(super) manager: Arc<Manager>,
+    pub(super) migrations: Arc<Migrations>,
     pub(super) name: String,
     pub(super) lineage: String,
     pub(super) shared: Arc<Shared>,
@@ -226,7 +226,7 @@ impl Task {
         }
         let (incoming, arrival, sent) = (self.incoming.clone(), self.arrival.clone(), act.clone());
         if self.guard.is_none() && matches!(act, DestinationAct::Prepare) {
-            self.guard = Some(incoming.manager.guard_awaited(&incoming.name));
+            self.guard = Some(incoming.migrations.guard_awaited(&incoming.name));
         }
         self.acts.insert(ticket, act);
         tokio::spawn(async move {
@@ -256,8 +256,13 @@ impl Task {
 
     async fn hear(&mut self, session: Session, call: CallIn, answer: oneshot::Sender<CallAnswer>) {
         let sectors = || {
-            let size =
-                self.incoming.manager.inner().disk(&self.incoming.name).map_or(0, |disk| disk.size_bytes);
+            let size = self
+                .incoming
+                .migrations
+                .registry
+                .inner()
+                .disk(&self.incoming.name)
+                .map_or(0, |disk| disk.size_bytes);
             size.div_ceil(hob_engine::units::SECTOR_BYTES)
         };
         let call = match call {
@@ -315,13 +320,13 @@ impl Task {
             let Ok(ranges) = hob_engine::migration::heat::decode(body, sectors) else {
                 return refuse("the list is invalid");
             };
-            let room = self.incoming.manager.cache_room(&self.incoming.name);
+            let room = self.incoming.migrations.cache_room(&self.incoming.name);
             let bytes: u64 =
                 ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
             // Data beyond the cache size would evict hotter data.
             let fits = self.list.bytes + bytes <= room;
             if fits
-                && let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name)
+                && let Ok((shard, id)) = self.incoming.migrations.registry.shard_of(&self.incoming.name)
                 && let Err(error) = shard.listed(id, ranges).await
             {
                 return refuse(&error.to_string());
@@ -383,7 +388,7 @@ impl Task {
         if !self.is_open {
             return;
         }
-        let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) else {
+        let Ok((shard, id)) = self.incoming.migrations.registry.shard_of(&self.incoming.name) else {
             // The disk was removed.
             self.over |= self.settled;
             return;
@@ -419,12 +424,12 @@ impl Task {
             && self.taken_at.is_some_and(|at| at.elapsed() < FORMER_MAX);
         if self.settled && !self.pulls_rest && !waits_for_peer {
             self.pulls_rest = true;
-            if let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) {
+            if let Ok((shard, id)) = self.incoming.migrations.registry.shard_of(&self.incoming.name) {
                 shard.pull(id);
             }
         }
         if self.settled && done {
-            if let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) {
+            if let Ok((shard, id)) = self.incoming.migrations.registry.shard_of(&self.incoming.name) {
                 shard.leave_peer(id);
             }
             let since = *self.done_at.get_or_insert_with(Instant::now);
@@ -459,8 +464,8 @@ impl Task {
 impl IncomingDisk {
     /// Reads the data that the former owner has in flash, as soon as that host allows it.
     fn read_former(&self) -> Option<DataSocket> {
-        let (shard, id) = self.manager.shard_of(&self.name).ok()?;
-        self.manager.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()
+        let (shard, id) = self.migrations.registry.shard_of(&self.name).ok()?;
+        self.migrations.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()
     }
 
     async fn act(
@@ -469,46 +474,46 @@ impl IncomingDisk {
         arrival: Option<&Arrival>,
     ) -> Result<Option<DataSocket>, super::super::api_error::ApiError> {
         use super::super::api_error::ApiError;
-        let (manager, name) = (&self.manager, &self.name);
+        let (migrations, name) = (&self.migrations, &self.name);
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
                 let arrival = arrival.ok_or_else(|| {
                     ApiError::failed("the migration request has no description of the disk")
                 })?;
-                manager.enter_awaited(name, &self.lineage, session, arrival)?;
-                manager.save_first().await?;
+                migrations.enter_awaited(name, &self.lineage, session, arrival)?;
+                migrations.registry.save_first().await?;
             }
             DestinationAct::Record(Record::Gone(session)) => {
-                manager.keep_gone(name, &self.lineage, session).await?
+                migrations.keep_gone(name, &self.lineage, session).await?
             }
-            DestinationAct::Record(record) => manager.keep_record(name, record).await?,
+            DestinationAct::Record(record) => migrations.keep_record(name, record).await?,
             DestinationAct::Prepare => {
                 let size = arrival.map_or(0, |arrival| arrival.size_bytes);
-                let data_socket = manager.open_awaited(name, size, self.connections.owner.clone()).await?;
+                let data_socket = migrations.open_awaited(name, size, self.connections.owner.clone()).await?;
                 if self.shared.facts().cache == CarryMode::Copy {
-                    let (shard, id) = manager.shard_of(name)?;
+                    let (shard, id) = migrations.registry.shard_of(name)?;
                     shard.pull(id);
                 }
                 return Ok(data_socket);
             }
             DestinationAct::Forget(ranges) => {
-                let (shard, id) = manager.shard_of(name)?;
+                let (shard, id) = migrations.registry.shard_of(name)?;
                 shard.forget(id, ranges).await?;
             }
-            DestinationAct::Activate => manager.activate(name).await?,
+            DestinationAct::Activate => migrations.activate(name).await?,
             DestinationAct::Commit => {
-                let (shard, id) = manager.shard_of(name)?;
+                let (shard, id) = migrations.registry.shard_of(name)?;
                 shard.flush(id).await?;
             }
             DestinationAct::Settle => {
-                let (shard, id) = manager.shard_of(name)?;
+                let (shard, id) = migrations.registry.shard_of(name)?;
                 let mode = self.shared.facts().cache;
                 if matches!(mode, CarryMode::Drop | CarryMode::HeatMap) {
                     shard.leave_peer(id);
                 }
-                manager.restore_mode(name).await?;
+                migrations.restore_mode(name).await?;
             }
-            DestinationAct::Remove => manager.remove_awaited(name).await?,
+            DestinationAct::Remove => migrations.remove_awaited(name).await?,
         }
         Ok(None)
     }

@@ -9,9 +9,9 @@ use hob_engine::migration::{Call, Destination, Message, Record, Refusal as Refus
 use hob_engine::units::Instant;
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::Manager;
 use super::super::api_error::{ApiError, ErrorKind};
 use super::super::registry::MIGRATING;
+use super::Migrations;
 use super::data_socket::{DataConnections, ReadyConnections};
 use super::destination::{self, CallIn, IncomingDisk};
 use super::status::Shared;
@@ -20,7 +20,7 @@ use super::{Handle, Inputs, awaited, calls};
 /// Maximum time to answer a call; later it is reported as lost.
 const CALL_MAX: Duration = Duration::from_secs(27);
 
-impl Manager {
+impl Migrations {
     /// Handles a call of another host.
     pub(crate) async fn call_in(
         self: &Arc<Self>,
@@ -89,7 +89,7 @@ impl Manager {
             };
             Some(calls::to_wire(Err(refused), Some(why)))
         };
-        let known = self.inner().disk(name).ok().map(|disk| disk.wanted.migration.clone());
+        let known = self.registry.inner().disk(name).ok().map(|disk| disk.wanted.migration.clone());
         let is_stranger =
             !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
@@ -107,11 +107,11 @@ impl Manager {
     fn check_arrival(&self, name: &str, arrival: &Arrival) -> Result<(), ApiError> {
         awaited::check_directory(&self.peers.transport()?.directory)?;
         if let Some(path) = &arrival.fuse
-            && self.inner().disk(name).is_err()
+            && self.registry.inner().disk(name).is_err()
         {
             self.exports.check_file(path)?;
         }
-        if let Ok(disk) = self.inner().disk(name)
+        if let Ok(disk) = self.registry.inner().disk(name)
             && disk.busy.is_some_and(|busy| busy != MIGRATING)
         {
             return Err(ApiError {
@@ -160,7 +160,7 @@ impl Manager {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (shared, connections) = (Arc::new(shared), Arc::new(DataConnections::default()));
         let incoming = IncomingDisk {
-            manager: self.clone(),
+            migrations: self.clone(),
             name: name.to_owned(),
             lineage: lineage.to_owned(),
             shared: shared.clone(),
@@ -183,8 +183,9 @@ impl Manager {
     }
 
     fn record_of_lineage(&self, name: &str, lineage: &str) -> Option<Record> {
-        let other_gone = || self.inner().gone.iter().any(|gone| gone.name == name && gone.lineage != lineage);
-        self.record_of(name).filter(|_| !other_gone())
+        let other_gone =
+            || self.registry.inner().gone.iter().any(|gone| gone.name == name && gone.lineage != lineage);
+        self.registry.record_of(name).filter(|_| !other_gone())
     }
 
     /// Answers a call about a disk without a task, from its record.
@@ -246,7 +247,7 @@ impl Manager {
     /// Notes that a write waits for an incoming disk. Returns false if the disk is not incoming.
     pub(in super::super) fn note_wanted(&self, disk: hob_engine::units::DiskId) -> bool {
         let name = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             inner.disks.values().find(|entry| entry.id == disk).map(|entry| entry.wanted.name.clone())
         };
         let handles = self.handles();

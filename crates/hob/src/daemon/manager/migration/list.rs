@@ -46,7 +46,7 @@ pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
 /// one.
 async fn send_all(leaving: &Leaving, session: Session, peer: &mut Peer) -> Result<(), PeerError> {
     let lost = |error: &dyn std::fmt::Display| PeerError::Lost(error.to_string());
-    let (shard, id) = leaving.manager.shard_of(&leaving.name).map_err(|error| lost(&error))?;
+    let (shard, id) = leaving.migrations.registry.shard_of(&leaving.name).map_err(|error| lost(&error))?;
     let blocks = shard.hottest(id).await.map_err(|error| lost(&error))?;
     let mut page = Page { leaving, session, number: 0, valid: 0 };
     for some in blocks.chunks(BLOCKS_AT_ONCE) {

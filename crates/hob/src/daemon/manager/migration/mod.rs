@@ -23,20 +23,47 @@ mod source_acts;
 mod status;
 mod waiting;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_engine::units::Instant;
 use tokio::sync::mpsc;
 
-use super::Manager;
+use super::disks::Disks;
+use super::exports::ExportService;
+use super::observe::Observe;
+use super::ownership::Ownership;
+use super::peer_access::PeerAccess;
+use super::pools::Pools;
+use super::qos::QosService;
+use super::registry::Registry;
+use super::tasks::Tasks;
+use crate::daemon::hardware::BackingOptions;
 pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use data_socket::DataConnection;
 pub(crate) use destination::CallIn;
 use status::Shared;
 
+/// The migration service; see the module.
+#[derive(Debug)]
+pub(crate) struct Migrations {
+    registry: Arc<Registry>,
+    tasks: Tasks,
+    exports: ExportService,
+    qos: QosService,
+    pools: Pools,
+    disks: Disks,
+    observe: Observe,
+    ownership: Arc<Ownership>,
+    peers: Arc<PeerAccess>,
+    backing_options: BackingOptions,
+    /// Migrations by disk name.
+    handles: Mutex<BTreeMap<String, Handle>>,
+}
+
 /// A migration in progress, or the last migration of a disk.
 #[derive(Debug)]
-pub(super) struct Handle {
+struct Handle {
     inputs: Inputs,
     shared: Arc<Shared>,
     task: tokio::task::JoinHandle<()>,
@@ -54,9 +81,37 @@ impl Handle {
     }
 }
 
-impl Manager {
-    fn handles(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<String, Handle>> {
-        self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+impl Migrations {
+    #[expect(clippy::too_many_arguments, reason = "all services of lower layers")]
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        exports: ExportService,
+        qos: QosService,
+        pools: Pools,
+        disks: Disks,
+        observe: Observe,
+        ownership: Arc<Ownership>,
+        peers: Arc<PeerAccess>,
+        backing_options: BackingOptions,
+    ) -> Arc<Migrations> {
+        Arc::new(Migrations {
+            registry,
+            tasks,
+            exports,
+            qos,
+            pools,
+            disks,
+            observe,
+            ownership,
+            peers,
+            backing_options,
+            handles: Mutex::default(),
+        })
+    }
+
+    fn handles(&self) -> MutexGuard<'_, BTreeMap<String, Handle>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if a disk's migration has a running task.
@@ -71,7 +126,7 @@ impl Manager {
     }
 
     /// Stops the tasks of all migrations; their records stay.
-    pub(super) fn stop_migrations(&self) {
+    pub(super) fn stop(&self) {
         self.handles().values().for_each(|handle| handle.task.abort());
     }
 }

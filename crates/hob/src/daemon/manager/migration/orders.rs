@@ -11,8 +11,9 @@ use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::api_error::ApiError;
-use super::super::registry::{MIGRATING, OperationGuard};
-use super::super::{DiskPhase, Manager};
+use super::super::observe::DiskDetail;
+use super::super::registry::{DiskPhase, MIGRATING, OperationGuard};
+use super::Migrations;
 use super::destination;
 use super::flow::Bandwidth;
 use super::source::{self, Leaving, serves_after};
@@ -30,27 +31,27 @@ const RECORD_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for the other host to answer whether it is ready.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
-impl Manager {
+impl Migrations {
     /// Starts the migration of a disk.
     pub(crate) async fn migrate(
         self: &Arc<Self>,
         name: String,
         start: MigrationStart,
     ) -> Result<Migration, ApiError> {
-        let manager = self.clone();
+        let migrations = self.clone();
         self.tasks
             .run("migrate", name.clone(), async move {
-                let guard = manager.guard_disk_for_command(&name, MIGRATING).await?;
-                if manager.inner().disk(&name)?.wanted.unlocked {
+                let guard = migrations.registry.guard_disk_for_command(&name, MIGRATING).await?;
+                if migrations.registry.inner().disk(&name)?.wanted.unlocked {
                     return Err(ApiError::conflict(format!("{name} is being attached or detached")));
                 }
-                manager.end_filling(&name);
-                manager.check_leaving(&name, &start).await?;
-                let spec = manager.spec_to_leave(&name)?;
+                migrations.end_filling(&name);
+                migrations.check_leaving(&name, &start).await?;
+                let spec = migrations.spec_to_leave(&name)?;
                 let session = next_session(spec.record.record());
-                let leaving = manager.leaving(&name, spec.lineage.clone(), start.clone(), session)?;
+                let leaving = migrations.leaving(&name, spec.lineage.clone(), start.clone(), session)?;
                 leaving.meet(session).await?;
-                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                if let Ok(disk) = migrations.registry.inner().disk_mut(&name) {
                     let record = spec.record;
                     disk.wanted.migration = Some(crate::daemon::state::MigrationSpec {
                         peer: start.to.clone(),
@@ -61,10 +62,10 @@ impl Manager {
                     });
                 }
                 let shared = leaving.shared.clone();
-                manager.begin_attempt(leaving, session, Some(guard));
+                migrations.begin_attempt(leaving, session, Some(guard));
                 // The caller may rely on the migration continuing after a crash.
                 let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
-                manager.migration(&name)
+                migrations.migration(&name)
             })
             .await
     }
@@ -75,7 +76,7 @@ impl Manager {
         if let Some(Handle { task, .. }) = before {
             task.abort();
         }
-        if let Ok((shard, id)) = self.shard_of(name) {
+        if let Ok((shard, id)) = self.registry.shard_of(name) {
             shard.leave_peer(id);
         }
     }
@@ -84,7 +85,7 @@ impl Manager {
     async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
         awaited::check_directory(&self.peers.transport()?.directory)?;
         let backing = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             disk.shard()?;
             disk.wanted.backing.clone()
@@ -113,7 +114,7 @@ impl Manager {
         let shared = Leaving::new_shared(&plan, session);
         let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
         Ok(Leaving {
-            manager: self.clone(),
+            migrations: self.clone(),
             name: name.to_owned(),
             lineage,
             plan,
@@ -146,7 +147,7 @@ impl Manager {
         if let Some(handle) = self.handles().get(name) {
             return Ok(handle.shared.view(name));
         }
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let none = || {
             ApiError::not_found(format!("{name} is not moving"))
@@ -164,26 +165,9 @@ impl Manager {
         }
     }
 
-    /// Adds the migration to the view of a disk.
-    pub(in super::super) fn show_migration(&self, disk: &mut Disk) {
-        let is_over = |state| matches!(state, MigrationState::Over | MigrationState::Kept);
-        disk.migration = self
-            .migration(&disk.name)
-            .ok()
-            .filter(|migration| !is_over(migration.state) || matches!(disk.state, DiskState::Away));
-        let awaits = disk.migration.as_ref().is_some_and(|migration| {
-            matches!(migration.state, MigrationState::Awaiting | MigrationState::Preparing)
-                && migration.side == Side::Destination
-        });
-        if awaits && matches!(disk.state, DiskState::Online | DiskState::Away) {
-            disk.state = DiskState::Awaited;
-            disk.reason = None;
-        }
-    }
-
     /// Hands a migrating disk over now, or cancels its migration.
     pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration, ApiError> {
-        self.inner().disk(name)?;
+        self.registry.inner().disk(name)?;
         let (in_time, answer) = oneshot::channel();
         {
             let handles = self.handles();
@@ -212,15 +196,15 @@ impl Manager {
 
     /// Takes a migrated disk back after the operator has confirmed that its new host will never
     /// serve it again.
-    pub(crate) async fn migration_take_back(
+    pub(crate) async fn take_back(
         self: &Arc<Self>,
         name: String,
         force: bool,
     ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+        let migrations = self.clone();
         self.tasks
             .run("migrate --take-back", name.clone(), async move {
-                let spec = manager.inner().disk(&name)?.wanted.migration.clone();
+                let spec = migrations.registry.inner().disk(&name)?.wanted.migration.clone();
                 let Some((spec, Record::Away { session, .. })) =
                     spec.map(|spec| (spec.clone(), spec.record.record()))
                 else {
@@ -234,25 +218,25 @@ impl Manager {
                     ))
                     .hint("make sure that the other host never serves the disk again, and pass --force"));
                 }
-                if let Some(handle) = manager.handles().remove(&name) {
+                if let Some(handle) = migrations.handles().remove(&name) {
                     handle.task.abort();
                 }
-                manager.give_cache_up(&name, &spec.peer).await?;
-                manager.own_again(&name, session.generation + 2).await?;
-                manager.restore_wanted_mode(&name)?;
+                migrations.give_cache_up(&name, &spec.peer).await?;
+                migrations.own_again(&name, session.generation + 2).await?;
+                migrations.restore_wanted_mode(&name)?;
                 tracing::warn!(
                     "disk {name}: taken back by command; host {} must not serve the disk any more",
                     spec.peer
                 );
-                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                if let Ok(disk) = migrations.registry.inner().disk_mut(&name) {
                     disk.phase = DiskPhase::Offline("the disk was taken back".to_owned());
                     disk.busy = None;
                 }
-                manager.save().await?;
-                manager.disks.bring_online(&name).await;
+                migrations.registry.save().await?;
+                migrations.disks.bring_online(&name).await;
                 let note =
                     format!("{} must never serve the disk again: its data is not {name} any more", spec.peer);
-                manager.observe.disk_changed(&name, vec![note])
+                migrations.observe.disk_changed(&name, vec![note])
             })
             .await
     }
@@ -264,7 +248,7 @@ impl Manager {
         name: &str,
     ) -> Result<Option<DiskChanged>, ApiError> {
         let record = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             inner.disk(name)?.wanted.migration.as_ref().map(|spec| spec.record)
         };
         match record {
@@ -285,8 +269,8 @@ impl Manager {
                     .hint("hob removes the disk here when the new owner needs no more data"));
                 }
                 self.handles().remove(name);
-                self.inner().disks.remove(name);
-                self.save().await?;
+                self.registry.inner().disks.remove(name);
+                self.registry.save().await?;
                 self.exports.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
@@ -299,10 +283,28 @@ impl Manager {
     }
 
     /// Removes the result of a disk's last migration from its view.
-    pub(in super::super) fn forget_migration(&self, name: &str) {
+    pub(in super::super) fn forget(&self, name: &str) {
         let mut handles = self.handles();
         if handles.get(name).is_some_and(|handle| !handle.is_under_way()) {
             handles.remove(name);
+        }
+    }
+}
+
+impl DiskDetail for Migrations {
+    fn add_to(&self, disk: &mut Disk) {
+        let is_over = |state| matches!(state, MigrationState::Over | MigrationState::Kept);
+        disk.migration = self
+            .migration(&disk.name)
+            .ok()
+            .filter(|migration| !is_over(migration.state) || matches!(disk.state, DiskState::Away));
+        let awaits = disk.migration.as_ref().is_some_and(|migration| {
+            matches!(migration.state, MigrationState::Awaiting | MigrationState::Preparing)
+                && migration.side == Side::Destination
+        });
+        if awaits && matches!(disk.state, DiskState::Online | DiskState::Away) {
+            disk.state = DiskState::Awaited;
+            disk.reason = None;
         }
     }
 }

@@ -8,16 +8,17 @@ use std::sync::Arc;
 use hob_engine::migration::{Record, Session};
 
 use super::super::api_error::ApiError;
-use super::super::{DiskPhase, Manager};
+use super::super::registry::DiskPhase;
+use super::Migrations;
 use crate::daemon::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 
 /// Maximum number of recorded disks whose migration to this host was cancelled.
 const GONE_MAX: usize = 4096;
 
-impl Manager {
+impl Migrations {
     /// Returns the lineage of a disk, if it has one.
     pub(super) fn lineage_of(&self, name: &str) -> Option<String> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         inner.disk(name).ok()?.wanted.migration.as_ref().map(|spec| spec.lineage.clone())
     }
 
@@ -27,10 +28,10 @@ impl Manager {
         name: &str,
         change: impl FnOnce(&mut MigrationSpec),
     ) -> Result<(), ApiError> {
-        if let Some(spec) = self.inner().disk_mut(name)?.wanted.migration.as_mut() {
+        if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.migration.as_mut() {
             change(spec);
         }
-        self.save_first().await
+        self.registry.save_first().await
     }
 
     /// Saves a migration record, except [`Record::Gone`].
@@ -42,7 +43,7 @@ impl Manager {
             )
         })?;
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             if let Some(spec) = disk.wanted.migration.as_mut() {
                 spec.record = record;
@@ -52,7 +53,7 @@ impl Manager {
                 inner.waited.remove(name);
             }
         }
-        self.save_first().await
+        self.registry.save_first().await
     }
 
     /// Saves that an incoming disk did not arrive, and removes its entry.
@@ -63,7 +64,7 @@ impl Manager {
         session: Session,
     ) -> Result<(), ApiError> {
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
             if inner.disk(name).is_ok_and(|disk| disk.wanted.migration.as_ref().is_some_and(is_it)) {
                 inner.disks.remove(name);
@@ -81,8 +82,8 @@ impl Manager {
             });
         }
         self.wait_for_cluster_again(name);
-        self.save_first().await?;
-        if self.inner().disk(name).is_err() {
+        self.registry.save_first().await?;
+        if self.registry.inner().disk(name).is_err() {
             self.exports.forget_bitmaps(name).await;
         }
         Ok(())
@@ -90,7 +91,7 @@ impl Manager {
 
     /// Returns the migration settings with which a disk leaves this host.
     pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, ApiError> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let known = inner.disk(name)?.wanted.migration.clone();
         Ok(known.unwrap_or_else(|| MigrationSpec {
             lineage: CacheOwner::random().to_string(),
@@ -104,7 +105,7 @@ impl Manager {
 
     /// Marks a disk as owned by another host.
     pub(super) fn show_away(&self, name: &str, why: String) {
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.phase = DiskPhase::Away(why);
         }
     }

@@ -8,8 +8,8 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Source};
 
 use super::super::api_error::ApiError;
-use super::super::registry::MIGRATING;
-use super::super::{DiskPhase, Manager};
+use super::super::registry::{DiskPhase, MIGRATING};
+use super::Migrations;
 use super::orders;
 use super::status::Shared;
 use crate::daemon::state::DiskState;
@@ -17,7 +17,7 @@ use crate::daemon::state::DiskState;
 /// Pause between two attempts to continue a migration whose disk is not online yet.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-impl Manager {
+impl Migrations {
     /// Enters a disk from the state file. Returns whether the disk is to be opened; a disk of
     /// another host is not.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
@@ -50,19 +50,19 @@ impl Manager {
     }
 
     /// Continues the migrations that were in progress.
-    pub(in super::super) fn resume_migrations(self: &Arc<Self>) {
+    pub(in super::super) fn resume(self: &Arc<Self>) {
         let known: Vec<(String, Record)> = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let moved = inner.disks.values().filter_map(|disk| {
                 Some((disk.wanted.name.clone(), disk.wanted.migration.as_ref()?.record.record()))
             });
             moved.collect()
         };
         for (name, record) in known {
-            let manager = self.clone();
+            let migrations = self.clone();
             match record {
-                Record::Leaving(_) => drop(tokio::spawn(manager.leave_again(name))),
-                Record::Away { taken, .. } => drop(tokio::spawn(manager.stay_away(name, taken))),
+                Record::Leaving(_) => drop(tokio::spawn(migrations.leave_again(name))),
+                Record::Away { taken, .. } => drop(tokio::spawn(migrations.stay_away(name, taken))),
                 Record::Awaiting(_) => self.await_again(&name, record),
                 Record::Owner { .. } | Record::Gone(_) => {}
             }
@@ -71,10 +71,11 @@ impl Manager {
 
     fn await_again(self: &Arc<Self>, name: &str, record: Record) {
         let Record::Awaiting(session) = record else { return };
-        let Some(spec) = self.inner().disk(name).ok().and_then(|disk| disk.wanted.migration.clone()) else {
+        let Some(spec) = self.registry.inner().disk(name).ok().and_then(|disk| disk.wanted.migration.clone())
+        else {
             return;
         };
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
         }
         tracing::info!("disk {name}: waiting for its migration from {}", spec.peer);
@@ -85,12 +86,13 @@ impl Manager {
     /// Starts the next attempt to migrate a disk, when the disk is online.
     async fn leave_again(self: Arc<Self>, name: String) {
         loop {
-            let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
+            let Ok(Some(spec)) = self.registry.inner().disk(&name).map(|disk| disk.wanted.migration.clone())
+            else {
                 return;
             };
             let (Record::Leaving(_), Some(plan)) = (spec.record.record(), spec.plan.clone()) else { return };
-            let is_there = self.inner().disk(&name).is_ok_and(|disk| disk.shard().is_ok());
-            if is_there && let Ok(guard) = self.guard_disk(&name, MIGRATING) {
+            let is_there = self.registry.inner().disk(&name).is_ok_and(|disk| disk.shard().is_ok());
+            if is_there && let Ok(guard) = self.registry.guard_disk(&name, MIGRATING) {
                 let session = orders::next_session(spec.record.record());
                 match self.leaving(&name, spec.lineage, plan, session) {
                     Ok(leaving) => return self.begin_attempt(leaving, session, Some(guard)),
@@ -106,7 +108,8 @@ impl Manager {
 
     /// Continues a migration whose disk was handed over: notifies the new host until it confirms.
     async fn stay_away(self: Arc<Self>, name: String, taken: bool) {
-        let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
+        let Ok(Some(spec)) = self.registry.inner().disk(&name).map(|disk| disk.wanted.migration.clone())
+        else {
             return;
         };
         if let Err(error) = self.bury(&name, &spec.peer).await {
@@ -117,7 +120,7 @@ impl Manager {
             return;
         }
         // The daemon that handed the disk over may have ended before this step.
-        self.give_back_departed(&name);
+        self.ownership.give_back_departed(&name);
         loop {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
@@ -135,7 +138,7 @@ impl Manager {
 
     /// Restores the cache mode from before the migration, in memory only.
     pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), ApiError> {
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         let wanted = &mut inner.disk_mut(name)?.wanted;
         let due = wanted.migration.as_mut().and_then(|spec| spec.mode_due.take());
         if let (Some(cache), Some(Ok(mode))) = (wanted.cache.as_mut(), due.map(|due| due.parse::<Mode>())) {
@@ -146,7 +149,7 @@ impl Manager {
 
     /// Returns the size of a disk's cache for data, in bytes.
     pub(super) fn cache_room(&self, name: &str) -> u64 {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return 0 };
         let segment_bytes =
             disk.cache().and_then(|spec| inner.pool(&spec.pool).ok()).map_or(0, |pool| pool.segment_bytes);
@@ -155,12 +158,12 @@ impl Manager {
 
     /// Returns the operation guard of an incoming disk that a task has marked as its own.
     pub(super) fn guard_awaited(self: &Arc<Self>, name: &str) -> super::super::registry::OperationGuard {
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
             if matches!(disk.phase, DiskPhase::Offline(_)) {
                 disk.phase = DiskPhase::Away("the disk has not arrived yet".to_owned());
             }
         }
-        self.guard_new_disk(name)
+        self.registry.guard_new_disk(name)
     }
 }

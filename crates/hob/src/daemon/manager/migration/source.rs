@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::super::Manager;
 use super::super::registry::OperationGuard;
+use super::Migrations;
 use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};
@@ -40,7 +40,7 @@ pub(super) enum Input {
 
 /// A migration from this host.
 pub(super) struct Leaving {
-    pub(super) manager: Arc<Manager>,
+    pub(super) migrations: Arc<Migrations>,
     pub(super) name: String,
     pub(super) lineage: String,
     pub(super) plan: MigrationStart,

@@ -12,7 +12,8 @@ use hob_engine::regions::Regions;
 
 use super::super::api_error::ApiError;
 use super::super::flash::blocking;
-use super::super::{DiskEntry, DiskPhase, Manager};
+use super::super::registry::{DiskEntry, DiskPhase};
+use super::Migrations;
 use super::source::Leaving;
 use crate::daemon::state::CacheSpec;
 
@@ -26,7 +27,7 @@ impl Leaving {
         let mut changes = None;
         let result = match act {
             SourceAct::Record(record) => {
-                let kept = self.manager.keep_record(name, record).await;
+                let kept = self.migrations.keep_record(name, record).await;
                 self.shared.recorded.notify_one();
                 kept
             }
@@ -37,44 +38,44 @@ impl Leaving {
             SourceAct::Thaw => self.role(Role::Here).await,
             SourceAct::Leave => self.leave().await,
             SourceAct::Restore => self.restore().await,
-            SourceAct::GiveUp => self.manager.give_cache_up(name, &self.plan.to).await,
+            SourceAct::GiveUp => self.migrations.give_cache_up(name, &self.plan.to).await,
         };
         (result.map_err(|error| error.to_string()), changes)
     }
 
     async fn role(&self, role: Role) -> Result<(), ApiError> {
-        let (shard, id) = self.manager.shard_of(&self.name)?;
+        let (shard, id) = self.migrations.registry.shard_of(&self.name)?;
         Ok(shard.own(id, role).await?)
     }
 
     async fn settle(&self) -> Result<(), ApiError> {
-        let (shard, id) = self.manager.shard_of(&self.name)?;
+        let (shard, id) = self.migrations.registry.shard_of(&self.name)?;
         Ok(shard.settle(id).await?)
     }
 
     async fn take_changes(&self) -> Result<Option<Box<Regions>>, ApiError> {
-        let (shard, id) = self.manager.shard_of(&self.name)?;
+        let (shard, id) = self.migrations.registry.shard_of(&self.name)?;
         Ok(shard.take_changed(id).await?)
     }
 
     /// Ends write-back and drains the dirty data.
     async fn prepare(&self) -> Result<(), ApiError> {
-        let (manager, name) = (&self.manager, &self.name);
-        let (shard, id) = manager.shard_of(name)?;
-        let before = manager.inner().disk(name)?.cache().cloned();
+        let (migrations, name) = (&self.migrations, &self.name);
+        let (shard, id) = migrations.registry.shard_of(name)?;
+        let before = migrations.registry.inner().disk(name)?.cache().cloned();
         if let Some(before) = before.filter(|spec| spec.mode == Mode::WriteBack) {
-            if let Err(error) = manager.pools.clean(name, &shard, id).await {
-                manager.pools.tune(name, &shard, id).await?;
+            if let Err(error) = migrations.pools.clean(name, &shard, id).await {
+                migrations.pools.tune(name, &shard, id).await?;
                 return Err(error);
             }
             // From here on the state file says that the cache has no dirty data, and records its
             // earlier mode.
-            manager.set_mode(name, Mode::WriteThrough)?;
-            manager.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
-            manager.pools.tune(name, &shard, id).await?;
+            migrations.set_mode(name, Mode::WriteThrough)?;
+            migrations.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
+            migrations.pools.tune(name, &shard, id).await?;
         }
         self.shared.facts().drained = true;
-        manager.unmark_drained(name);
+        migrations.unmark_drained(name);
         shard.watch(id, true).await?;
         let stats = shard.stats(id).await?;
         self.shared.facts().valid = stats.sectors_valid * hob_engine::units::SECTOR_BYTES;
@@ -82,23 +83,23 @@ impl Leaving {
     }
 
     async fn restore(&self) -> Result<(), ApiError> {
-        let (manager, name) = (&self.manager, &self.name);
+        let (migrations, name) = (&self.migrations, &self.name);
         // The order matters: first the cache no longer counts as clean, then etcd is updated, then
         // write-back starts.
         self.shared.facts().drained = false;
-        let (shard, id) = manager.shard_of(name)?;
+        let (shard, id) = migrations.registry.shard_of(name)?;
         shard.watch(id, false).await?;
-        if manager.mode_due(name)?.is_some() {
-            manager.mark_kept(name).await?;
+        if migrations.mode_due(name)?.is_some() {
+            migrations.ownership.mark_kept(name).await?;
         }
-        manager.restore_mode(name).await
+        migrations.restore_mode(name).await
     }
 
     /// Stops a drain that is in progress or about to start.
     pub(super) fn stop_draining(self: Arc<Self>) {
         tokio::spawn(async move {
             while self.shared.facts().state == hob_control::MigrationState::Preparing {
-                let Ok((shard, id)) = self.manager.shard_of(&self.name) else { return };
+                let Ok((shard, id)) = self.migrations.registry.shard_of(&self.name) else { return };
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
                 tokio::time::sleep(STOP_EVERY).await;
             }
@@ -107,32 +108,42 @@ impl Leaving {
 
     /// Stops serving guests and releases the backing to the other host.
     async fn leave(&self) -> Result<(), ApiError> {
-        let (manager, name) = (&self.manager, &self.name);
-        let (shard, id) = manager.shard_of(name)?;
+        let (migrations, name) = (&self.migrations, &self.name);
+        let (shard, id) = migrations.registry.shard_of(name)?;
         shard.own(id, Role::Away).await?;
-        manager.exports.table().remove_disk(name);
-        let lock = manager.inner().disk(name)?.lock.clone();
+        migrations.exports.table().remove_disk(name);
+        let lock = migrations.registry.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.release()).await?.map_err(|error| {
                 ApiError::failed(format!("cannot release the lock of the backing: {error}"))
             })?;
         }
-        manager.give_back_departed(name);
+        migrations.ownership.give_back_departed(name);
         Ok(())
     }
 
     /// Returns the encoded disk settings for the other host.
     pub(super) fn arrival(&self) -> Result<Vec<u8>, ApiError> {
-        let arrival = self.manager.arrival(&self.name, &self.plan)?;
+        let arrival = self.migrations.arrival(&self.name, &self.plan)?;
         serde_json::to_vec(&arrival).map_err(|error| ApiError::failed(error.to_string()))
     }
 }
 
-impl Manager {
+impl Migrations {
+    /// Records in etcd that a disk was drained for its migration. If this host then fails, other
+    /// hosts may acquire the disk. If etcd does not answer, a later check repeats this.
+    fn unmark_drained(self: &Arc<Self>, name: &str) {
+        let (migrations, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let is_drained = || migrations.is_drained_to_leave(&name);
+            migrations.ownership.unmark_if_clean(&name, is_drained).await;
+        });
+    }
+
     /// Returns the disk settings for another host.
     pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, ApiError> {
         let qos = self.qos.rules_of(name);
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         Ok(Arrival {
             from: host_name(),
@@ -148,7 +159,7 @@ impl Manager {
             datastore: disk.wanted.datastore.clone(),
             vhost_user: plan.vhost_user.clone(),
             fuse: plan.fuse.clone(),
-            cluster: self.cluster_identity(),
+            cluster: self.ownership.cluster_identity(),
             flush_failures_owed: disk.wanted.flush_failures_owed,
         })
     }
@@ -184,10 +195,10 @@ fn host_name() -> String {
     name.trim().to_owned()
 }
 
-impl Manager {
+impl Migrations {
     /// Changes the mode of a cache, in memory only.
     pub(super) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), ApiError> {
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         if let Some(spec) = inner.disk_mut(name)?.wanted.cache.as_mut() {
             spec.mode = mode;
         }
@@ -196,7 +207,7 @@ impl Manager {
 
     /// Returns the mode that a cache gets after the migration, if it differs from the current mode.
     fn mode_due(&self, name: &str) -> Result<Option<String>, ApiError> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         Ok(inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone()))
     }
 
@@ -206,7 +217,7 @@ impl Manager {
         let mode = due.parse::<Mode>().map_err(|error| ApiError::failed(error.to_string()))?;
         self.set_mode(name, mode)?;
         self.keep_spec(name, |spec| spec.mode_due = None).await?;
-        let (shard, id) = self.shard_of(name)?;
+        let (shard, id) = self.registry.shard_of(name)?;
         self.pools.tune(name, &shard, id).await
     }
 
@@ -215,7 +226,7 @@ impl Manager {
     pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;
-        if let Ok((shard, id)) = self.shard_of(name) {
+        if let Ok((shard, id)) = self.registry.shard_of(name) {
             if let Err(error) = self.pools.take_cache(name).await {
                 tracing::warn!("disk {name}: cannot remove its cache cleanly: {error}");
             }
@@ -226,9 +237,9 @@ impl Manager {
             let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
             blocking(move || drop(memory)).await?;
             let free = self.pools.let_go(name, &released, |_| true);
-            let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
+            let pool = self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
             if let Some(pool) = pool {
-                self.give_back(&pool, &free).await;
+                self.registry.give_back(&pool, &free).await;
             }
         }
         self.bury(name, to).await
@@ -237,7 +248,7 @@ impl Manager {
     /// Frees the segments of a migrated disk, and records the disk's new host.
     pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         let spec = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Away(format!("the disk is on {to}"));
             disk.has_cache = false;

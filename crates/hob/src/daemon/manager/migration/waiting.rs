@@ -8,8 +8,8 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::pool::OwnerId;
 
-use super::super::registry::ClusterWait;
-use super::super::{DiskEntry, DiskPhase, Inner, Manager};
+use super::super::registry::{ClusterWait, DiskEntry, DiskPhase, Inner};
+use super::Migrations;
 use crate::daemon::state::JournalSpec;
 
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
@@ -18,7 +18,7 @@ const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-impl Manager {
+impl Migrations {
     /// Returns true if the disk only waits for the cluster and has no migration, so that it may
     /// migrate to this host. The cluster decides who owns the disk.
     pub(super) fn gives_way(&self, name: &str) -> bool {
@@ -27,11 +27,11 @@ impl Manager {
 
     /// Returns true if the disk only waits for the cluster, with or without a migration.
     pub(super) fn waits_for_cluster(&self, name: &str) -> bool {
-        if self.cluster().is_none() {
+        if self.ownership.cluster().is_none() {
             return false;
         }
-        let record = self.record_of(name);
-        let inner = self.inner();
+        let record = self.registry.record_of(name);
+        let inner = self.registry.inner();
         inner.disk(name).is_ok_and(|disk| match (&disk.phase, record) {
             (DiskPhase::Offline(_), Some(Record::Owner { .. })) => {
                 disk.cluster_wait != ClusterWait::No && !inner.may_have_dirty(disk)
@@ -43,14 +43,14 @@ impl Manager {
 
     /// Returns the record of an earlier migration of a disk with this lineage.
     pub(super) fn record_besides(&self, name: &str, lineage: &str) -> Option<Record> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let gone = inner.gone.iter().find(|gone| gone.name == name && gone.lineage == lineage)?;
         Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
     }
 
     /// Lets a disk that did not arrive wait for the cluster again, if it did before.
     pub(super) fn wait_for_cluster_again(self: &Arc<Self>, name: &str) {
-        let Some(mut waited) = self.inner().waited.remove(name) else { return };
+        let Some(mut waited) = self.registry.inner().waited.remove(name) else { return };
         // The segments of its earlier cache were released for the incoming disk.
         (waited.migration, waited.generation) = (None, None);
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
@@ -62,7 +62,7 @@ impl Manager {
                 cluster: {error}"
             );
         }
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.cluster_wait = ClusterWait::Yes;
         }
     }
@@ -71,7 +71,7 @@ impl Manager {
     pub(super) async fn let_rest(self: &Arc<Self>, name: &str) {
         let until = tokio::time::Instant::now() + IDLE_MAX;
         while self.gives_way(name)
-            && self.inner().disk(name).is_ok_and(|disk| disk.busy.is_some())
+            && self.registry.inner().disk(name).is_ok_and(|disk| disk.busy.is_some())
             && tokio::time::Instant::now() < until
         {
             tokio::time::sleep(LOOK_EVERY).await;

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::super::api_error::{ApiError, open_error};
 use super::super::flash::blocking;
-use super::super::registry::ClusterWait;
-use super::super::{DiskPhase, Manager};
+use super::super::registry::{ClusterWait, DiskPhase};
+use super::Moves;
 use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::state::JournalSpec;
@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Pause between two attempts.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 
-impl Manager {
+impl Moves {
     /// Answers an offer, or acquires a released disk.
     pub(super) async fn meet_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         use ClusterMoveState::{Done, Failed, Given, Welcome};
@@ -49,7 +49,7 @@ impl Manager {
             Err(error) => tracing::warn!("disk {disk}: its move from {} failed: {error}", found.order.from),
         }
         super::end(&cluster, found, state, &note).await;
-        self.moves.end(&disk);
+        self.end(&disk);
     }
 
     /// Checks that this host has space for the disk's cache and can open its backing.
@@ -58,8 +58,8 @@ impl Manager {
         self.let_rest_to_take(&found.disk).await;
         let (wanted, size_bytes) = match self.is_waiting(&found.disk)? {
             // The local configuration takes precedence over the offer.
-            true => (self.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
-            false => (self.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
+            true => (self.registry.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
+            false => (self.migrations.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
         };
         let (options, ..) = self.disks.options_of(&wanted).await?;
         let options = BackingOptions { locked: false, ..options };
@@ -86,20 +86,21 @@ impl Manager {
     /// Waits until no attempt to open the disk is in progress.
     async fn let_rest_to_take(&self, name: &str) {
         let until = Instant::now() + IDLE_MAX;
-        while self.inner().disk(name).is_ok_and(|disk| disk.busy.is_some()) && Instant::now() < until {
+        while self.registry.inner().disk(name).is_ok_and(|disk| disk.busy.is_some()) && Instant::now() < until
+        {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
     fn is_online(&self, name: &str) -> bool {
-        self.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
+        self.registry.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
     }
 
     /// Returns true if the disk has an entry that waits for the cluster. Fails if there is an
     /// unusable entry.
     fn is_waiting(&self, name: &str) -> Result<bool, ApiError> {
-        let record = self.record_of(name);
-        let inner = self.inner();
+        let record = self.registry.record_of(name);
+        let inner = self.registry.inner();
         let Ok(disk) = inner.disk(name) else { return Ok(false) };
         let conflict = |why: &str| Err(ApiError::conflict(format!("it has a disk {name} that {why}")));
         match (&disk.phase, disk.busy, record) {
@@ -122,15 +123,15 @@ impl Manager {
         match self.is_waiting(name)? {
             true => self.revive(name)?,
             false => {
-                let wanted = self.awaited_state(name, arrival)?;
-                self.inner().gone.retain(|gone| gone.name != *name);
+                let wanted = self.migrations.awaited_state(name, arrival)?;
+                self.registry.inner().gone.retain(|gone| gone.name != *name);
                 self.disks.add_state(wanted).await?;
             }
         }
         let until = Instant::now() + TAKE_MAX;
         loop {
             self.disks.bring_online(name).await;
-            let why = match &self.inner().disk(name)?.phase {
+            let why = match &self.registry.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
                 DiskPhase::Removing => "is being removed".to_owned(),
@@ -140,13 +141,13 @@ impl Manager {
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
-        self.save().await
+        self.registry.save().await
     }
 
     /// Converts a tombstone into a disk that waits for the cluster.
     fn revive(&self, name: &str) -> Result<(), ApiError> {
-        self.forget_migration(name);
-        let mut inner = self.inner();
+        self.migrations.forget(name);
+        let mut inner = self.registry.inner();
         let disk = inner.disk_mut(name)?;
         if matches!(disk.phase, DiskPhase::Away(_)) {
             disk.wanted.migration = None;

@@ -10,8 +10,8 @@ use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
 use super::super::api_error::ApiError;
-use super::super::registry::ClusterWait;
-use super::super::{DiskPhase, Manager};
+use super::super::registry::{ClusterWait, DiskPhase};
+use super::Moves;
 use super::lost;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
 use crate::daemon::exports::export_info;
@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-impl Manager {
+impl Moves {
     /// Executes the owner's part of an order to its end.
     pub(super) async fn leave_by_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         let OrderFound { disk, order, revision, .. } = found;
@@ -127,7 +127,7 @@ impl Manager {
         let to = work.order.to.clone();
         tracing::info!("disk {}: moving it to {to}, as requested in the cluster", work.disk);
         let left = self.leave_as_ordered(&mut work).await;
-        self.moves.end(&work.disk);
+        self.end(&work.disk);
         if let Err(error) = left {
             tracing::warn!("disk {}: its move to {to} failed: {error}", work.disk);
             // The host that cancelled the order has recorded that.
@@ -144,8 +144,8 @@ impl Manager {
         let hosts = work.cluster.hosts().await.map_err(lost)?;
         let to = hosts.into_iter().find(|host| host.name == work.order.to);
         let to = to.ok_or_else(|| ApiError::conflict(format!("{} has left the cluster", work.order.to)))?;
-        let (shard, id) = self.shard_of(&work.disk)?;
-        let has_cache = self.inner().disk(&work.disk)?.cache().is_some();
+        let (shard, id) = self.registry.shard_of(&work.disk)?;
+        let has_cache = self.registry.inner().disk(&work.disk)?.cache().is_some();
         let carry = match (work.order.cache, shard.users(id).await?) {
             (None | Some(CarryMode::Drop), 0) => None,
             // The disk has no cache to move.
@@ -180,10 +180,10 @@ impl Manager {
         id: DiskId,
     ) -> Result<(), ApiError> {
         let name = work.disk.clone();
-        let guard = self.guard_disk_for_command(&name, "moved to another host").await?;
+        let guard = self.registry.guard_disk_for_command(&name, "moved to another host").await?;
         let plan = self.plan(work, String::new(), CarryMode::Drop)?;
         work.order.cache = Some(CarryMode::Drop);
-        work.order.arrival = Some(Box::new(self.arrival(&name, &plan)?));
+        work.order.arrival = Some(Box::new(self.migrations.arrival(&name, &plan)?));
         work.say(ClusterMoveState::Offered, None).await?;
         let offered = Instant::now();
         work.wait_for(ClusterMoveState::Welcome, WELCOME_MAX).await?;
@@ -209,7 +209,7 @@ impl Manager {
         };
         // If the other host failed to acquire it, this host waits for the disk like others and soon
         // has it again.
-        self.moves.give(&name, None);
+        self.ownership.orders().give(&name, None);
         taken
     }
 
@@ -269,10 +269,10 @@ impl Manager {
     /// Closes the disk, so that the other host can acquire it.
     async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
-        self.moves.give(&name, Some(&to));
+        self.ownership.orders().give(&name, Some(&to));
         let reason = ApiError::conflict(format!("the disk is being moved to {to}"));
         // This offline state is not a failure.
-        self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
+        self.registry.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
         work.cluster
@@ -286,7 +286,7 @@ impl Manager {
     /// host.
     async fn wait_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let spec = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             (disk.has_cache, disk.lock, disk.memory) = (false, None, None);
             disk.cluster_wait = ClusterWait::Served;
@@ -295,16 +295,16 @@ impl Manager {
         };
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some()) {
             self.pools.forget_owner(&spec).await;
-            if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+            if let Some(cache) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 cache.journal = Some(JournalSpec::new());
             }
         }
-        self.save().await
+        self.registry.save().await
     }
 
     /// Returns the plan of the migration that carries out the order.
     fn plan(&self, work: &Work, to: String, cache: CarryMode) -> Result<MigrationStart, ApiError> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let wanted = &inner.disk(&work.disk)?.wanted;
         if wanted.read_only {
             return Err(ApiError::conflict("a read-only disk has no owner: each host may serve it"));
@@ -340,13 +340,13 @@ impl Manager {
             ),
         )
         .await?;
-        self.migrate(name.clone(), start).await?;
+        self.migrations.migrate(name.clone(), start).await?;
         let mut is_ordered = false;
         let mut is_said = false;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let shown = self.migration(&name)?;
-            let users = match self.shard_of(&name) {
+            let shown = self.migrations.migration(&name)?;
+            let users = match self.registry.shard_of(&name) {
                 Ok((shard, id)) => shard.users(id).await.unwrap_or(0),
                 Err(_) => 0,
             };
@@ -368,7 +368,7 @@ impl Manager {
                 return self.wait_as_before(&name, &to).await;
             }
             if shown.warm && users == 0 && !is_ordered && shown.state == MigrationState::Copying {
-                is_ordered = self.order(&name, MigrationOrder::Finish).await.is_ok();
+                is_ordered = self.migrations.order(&name, MigrationOrder::Finish).await.is_ok();
             }
             if is_said {
                 continue;
@@ -387,7 +387,7 @@ impl Manager {
                 _ => "the other host prepares".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
-                let _ = self.order(&name, MigrationOrder::Cancel).await;
+                let _ = self.migrations.order(&name, MigrationOrder::Cancel).await;
                 return Err(error);
             }
         }
@@ -403,9 +403,9 @@ impl Manager {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
-        self.forget_migration(name);
+        self.migrations.forget(name);
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.wanted.migration = None;
             disk.phase = DiskPhase::Offline(format!("{to} has it"));
@@ -415,8 +415,8 @@ impl Manager {
 
     /// Returns true if the disk has migrated and its migration has ended.
     fn is_tombstone(&self, name: &str) -> bool {
-        let is_taken = matches!(self.record_of(name), Some(Record::Away { taken: true, .. }));
-        let inner = self.inner();
+        let is_taken = matches!(self.registry.record_of(name), Some(Record::Away { taken: true, .. }));
+        let inner = self.registry.inner();
         is_taken
             && inner
                 .disk(name)
@@ -425,9 +425,9 @@ impl Manager {
 
     /// Offers the disk to clients again.
     fn let_in_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let (shard, id) = self.shard_of(name)?;
+        let (shard, id) = self.registry.shard_of(name)?;
         let (info, access, vhost_user) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
             let info = info.ok_or_else(|| ApiError::failed(format!("the size of {name} is unknown")))?;

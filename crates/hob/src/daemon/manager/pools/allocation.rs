@@ -2,7 +2,7 @@
 //! settings, leaving devices.
 //!
 //! A change to the structure of a persistent cache needs a new ring for its journal
-//! ([`Manager::restructure`]). The engine refuses changes that would lose dirty data. After such a
+//! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
 //! refusal, the cache is drained and the change repeated. A change that only releases segments
 //! drains only these segments, and meanwhile writes still go to flash.
 

@@ -153,7 +153,7 @@ impl Pools {
     }
 
     /// Switches the cache to write-through and drains it. The caller holds the disk's operation
-    /// guard, and sets the write mode afterwards ([`Manager::tune`]).
+    /// guard, and sets the write mode afterwards ([`Pools::tune`]).
     pub(in crate::daemon::manager) async fn clean(
         &self,
         name: &str,

@@ -11,6 +11,7 @@
 mod allocation;
 mod balance;
 mod caches;
+mod device_health;
 mod devices;
 mod discard;
 mod drain;
@@ -20,6 +21,7 @@ mod remote_devices;
 mod replica_records;
 mod replicas;
 mod rings;
+mod stalls;
 
 use std::sync::Arc;
 
@@ -35,6 +37,7 @@ pub(super) use devices::{device_spec, no_device};
 pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
 pub(super) use rings::{journal_room, release_owner};
+pub(super) use stalls::Stalls;
 
 /// The pool service; see the module.
 #[derive(Clone, Debug)]

@@ -114,7 +114,7 @@ impl Pools {
     }
 
     /// Prepares the use of a new ring. If the peer has no copy of that ring, its replica is removed
-    /// from the ownership record first. The record is not renewed until [`Manager::say_doubled`]
+    /// from the ownership record first. The record is not renewed until [`Pools::say_doubled`]
     /// finds a complete replica of the newest ring.
     pub(in crate::daemon::manager) async fn say_before(
         &self,

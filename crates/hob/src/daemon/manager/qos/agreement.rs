@@ -2,11 +2,13 @@
 //! datastore report their demand and receive their parts. The hosts of a cluster agree in the same
 //! way ([0021](../../../../../../docs/decisions/0021-qos-across-hosts.md)).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::qos::{Report, Resource, agree};
 
 use super::QosService;
+use crate::daemon::cluster::Cluster;
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::shard_api::ShardHandle;
 
@@ -14,8 +16,28 @@ use crate::daemon::shard_api::ShardHandle;
 pub(in crate::daemon::manager) const AGREE_EVERY: Duration = Duration::from_secs(1);
 
 impl QosService {
+    /// Starts an agreement on every latency-controlled datastore that several shards or hosts use.
+    pub(in crate::daemon::manager) fn agree_on_datastores(&self, cluster: Option<&Arc<Cluster>>) {
+        let shards_min = if cluster.is_some() { 1 } else { 2 };
+        for name in self.latency_controlled(shards_min) {
+            let (service, cluster) = (self.clone(), cluster.cloned());
+            tokio::spawn(async move {
+                let exchange = async |report| match &cluster {
+                    Some(cluster) => {
+                        let told = cluster.exchange(&name, &report).await;
+                        told.map_err(|error| ApiError::failed(error.to_string()))
+                    }
+                    None => Ok(Vec::new()),
+                };
+                if let Err(error) = service.agree_on(&name, exchange).await {
+                    tracing::debug!("datastore {name}: {error}");
+                }
+            });
+        }
+    }
+
     /// Returns the latency-controlled datastores with disks on at least `shards_min` shards.
-    pub(in crate::daemon::manager) fn latency_controlled(&self, shards_min: usize) -> Vec<String> {
+    fn latency_controlled(&self, shards_min: usize) -> Vec<String> {
         let rules = self.rules();
         let inner = self.registry.inner();
         let by_latency = rules.datastores.iter().filter(|store| store.spec.control.is_by_latency());
@@ -26,7 +48,7 @@ impl QosService {
     /// Makes an agreement about a datastore. `exchange` sends this host's report to the peer hosts
     /// and returns their reports. If it fails, there is no agreement, and each host uses its own
     /// measurements.
-    pub(in crate::daemon::manager) async fn agree_on(
+    async fn agree_on(
         &self,
         datastore: &str,
         exchange: impl AsyncFnOnce(Report) -> Result<Vec<Report>, ApiError>,

@@ -17,6 +17,7 @@ use hob_nbd::uri::{Address, NbdUri};
 use hob_storage::backing::objects;
 
 use super::{QosService, Rules};
+use crate::daemon::config;
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::{DiskPhase, Inner};
 use crate::daemon::shard_api::ShardHandle;
@@ -320,6 +321,12 @@ pub(in crate::daemon::manager) fn plain(text: &str) -> String {
     let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
     let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }
+}
+
+/// Converts a datastore entry of hob.toml into a patch.
+pub(in crate::daemon::manager) fn datastore_patch(store: &config::DatastoreEntry) -> DatastorePatch {
+    let config::DatastoreEntry { name: _, throttle, latency_ms, capacity } = store.clone();
+    DatastorePatch { control: throttle, latency_ms, capacity }
 }
 
 #[cfg(test)]

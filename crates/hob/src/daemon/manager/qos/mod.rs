@@ -11,14 +11,13 @@ use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
 use hob_engine::qos::{self, Entitlement, SHARES_MAX};
 
 use super::api_error::ApiError;
-use super::definitions::datastore_patch;
 use super::registry::{DiskEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::daemon::config::{Config, PolicyEntry};
 use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState, State, check_qos};
 pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
-pub(super) use datastores::{datastore_of, plain};
+pub(super) use datastores::{datastore_of, datastore_patch, plain};
 
 /// Maximum number of storage policies.
 const POLICIES_MAX: usize = 1024;

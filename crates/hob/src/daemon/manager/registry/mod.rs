@@ -26,7 +26,7 @@ use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
 use super::flash::{self, Flash};
-use super::{disks, exports, observe, pools, stalls};
+use super::{disks, exports, observe, pools};
 use crate::daemon::hardware::Lock;
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::ShardHandle;
@@ -105,8 +105,6 @@ pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) saves_owed: bool,
     /// True if an upgrade is about to hand over to another process. No changes are accepted then.
     pub(in crate::daemon::manager) leaving: bool,
-    /// Definitions of hob.toml when it was last read, by kind and name.
-    pub(in crate::daemon::manager) definitions: BTreeMap<String, String>,
     /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::daemon::manager) caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
@@ -157,7 +155,7 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
     /// allocated again.
     pub(in crate::daemon::manager) lost: Vec<Segment>,
-    pub(in crate::daemon::manager) stalls: stalls::Stalls,
+    pub(in crate::daemon::manager) stalls: pools::Stalls,
 }
 
 /// The two ids of a device: one in its pool, and one on the shards, where the devices of all pools
@@ -341,7 +339,6 @@ impl Inner {
             disks_removed: self.disks_removed.clone(),
             gone: self.gone.clone(),
             waited: self.waited.values().cloned().collect(),
-            definitions: self.definitions.clone(),
             caches_refused: self.caches_refused.clone(),
             ..State::default()
         }

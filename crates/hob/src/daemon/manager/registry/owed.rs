@@ -57,11 +57,11 @@ impl Registry {
                 tokio::spawn(self.clone().save_owed());
             }
         } else if count < *kept && !std::mem::replace(&mut entry.owed.is_lowered_soon, true) {
-            let manager = self.clone();
+            let registry = self.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LOWER_AFTER).await;
-                if manager.lower_owed(disk) {
-                    manager.save_owed().await;
+                if registry.lower_owed(disk) {
+                    registry.save_owed().await;
                 }
             });
         }

@@ -3,7 +3,7 @@
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 
-use super::{ClusterWait, Registry};
+use super::{ClusterWait, DiskEntry, DiskPhase, Registry};
 use crate::daemon::manager::api_error::ApiError;
 
 impl Registry {
@@ -12,6 +12,16 @@ impl Registry {
     pub(in crate::daemon::manager) fn owns(&self, name: &str) -> bool {
         let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
         is_ours && !self.needs_no_owner(name)
+    }
+
+    /// Returns the disks that this host serves as their owner.
+    pub(in crate::daemon::manager) fn served(&self) -> Vec<String> {
+        let online: Vec<String> = {
+            let inner = self.inner();
+            let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_)));
+            online.map(|disk| disk.wanted.name.clone()).collect()
+        };
+        online.into_iter().filter(|name| self.owns(name)).collect()
     }
 
     /// Returns true if the disk is read-only, so that every host may serve it.
@@ -43,5 +53,13 @@ impl Registry {
     /// it.
     pub(in crate::daemon::manager) fn is_served_elsewhere(&self, name: &str) -> bool {
         self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
+    }
+}
+
+impl DiskEntry {
+    /// Returns true if the disk is offline because of its state in the cluster. The cluster's
+    /// watcher decides when to try again.
+    pub(in crate::daemon::manager) fn waits_for_cluster(&self) -> bool {
+        matches!(self.phase, DiskPhase::Offline(_)) && self.cluster_wait != ClusterWait::No
     }
 }

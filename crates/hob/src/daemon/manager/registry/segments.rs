@@ -11,7 +11,7 @@ use hob_storage::pool::{self, DeviceInfo, OwnerId};
 use super::{DeviceEntry, DeviceIds, Inner, PoolEntry, Registry};
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::flash::Owner;
-use crate::daemon::manager::stalls::Stalls;
+use crate::daemon::manager::pools::Stalls;
 use crate::daemon::state::CacheSpec;
 
 /// Number of segments requested: minimum and maximum.

@@ -95,10 +95,11 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
         // An export in such a saved state has its name again.
         let taken = DiskState {
             exports: vec![backup("x"), backup("d-more")],
-            ..manager.inner().disks["a"].wanted.clone()
+            ..manager.registry.inner().disks["a"].wanted.clone()
         };
-        let kept = vec![DiskState { name: "d".into(), ..taken }, manager.inner().disks["x"].wanted.clone()];
-        let apart = super::super::start::told_apart(kept, vec![]);
+        let kept =
+            vec![DiskState { name: "d".into(), ..taken }, manager.registry.inner().disks["x"].wanted.clone()];
+        let apart = super::super::startup::told_apart(kept, vec![]);
         let exports =
             |disk: &DiskState| disk.exports.iter().map(|export| export.name.clone()).collect::<Vec<_>>();
         assert_eq!(apart.iter().map(exports).collect::<Vec<_>>(), [["d-more"], ["b"]]);

@@ -88,7 +88,7 @@ fn a_device_that_is_fenced_or_unknown_is_refused() {
         let removal = bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap_err();
         assert_eq!(error, removal);
         let sick = bench.shard.devices()[0];
-        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        bench.manager.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
         for admission in [Admission::In, Admission::Out] {
             let error = set(&bench, "a", admission).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);

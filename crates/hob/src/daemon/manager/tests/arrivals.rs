@@ -31,7 +31,7 @@ async fn prepare(bench: Bench) -> Bench {
 /// Kills and restarts the daemon; an awaited disk stays busy.
 async fn crash(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
-    manager.stop_migrations();
+    manager.migrations.stop();
     shard.stop();
     drop(manager);
     let (manager, shard) = restart_early(&dir.path().join("state"), "", false).await;
@@ -69,7 +69,7 @@ impl Bench {
 
     async fn called(&self, generation: u64, attempt: u32, call: CallIn) -> CallAnswer {
         let session = CarrySession { generation, attempt, lineage: LINEAGE.into() };
-        self.manager.call_in("vm".into(), session, call).await.unwrap()
+        self.manager.migrations.call_in("vm".into(), session, call).await.unwrap()
     }
 
     async fn arrive(&self, arrival: Arrival) -> CallAnswer {
@@ -92,7 +92,7 @@ impl Bench {
     async fn take(&self) {
         let answer = self.called(0, 1, CallIn::Yours(None)).await;
         assert_eq!(answer.refused, None);
-        assert_eq!(self.manager.record_of("vm"), Some(OWNER));
+        assert_eq!(self.manager.registry.record_of("vm"), Some(OWNER));
     }
 }
 
@@ -112,7 +112,7 @@ fn a_disk_that_is_served_and_not_on_record_yet_is_recorded_by_the_next_call() {
         let answer = bench.called(0, 1, CallIn::Yours(None)).await;
         assert!(why(&answer).contains("the engine refused"), "{answer:?}");
         let awaited = Record::Awaiting(Session { generation: 0, attempt: 1 });
-        assert_eq!(bench.manager.record_of("vm"), Some(awaited));
+        assert_eq!(bench.manager.registry.record_of("vm"), Some(awaited));
         bench.shard.set_backings_fail(false);
         bench.take().await;
     });
@@ -142,7 +142,7 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
         bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         // Until this is recorded: calls of the source are answered by the attempt that gives the
         // disk up.
-        while bench.manager.observe.disk("vm").is_ok() || bench.manager.is_migrating("vm") {
+        while bench.manager.observe.disk("vm").is_ok() || bench.manager.migrations.is_migrating("vm") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         // An older host does not send the identity of the disk.
@@ -152,7 +152,7 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
         let yours = || CallIn::Yours(Some(Box::new(bench.arrival())));
         assert_eq!(bench.called(0, 2, yours()).await.refused, Some(CallRefusal::NotAwaited));
         assert_eq!(bench.called(0, 1, yours()).await.refused, None);
-        assert_eq!(bench.manager.record_of("vm"), Some(OWNER));
+        assert_eq!(bench.manager.registry.record_of("vm"), Some(OWNER));
         assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
     });
 }
@@ -215,19 +215,19 @@ fn a_disk_that_comes_back_finds_what_stayed() {
         let share = ShareSpec { cache: Some(Size(MIB)), disk: None };
         let away = RecordSpec::Away { generation: 1, attempt: 1, taken: true };
         {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             let wanted = &mut inner.disk_mut("vm").unwrap().wanted;
             wanted.share_parent = Some(share.clone());
             wanted.migration.as_mut().unwrap().record = away;
         }
-        bench.manager.save().await.unwrap();
+        bench.manager.registry.save().await.unwrap();
         let bench = crash(bench).await;
         assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Away);
 
         let arrival = CallIn::Arrive(Box::new(bench.arrival()));
         assert_eq!(bench.called(2, 1, arrival).await.refused, None);
         assert_eq!(bench.called(2, 1, CallIn::Yours(None)).await.refused, None);
-        assert_eq!(bench.manager.inner().disk("vm").unwrap().wanted.share_parent, Some(share));
+        assert_eq!(bench.manager.registry.inner().disk("vm").unwrap().wanted.share_parent, Some(share));
         let all = Size(64 * MIB);
         let because = Some("another host owned the disk".to_owned());
         assert_eq!(bench.bitmap("daily").await, (Some(all), because.clone()));
@@ -252,8 +252,9 @@ fn a_disk_that_does_not_come_leaves_no_bitmaps() {
         let files = bench.dir.path().join("state/bitmaps/vm");
         assert!(files.join("monday").exists());
         let away = RecordSpec::Away { generation: 1, attempt: 1, taken: true };
-        bench.manager.inner().disk_mut("vm").unwrap().wanted.migration.as_mut().unwrap().record = away;
-        bench.manager.save().await.unwrap();
+        bench.manager.registry.inner().disk_mut("vm").unwrap().wanted.migration.as_mut().unwrap().record =
+            away;
+        bench.manager.registry.save().await.unwrap();
         let bench = crash(bench).await;
         let arrival = CallIn::Arrive(Box::new(bench.arrival()));
         assert_eq!(bench.called(2, 1, arrival).await.refused, None);
@@ -272,12 +273,12 @@ fn a_disk_that_gave_way_waits_again_after_a_restart() {
     run(async |bench| {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        bench.manager.inner().waited.insert("vm".into(), waited(&bench));
-        bench.manager.save().await.unwrap();
+        bench.manager.registry.inner().waited.insert("vm".into(), waited(&bench));
+        bench.manager.registry.save().await.unwrap();
         let bench = crash(bench).await;
         assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Awaited);
         assert_eq!(bench.called(0, 1, CallIn::Cancel).await.refused, None);
-        let inner = bench.manager.inner();
+        let inner = bench.manager.registry.inner();
         assert!(inner.disk("vm").unwrap().waits_for_cluster() && inner.waited.is_empty());
     });
 }
@@ -287,9 +288,9 @@ fn a_disk_that_gave_way_to_one_that_came_does_not_wait_any_more() {
     run(async |bench| {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        bench.manager.inner().waited.insert("vm".into(), waited(&bench));
+        bench.manager.registry.inner().waited.insert("vm".into(), waited(&bench));
         bench.take().await;
-        assert!(bench.manager.inner().waited.is_empty());
+        assert!(bench.manager.registry.inner().waited.is_empty());
     });
 }
 
@@ -300,6 +301,6 @@ fn the_number_of_guests_that_were_not_told_of_a_failed_flush_moves_with_the_disk
         let arrival = Arrival { flush_failures_owed: 2, ..bench.arrival() };
         assert_eq!(bench.arrive(arrival).await.refused, None);
         bench.take().await;
-        assert_eq!(bench.manager.inner().disks["vm"].wanted.flush_failures_owed, 2);
+        assert_eq!(bench.manager.registry.inner().disks["vm"].wanted.flush_failures_owed, 2);
     });
 }

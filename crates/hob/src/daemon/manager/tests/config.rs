@@ -15,8 +15,8 @@ impl Filed {
         let file = bench.dir.path().join("hob.toml");
         std::fs::write(&file, text).unwrap();
         let config = Config::load(&file).unwrap();
-        bench.manager.start(State::default(), &config).await.unwrap();
-        bench.manager.set_config(Box::new(config));
+        bench.manager.startup.start(State::default(), &config).await.unwrap();
+        bench.manager.hob_toml.set(Box::new(config));
         Filed { bench, file }
     }
 
@@ -25,12 +25,12 @@ impl Filed {
     }
 
     async fn diff(&self) -> Vec<(String, ConfigRemedy)> {
-        let diff = self.bench.manager.config_diff().await.unwrap();
+        let diff = self.bench.manager.hob_toml.diff().await.unwrap();
         diff.differences.into_iter().map(|it| (it.what(), it.by)).collect()
     }
 
     async fn apply(&self, yes: bool) -> ConfigApplied {
-        self.bench.manager.config_apply(yes).await.unwrap()
+        self.bench.manager.hob_toml.apply(yes).await.unwrap()
     }
 }
 
@@ -109,13 +109,13 @@ fn disks_made_by_command_are_no_differences_and_a_broken_file_changes_nothing() 
         filed.bench.disk("mine").await;
         assert_eq!(filed.diff().await, []);
         filed.write(&first.replace("4M", "3.5"));
-        let error = filed.bench.manager.config_apply(true).await.unwrap_err();
+        let error = filed.bench.manager.hob_toml.apply(true).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Invalid);
         assert!(error.to_string().contains("hob.toml:11"), "{error}");
         filed.write(&first.replace("vm.img", "other.img"));
         assert_eq!(filed.diff().await, [("disk vm: backing".to_owned(), ConfigRemedy::Command)]);
         let without = Bench::new();
-        let error = without.manager.config_diff().await.unwrap_err();
+        let error = without.manager.hob_toml.diff().await.unwrap_err();
         assert!(error.to_string().contains("hob serve"), "{error}");
     });
 }
@@ -127,7 +127,7 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         let two = "cache = { pool = \"p\", size = \"4M\", mode = \"write-back\", copies = \"2-dirty\" }";
         let first = text(&bench, two, "");
         let config = Config::parse(&first).unwrap();
-        bench.manager.start(State::default(), &config).await.unwrap();
+        bench.manager.startup.start(State::default(), &config).await.unwrap();
         let health = bench.manager.observe.health().await;
         assert_eq!(health.problems.len(), 1, "{health:?}");
         let problem = &health.problems[0];
@@ -139,7 +139,7 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
         let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: false };
         bench.manager.pools.device_add("p".into(), add).await.unwrap();
-        bench.manager.apply_changed(&config).await;
+        bench.manager.hob_toml.apply_changed(&config).await;
         assert!(bench.manager.observe.health().await.problems.is_empty());
         assert_eq!(bench.room("vm"), 4);
     });
@@ -153,8 +153,9 @@ fn a_reload_applies_what_was_changed_in_the_file_and_keeps_what_commands_changed
         let first = text(&bench, CACHE, "[[storage_policy]]\nname = \"gold\"\nqos = { shares = \"high\" }");
         let filed = Filed::start(bench, &first).await;
         filed.bench.resize("vm", 8).await.unwrap();
-        let reload =
-            async |text: &str| filed.bench.manager.apply_changed(&Config::parse(text).unwrap()).await;
+        let reload = async |text: &str| {
+            filed.bench.manager.hob_toml.apply_changed(&Config::parse(text).unwrap()).await
+        };
         reload(&first).await;
         assert_eq!(filed.bench.room("vm"), 8, "the command has the last word while the file stays as it is");
         reload(&first.replace("4M", "10M")).await;
@@ -162,6 +163,6 @@ fn a_reload_applies_what_was_changed_in_the_file_and_keeps_what_commands_changed
         // A smaller cache loses data: this is reported and not done.
         reload(&first.replace("4M", "2M")).await;
         assert_eq!(filed.bench.room("vm"), 10);
-        assert!(filed.bench.manager.inner().state().definitions["disk vm"].contains("2097152"));
+        assert!(filed.bench.manager.hob_toml.definition("disk vm").unwrap().contains("2097152"));
     });
 }

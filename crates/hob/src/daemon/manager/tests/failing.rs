@@ -77,7 +77,7 @@ async fn prepare() -> Bench {
     bench.disk("plain").await;
     let enable = CacheEnable { settings: patch(LAZY).settings, ..cache_of(4) };
     bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     (0..DIRTY).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
     bench.image("new.img", 16);
     bench
@@ -145,7 +145,7 @@ fn is_done(bench: &Bench, order: Order) -> bool {
 
 /// Checks that no segment has two owners.
 fn check_owners(bench: &Bench, what: &str) {
-    let inner = bench.manager.inner();
+    let inner = bench.manager.registry.inner();
     let all: Vec<Segment> =
         inner.disks.values().flat_map(|disk| disk.held.iter().chain(&disk.ring)).copied().collect();
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "{what}: {all:?}");
@@ -271,9 +271,9 @@ fn failures_for_a_while_and_a_crash() {
 fn a_device_that_takes_no_writes_is_left_and_taken_out() {
     run(async |_| {
         let bench = prepare().await;
-        let sick = bench.manager.inner().disks["vm"].ring[0].device;
+        let sick = bench.manager.registry.inner().disks["vm"].ring[0].device;
         let path = {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             let (_, entry) = inner.device_on_shards(sick).unwrap();
             entry.path.clone()
         };
@@ -286,7 +286,7 @@ fn a_device_that_takes_no_writes_is_left_and_taken_out() {
         assert_eq!(pool.devices.len(), 1, "{notes:?}");
         assert_eq!((bench.room("vm"), pool.free), (4, Size((ROOM / 2 - 4 - 1) * MIB)));
         check_data(&bench, DIRTY, "left").await;
-        let id = bench.manager.inner().disks["vm"].id;
+        let id = bench.manager.registry.inner().disks["vm"].id;
         bench.shard.write(id, 1 << 20, BLOCK).unwrap();
         let bench = crash(bench).await;
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);

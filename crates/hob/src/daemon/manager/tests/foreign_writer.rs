@@ -8,7 +8,7 @@ use super::*;
 
 /// Another host takes the disk over, writes one block, and releases the disk.
 async fn lose(bench: &Bench) {
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     bench.manager.disks.backing_lost(id).await;
     let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
     image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();

@@ -21,7 +21,7 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         }
         let suspend = PlannedChange::Event { event: LifeEvent::Suspend };
         manager.disks.check_discard("vm", &suspend, false).await.unwrap();
-        manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
+        manager.registry.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
         let error = manager.disks.check_discard("vm", &revert, false).await.unwrap_err().to_string();
         assert!(error.contains("is unknown while the disk is offline"), "{error}");
         let missing = manager.disks.check_discard("none", &revert, false).await.unwrap_err();
@@ -87,7 +87,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
 
 /// Returns the number of devices with segments of a disk's cache.
 fn devices(bench: &Bench) -> usize {
-    let inner = bench.manager.inner();
+    let inner = bench.manager.registry.inner();
     let held = inner.disks["vm"].held.iter().map(|segment| segment.device);
     held.collect::<BTreeSet<_>>().len()
 }
@@ -112,9 +112,9 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             bench.manager.pools.device_add("p".into(), add).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (2, 8), "{copies} {preset}");
             assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason, None);
-            let id = bench.manager.inner().disks["vm"].id;
+            let id = bench.manager.registry.inner().disks["vm"].id;
             (0..100).for_each(|block| bench.shard.write(id, block * 4096, 4096).unwrap());
-            let (shard, id) = bench.manager.shard_of("vm").unwrap();
+            let (shard, id) = bench.manager.registry.shard_of("vm").unwrap();
             assert!(
                 shard.stats(id).await.unwrap().sectors_dirty > 0,
                 "writes go to flash again: {copies} {preset}"
@@ -129,8 +129,8 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 3).await.unwrap();
-        let first = bench.manager.inner().disks["vm"].held[0].device;
-        let path = bench.manager.inner().device_on_shards(first).unwrap().1.path.clone();
+        let first = bench.manager.registry.inner().disks["vm"].held[0].device;
+        let path = bench.manager.registry.inner().device_on_shards(first).unwrap().1.path.clone();
         let change = PlannedPoolChange::RemoveDevice { path: path.to_string_lossy().into_owned() };
         let preview = async || bench.manager.disks.pool_preview("p", &change).await.unwrap();
         let moves = preview().await;

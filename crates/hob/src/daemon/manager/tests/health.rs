@@ -49,13 +49,14 @@ fn a_disk_without_its_backing_and_devices_that_fail_are_named() {
         bench.disk("vm").await;
         bench.cache("vm", 4).await.unwrap();
         let device = |path: &str| {
-            let inner = bench.manager.inner();
+            let inner = bench.manager.registry.inner();
             let device = inner.pools["p"].devices.iter().find(|device| device.path.ends_with(path));
             device.and_then(|device| device.ids).unwrap().on_shards
         };
-        bench.manager.handle_event(ShardEvent::Stalled(device("a")));
-        bench.manager.handle_event(ShardEvent::Fenced { device: device("b"), errors: 16 });
-        bench.manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".to_owned());
+        bench.manager.events.handle(ShardEvent::Stalled(device("a")));
+        bench.manager.events.handle(ShardEvent::Fenced { device: device("b"), errors: 16 });
+        bench.manager.registry.inner().disk_mut("vm").unwrap().phase =
+            DiskPhase::Offline("no such file".to_owned());
         let health = bench.manager.observe.health().await;
         let expected = [ProblemKind::DeviceStalled, ProblemKind::DeviceFenced, ProblemKind::DiskOffline];
         assert_eq!(kinds(&health), expected);
@@ -141,7 +142,7 @@ fn a_backing_without_flush_is_a_problem() {
         bench.disk("vm").await;
         assert!(kinds(&bench.manager.observe.health().await).is_empty());
         let set = |can_flush| {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             inner.disk_mut("vm").unwrap().measure.as_mut().unwrap().info.can_flush = can_flush;
         };
         set(false);
@@ -157,7 +158,8 @@ fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
     run(async |bench| {
         bench.disk("vm").await;
         bench.shard.set_hangs(true);
-        let monitor = bench.manager.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone();
+        let monitor =
+            bench.manager.registry.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone();
         let silent = ProblemKind::ShardSilent;
         assert_eq!(kinds(&bench.manager.observe.health().await), [silent]);
         monitor.note_outage(Duration::from_secs(7), "Connection refused");
@@ -187,7 +189,7 @@ fn checksum_mismatches_are_a_problem_with_their_number() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
         let count = |mismatches| {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             inner.disk_mut("vm").unwrap().quality.count(mismatches, tokio::time::Instant::now());
         };
         count(10);

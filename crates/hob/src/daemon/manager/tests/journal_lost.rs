@@ -16,25 +16,25 @@ pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> Dev
     let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
     let enable = CacheEnable { settings, ..cache_of(4) };
     bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     (0..blocks).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
-    bench.manager.inner().disks["vm"].ring[0].device
+    bench.manager.registry.inner().disks["vm"].ring[0].device
 }
 
 /// The journal is lost during a write, and the daemon is notified. No device is fenced yet: it only
 /// answers slowly.
 pub(super) async fn lose(bench: &Bench, device: DeviceId) {
     bench.shard.set_sick(device);
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "it waits for another journal");
     let lost = |event: &ShardEvent| matches!(event, ShardEvent::JournalLost(_));
     let events: Vec<ShardEvent> = bench.shard.take_events().into_iter().filter(lost).collect();
     assert_eq!(events.len(), 1);
-    events.into_iter().for_each(|event| bench.manager.handle_event(event));
+    events.into_iter().for_each(|event| bench.manager.events.handle(event));
 }
 
 fn journal_owner(bench: &Bench) -> u128 {
-    bench.manager.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().owner.0
+    bench.manager.registry.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().owner.0
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn another_device_takes_it_over_within_seconds() {
         assert!(shown.contains("journal cannot be written"), "{shown}");
         tokio::time::sleep(Duration::from_secs(10)).await;
         let (id, ring) = {
-            let inner = bench.manager.inner();
+            let inner = bench.manager.registry.inner();
             (inner.disks["vm"].id, inner.disks["vm"].ring.clone())
         };
         assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
@@ -73,7 +73,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         let owner = journal_owner(&bench);
         lose(&bench, sick).await;
         tokio::time::sleep(Duration::from_secs(20)).await;
-        let id = bench.manager.inner().disks["vm"].id;
+        let id = bench.manager.registry.inner().disks["vm"].id;
         bench.shard.write(id, 2 << 20, BLOCK).unwrap();
         assert_ne!(journal_owner(&bench), owner);
         let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
@@ -82,7 +82,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         // With a working device, the disk has its cache again.
         let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
-        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        bench.manager.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
         tokio::time::sleep(Duration::from_secs(5)).await;
         bench.manager.pools.device_add("p".into(), add).await.unwrap();
         assert_eq!(bench.room("vm"), 4);
@@ -96,12 +96,12 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
 fn a_busy_disk_gets_its_journal_later() {
     run(async |bench| {
         let sick = prepare(&bench, &["a", "b"], 1).await;
-        let guard = bench.manager.guard_disk("vm", "looked at").unwrap();
+        let guard = bench.manager.registry.guard_disk("vm", "looked at").unwrap();
         lose(&bench, sick).await;
         tokio::time::sleep(Duration::from_secs(12)).await;
         drop(guard);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let inner = bench.manager.inner();
+        let inner = bench.manager.registry.inner();
         let ring = &inner.disks["vm"].ring;
         assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
     });
@@ -111,7 +111,7 @@ fn a_busy_disk_gets_its_journal_later() {
 async fn pass(bench: &Bench, seconds: u64) {
     for _ in 0..seconds {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        bench.shard.take_events().into_iter().for_each(|event| bench.manager.handle_event(event));
+        bench.shard.take_events().into_iter().for_each(|event| bench.manager.events.handle(event));
     }
 }
 
@@ -122,7 +122,7 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
     run(async |bench| {
         let silent = prepare(&bench, &["a", "b"], 20).await;
         let (id, path) = {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             let (_, entry) = inner.device_on_shards(silent).unwrap();
             let path = entry.path.display().to_string();
             (inner.disks["vm"].id, path)
@@ -158,7 +158,7 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
 fn a_device_that_answers_again_leaves_nothing_behind() {
     run(async |bench| {
         let silent = prepare(&bench, &["a", "b"], 20).await;
-        let id = bench.manager.inner().disks["vm"].id;
+        let id = bench.manager.registry.inner().disks["vm"].id;
         bench.shard.set_silent(Some(silent));
         assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err());
         pass(&bench, 100).await;

@@ -12,7 +12,7 @@ async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, ApiE
 
 /// Returns the memory that the shard has for the disk, and the size that the disk reports, bytes.
 async fn memory(bench: &Bench) -> (u64, u64) {
-    let id = bench.manager.inner().disk("vm").unwrap().id;
+    let id = bench.manager.registry.inner().disk("vm").unwrap().id;
     (bench.shard.area_bytes(id), bench.manager.observe.stats("vm").await.unwrap().memory_bytes)
 }
 
@@ -54,7 +54,7 @@ fn a_cache_can_begin_with_memory_and_a_disk_takes_it_along() {
         let enable = CacheEnable { settings: ram("1M"), ..cache_of(4) };
         bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));
-        let id = bench.manager.inner().disk("vm").unwrap().id;
+        let id = bench.manager.registry.inner().disk("vm").unwrap().id;
         bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.shard.area_bytes(id), 0);
     });
@@ -95,7 +95,7 @@ fn a_restart_brings_it_back_empty() {
         drop(bench.manager);
         let (store, kept) = Store::open(&state_dir).unwrap();
         let (manager, shard) = super::manager(store);
-        manager.start(kept, &Config::parse("").unwrap()).await.unwrap();
+        manager.startup.start(kept, &Config::parse("").unwrap()).await.unwrap();
         let bench = Bench { manager, shard, dir: bench.dir };
         assert_eq!(memory(&bench).await, (MIB, MIB));
         assert_eq!(bench.manager.observe.stats("vm").await.unwrap().memory_held_bytes, 0);

@@ -61,7 +61,7 @@ fn what_has_no_parent_is_served_and_says_so() {
 #[test]
 fn names_of_parents_disks_are_free_and_can_be_typed() {
     run(async |bench| {
-        let name = |spec: &str| bench.manager.inner().parent_name(spec);
+        let name = |spec: &str| bench.manager.registry.inner().parent_name(spec);
         assert_eq!(name("rbd:vms/golden@base:id=hob:conf=/etc/ceph.conf"), "vms-golden-base");
         assert_eq!(name("rbd:vms/team/a\\:b@c"), "vms-team-a-b-c");
         assert!(name(&format!("rbd:{}/x@y", "p".repeat(300))).len() <= hob_control::NAME_CHARS_MAX);

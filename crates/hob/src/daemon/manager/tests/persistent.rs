@@ -25,7 +25,7 @@ impl Bench {
     }
 
     fn id(&self, disk: &str) -> DiskId {
-        self.manager.inner().disks[disk].id
+        self.manager.registry.inner().disks[disk].id
     }
 
     fn write(&self, disk: &str, block: u64) {
@@ -38,7 +38,7 @@ impl Bench {
 
     /// Returns the disk's current report about its dirty data.
     async fn shown(&self, disk: &str) -> hob_control::Dirty {
-        let (shard, id) = self.manager.shard_of(disk).unwrap();
+        let (shard, id) = self.manager.registry.shard_of(disk).unwrap();
         self.manager.pools.look(disk, &shard, id).await;
         self.manager.observe.disk(disk).unwrap().cache.unwrap().dirty.unwrap()
     }
@@ -85,13 +85,13 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
         // When the shard has created the cache, the pool for its second copies does not exist.
         let pool = {
-            let mut inner = bench.manager.inner();
+            let mut inner = bench.manager.registry.inner();
             inner.disk_mut("new").unwrap().wanted.cache.as_mut().unwrap().copies = Copies::Peer;
             inner.pools.remove("p").unwrap()
         };
         bench.shard.set_hangs(false);
         settled(&bench.manager).await;
-        bench.manager.inner().pools.insert("p".into(), pool);
+        bench.manager.registry.inner().pools.insert("p".into(), pool);
         assert_eq!(bench.manager.observe.stats("new").await.unwrap().blocks, 0);
         assert!(bench.manager.observe.disk("new").unwrap().cache.is_none());
         bench.with("new", 4, recovery::LAZY).await.unwrap();
@@ -149,7 +149,7 @@ fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
 fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
     run(async |bench| {
         let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
-        tokio::spawn(bench.manager.clone().tend(receiver));
+        tokio::spawn(bench.manager.events.clone().tend(receiver));
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
@@ -182,7 +182,7 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
 fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
     run(async |bench| {
         let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
-        tokio::spawn(bench.manager.clone().tend(receiver));
+        tokio::spawn(bench.manager.events.clone().tend(receiver));
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench
@@ -222,7 +222,7 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
 fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
     run(async |bench| {
         let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
-        tokio::spawn(bench.manager.clone().tend(receiver));
+        tokio::spawn(bench.manager.events.clone().tend(receiver));
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
@@ -325,7 +325,7 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
         bench.disk("vm").await;
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         (0..20).for_each(|block| bench.write("vm", block));
-        let sick = bench.manager.inner().disks["vm"].ring[0].device;
+        let sick = bench.manager.registry.inner().disks["vm"].ring[0].device;
         bench.shard.set_sick(sick);
         let id = bench.id("vm");
         let mut lost = 0;
@@ -338,12 +338,12 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
             tokio::time::sleep(Duration::from_secs(10)).await;
             let events = bench.shard.take_events();
             lost += events.iter().filter(|event| matches!(event, ShardEvent::JournalLost(_))).count();
-            events.into_iter().for_each(|event| bench.manager.handle_event(event));
+            events.into_iter().for_each(|event| bench.manager.events.handle(event));
             tokio::time::sleep(Duration::from_secs(30)).await;
         }
         assert!(lost > 0, "the journal was never lost");
         {
-            let inner = bench.manager.inner();
+            let inner = bench.manager.registry.inner();
             let disk = &inner.disks["vm"];
             let mut all = disk.held.iter().chain(&disk.ring);
             assert!(all.all(|segment| segment.device != sick), "{:?} {:?}", disk.held, disk.ring);
@@ -366,11 +366,11 @@ fn a_persistent_cache_leaves_a_fenced_device() {
         bench.disk("vm").await;
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         (0..50).for_each(|block| bench.write("vm", block));
-        let sick = bench.manager.inner().disks["vm"].held[0].device;
-        bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
+        let sick = bench.manager.registry.inner().disks["vm"].held[0].device;
+        bench.manager.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
         tokio::time::sleep(Duration::from_secs(60)).await;
         {
-            let inner = bench.manager.inner();
+            let inner = bench.manager.registry.inner();
             let disk = &inner.disks["vm"];
             let all = || disk.held.iter().chain(&disk.ring);
             assert!(all().all(|segment| segment.device != sick), "{:?}", disk.held);

@@ -93,11 +93,11 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
             Qos { flash_limit: Some(0), ..Qos::default() },
             Qos { reservation: u32::MAX, ..Qos::default() },
         ] {
-            let error = bench.manager.awaited_state("vm", &arrival(wrong)).unwrap_err();
+            let error = bench.manager.migrations.awaited_state("vm", &arrival(wrong)).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Invalid, "{wrong:?}: {error}");
         }
         let due = Qos { reservation: 5, limit: Some(7), ..Qos::default() };
-        let state = bench.manager.awaited_state("vm", &arrival(due)).unwrap();
+        let state = bench.manager.migrations.awaited_state("vm", &arrival(due)).unwrap();
         assert_eq!(state.qos.unwrap().own, due);
     });
 }

@@ -26,7 +26,7 @@ async fn let_come(bench: &Bench) {
 }
 
 fn disk_id(bench: &Bench) -> DiskId {
-    bench.manager.inner().disks["vm"].id
+    bench.manager.registry.inner().disks["vm"].id
 }
 
 fn begin(bench: &Bench, op: Op, block: u64) -> RequestId {
@@ -37,7 +37,7 @@ fn begin(bench: &Bench, op: Op, block: u64) -> RequestId {
 /// Processes the shard's reports for a while.
 async fn tend(bench: &Bench) {
     for _ in 0..20 {
-        bench.shard.take_events().into_iter().for_each(|event| bench.manager.handle_event(event));
+        bench.shard.take_events().into_iter().for_each(|event| bench.manager.events.handle(event));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -123,7 +123,7 @@ fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
         tokio::time::sleep(COMMITTED).await;
         let bench = crash_early(bench).await;
         let waiting = begin(&bench, WRITE, 7);
-        bench.manager.close(Ending::Plain).await;
+        bench.manager.shutdown.close(Ending::Plain).await;
         assert_eq!(bench.shard.reply(waiting), Some(Err(IoError::ShuttingDown)));
         let bench = crash_early(bench).await;
         let_come(&bench).await;
@@ -148,7 +148,7 @@ fn dirty_data_is_waited_for_and_nothing_else() {
         let replies = waiting.map(|id| bench.shard.reply(id));
         assert_eq!(replies, [None; 3]);
         // After a stop during the recovery, the cache is unchanged.
-        bench.manager.close(Ending::Plain).await;
+        bench.manager.shutdown.close(Ending::Plain).await;
         let bench = crash_early(bench).await;
         let waiting = [begin(&bench, Op::Read, 299), begin(&bench, WRITE, 5000)];
         let_come(&bench).await;

@@ -43,7 +43,7 @@ pub(super) async fn crash(bench: Bench) -> Bench {
 
 /// Stops the daemon cleanly and starts it again, with an action in between.
 pub(super) async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)) -> Bench {
-    bench.manager.close(if drain { Ending::Drain } else { Ending::Plain }).await;
+    bench.manager.shutdown.close(if drain { Ending::Drain } else { Ending::Plain }).await;
     let Bench { dir, manager, shard } = bench;
     shard.stop();
     drop(manager);
@@ -53,12 +53,12 @@ pub(super) async fn end(bench: Bench, drain: bool, meanwhile: impl FnOnce(&Path)
 }
 
 pub(super) fn write(bench: &Bench, blocks: std::ops::Range<u64>) {
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     blocks.for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
 }
 
 pub(super) fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     blocks.for_each(|block| bench.shard.read(id, block * BLOCK, BLOCK).unwrap());
 }
 
@@ -180,7 +180,7 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
 /// Lets the daemon check the backing until the evidence is recent: opening a file changes its
 /// timestamps, which must settle.
 async fn heartbeat(bench: &Bench) {
-    let recorded = || bench.manager.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
+    let recorded = || bench.manager.registry.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
     let before = recorded();
     for _ in 0..500 {
         bench.manager.disks.record_evidence_now().await;
@@ -320,10 +320,10 @@ fn an_export_does_not_keep_the_pool() {
         let export = hob_control::ExportDirty { path: path.clone() };
         let manager = bench.manager.clone();
         let export = tokio::spawn(async move { manager.disks.export_dirty("vm".into(), export).await });
-        while bench.manager.inner().disks["vm"].busy.is_none() {
+        while bench.manager.registry.inner().disks["vm"].busy.is_none() {
             tokio::task::yield_now().await;
         }
-        let flash = bench.manager.inner().pool("p").unwrap().flash.clone();
+        let flash = bench.manager.registry.inner().pool("p").unwrap().flash.clone();
         let of = path.clone();
         let other = flash.read(move |_| Ok(Path::new(&of).exists()));
         let (was_written, ..) = tokio::join!(other, async { go.send(()) });
@@ -435,7 +435,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
                 DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false, ..DiskAdd::default() };
             let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
             let cache = CacheEnable { pool: "default".into(), size: Size(4 * MIB), settings };
-            let result = manager.start_serving(disk, Some((device.clone(), cache)), force).await;
+            let result = manager.startup.start_serving(disk, Some((device.clone(), cache)), force).await;
             (manager, shard, result)
         };
         for round in 0..3 {
@@ -443,10 +443,10 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             result.unwrap();
             let stats = manager.observe.stats("vm").await.unwrap();
             assert_eq!(stats.dirty_bytes, round * 10 * BLOCK);
-            let id = manager.inner().disks["vm"].id;
+            let id = manager.registry.inner().disks["vm"].id;
             (0..10).for_each(|block| shard.write(id, (round * 10 + block) * BLOCK, BLOCK).unwrap());
             if round == 1 {
-                manager.close(Ending::Plain).await;
+                manager.shutdown.close(Ending::Plain).await;
             }
             shard.stop();
             drop(manager);
@@ -506,7 +506,7 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
         // The number of its next journal must be saved before the number is used.
         assert_ne!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
         drop(full);
-        bench.manager.save().await.unwrap();
+        bench.manager.registry.save().await.unwrap();
         assert!(!kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
         let bench = crash(bench).await;
         assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
@@ -522,8 +522,8 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         write(&bench, 0..10);
         let away =
             |name: &'static str| move |dir: &Path| std::fs::rename(dir.join(name), dir.join("away")).unwrap();
-        let device = bench.manager.inner().disks["vm"].ring[0].device;
-        let path = bench.manager.inner().device_on_shards(device).unwrap().1.path.clone();
+        let device = bench.manager.registry.inner().disks["vm"].ring[0].device;
+        let path = bench.manager.registry.inner().device_on_shards(device).unwrap().1.path.clone();
         let name = if path.ends_with("a") { "a" } else { "b" };
         let bench = end(bench, false, away(name)).await;
         assert!(reason(&bench).contains("may have dirty data"), "{}", reason(&bench));

@@ -92,7 +92,7 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         };
-        assert_eq!(bench.manager.inner().lease_disks.len(), 1, "its file is served once");
+        assert_eq!(bench.manager.registry.inner().lease_disks.len(), 1, "its file is served once");
         assert!(is_greeted(&mut bench.connect(A, &lease).await).await);
     });
 }

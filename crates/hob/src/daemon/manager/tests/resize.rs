@@ -26,7 +26,7 @@ impl Bench {
     }
 
     fn can_write(&self, disk: &str, offset: u64) -> bool {
-        let id = self.manager.inner().disks[disk].id;
+        let id = self.manager.registry.inner().disks[disk].id;
         self.shard.write(id, offset, BLOCK).is_ok()
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -128,7 +129,7 @@ impl Stage {
         shard.stop();
         drop((manager, shard));
         let (stage, kept) = Stage::start(dir, kernel).await;
-        stage.bench.manager.start(kept, &config()).await.unwrap();
+        stage.bench.manager.startup.start(kept, &config()).await.unwrap();
         stage
     }
 
@@ -304,7 +305,7 @@ fn areas_that_nobody_knows_are_found() {
             uuid: None,
         };
         let again = State { pools: vec![pool], ..State::default() };
-        stage.bench.manager.start(again, &config()).await.unwrap();
+        stage.bench.manager.startup.start(again, &config()).await.unwrap();
         let found = stage.bench.manager.swap.all().await.unwrap();
         assert_eq!((found.len(), found[0].state, found[0].at_start), (1, SwapState::On, false));
         assert!(found[0].name.starts_with("found-"), "{found:?}");
@@ -344,7 +345,7 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
         assert!(stage.create("s", 2).await.unwrap_err().to_string().contains("already"));
         let events = [ShardEvent::Stalled(DeviceId(1)), ShardEvent::Resumed(DeviceId(1))];
         for (event, wrong) in events.into_iter().zip(["does not answer", "lies on sand"]) {
-            stage.bench.manager.handle_event(event);
+            stage.bench.manager.events.handle(event);
             stage.kernel.bad_ground.store(true, Ordering::Relaxed);
             let said = said(device("b")).await;
             assert!(said.contains(wrong), "{said}");

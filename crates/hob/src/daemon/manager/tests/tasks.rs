@@ -17,7 +17,7 @@ async fn stuck(bench: &Bench) {
     let lazy: CachePatch = serde_json::from_str(r#"{"mode":"write-back","dirty_age_max":0}"#).unwrap();
     let enable = CacheEnable { settings: lazy.settings, ..cache_of(2) };
     bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
-    let id = bench.manager.inner().disks["vm"].id;
+    let id = bench.manager.registry.inner().disks["vm"].id;
     bench.shard.write(id, 3 * BLOCK, BLOCK).unwrap();
     bench.shard.set_backings_fail(true);
 }

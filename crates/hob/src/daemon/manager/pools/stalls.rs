@@ -13,9 +13,9 @@ const LONG: Duration = Duration::from_secs(10);
 
 /// The pauses of one flash device. Several shards may report the same pause.
 #[derive(Debug, Default)]
-pub(super) struct Stalls {
+pub(in crate::daemon::manager) struct Stalls {
     /// Number of pauses since the daemon started.
-    pub(super) count: u64,
+    pub(in crate::daemon::manager) count: u64,
     /// Start of the current pause, and whether it was logged.
     since: Option<(Instant, bool)>,
     logged: Option<Instant>,
@@ -23,7 +23,7 @@ pub(super) struct Stalls {
 
 impl Stalls {
     /// Records that a shard waits for the device. Returns true if this is to be logged.
-    pub(super) fn begin(&mut self, now: Instant) -> bool {
+    pub(in crate::daemon::manager) fn begin(&mut self, now: Instant) -> bool {
         if self.since.is_some() {
             return false;
         }
@@ -38,7 +38,7 @@ impl Stalls {
 
     /// Records that the device answers again. Returns the length of the pause if it is to be
     /// logged.
-    pub(super) fn end(&mut self, now: Instant) -> Option<Duration> {
+    pub(in crate::daemon::manager) fn end(&mut self, now: Instant) -> Option<Duration> {
         let (since, is_logged) = self.since.take()?;
         let length = now.duration_since(since);
         (is_logged || length >= LONG).then_some(length)

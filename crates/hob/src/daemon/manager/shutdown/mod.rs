@@ -1,5 +1,5 @@
-//! Shutdown and hand-over to the next daemon process. From the start of the shutdown on, no changes
-//! are accepted.
+//! The shutdown service: ends the daemon, or hands over to the next daemon process. From the start
+//! of the shutdown on, no changes are accepted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,12 @@ use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
 use super::api_error::ApiError;
+use super::ending::Ending;
+use super::exports::ExportService;
 use super::flash::blocking;
-use super::{DiskEntry, DiskPhase, ExportService, Manager};
+use super::migration::Migrations;
+use super::pools::Pools;
+use super::registry::{DiskEntry, DiskPhase, Registry};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::Closed;
 
@@ -19,21 +23,28 @@ const CLOSE_MAX: Duration = Duration::from_secs(30);
 /// Time without progress after which a drain at the daemon's end is abandoned.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
-/// Kind of the daemon's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Dirty data stays in persistent caches.
-    Plain,
-    /// Dirty data is written to the backings first, as far as they accept it.
-    Drain,
-    /// Another daemon process continues at once.
-    HandOver,
+/// The shutdown service; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Shutdown {
+    registry: Arc<Registry>,
+    exports: ExportService,
+    pools: Pools,
+    migrations: Arc<Migrations>,
 }
 
-impl Manager {
+impl Shutdown {
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        exports: ExportService,
+        pools: Pools,
+        migrations: Arc<Migrations>,
+    ) -> Shutdown {
+        Shutdown { registry, exports, pools, migrations }
+    }
+
     /// Stops accepting changes. Fails while a change is in progress.
-    pub(crate) fn begin_leaving(&self) -> Result<(), ApiError> {
-        let mut inner = self.inner();
+    pub(crate) fn begin(&self) -> Result<(), ApiError> {
+        let mut inner = self.registry.inner();
         // An offline disk is only being retried.
         let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
@@ -53,7 +64,7 @@ impl Manager {
     /// The name of a disk that could not be flushed, and why.
     pub(crate) async fn flush_all(&self) -> Result<(), String> {
         let disks: Vec<(String, ShardHandle, DiskId)> = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let online = inner.disks.iter().filter(|(_, disk)| !disk.wanted.read_only);
             online
                 .filter_map(|(name, disk)| match &disk.phase {
@@ -75,16 +86,16 @@ impl Manager {
     }
 
     /// Cancels the shutdown.
-    pub(crate) fn stay(&self) {
-        self.inner().leaving = false;
+    pub(crate) fn cancel(&self) {
+        self.registry.inner().leaving = false;
     }
 
     /// Closes every persistent cache and dirty bitmap, and saves the evidence that they are valid.
     /// No new clients are accepted.
-    pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
-        self.stop_migrations();
+    pub(crate) async fn close(&self, ending: Ending) {
+        self.migrations.stop();
         let disks: Vec<String> = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let is_open = |disk: &&DiskEntry| {
                 matches!(disk.phase, DiskPhase::Online(_)) || ExportService::has_bitmaps(disk)
             };
@@ -92,15 +103,15 @@ impl Manager {
         };
         let mut closing = tokio::task::JoinSet::new();
         for name in disks {
-            let manager = self.clone();
+            let service = self.clone();
             closing.spawn(async move {
                 if ending == Ending::Drain {
-                    manager.drain_at_end(&name).await;
+                    service.drain_at_end(&name).await;
                 }
                 if ending != Ending::HandOver {
-                    manager.exports.hide_file_at_end(&name).await;
+                    service.exports.hide_file_at_end(&name).await;
                 }
-                if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
+                if tokio::time::timeout(CLOSE_MAX, service.close_disk(&name)).await.is_err() {
                     tracing::warn!(
                         "disk {name}: not closed within {} s; its cache will be recovered from its journal",
                         CLOSE_MAX.as_secs()
@@ -112,13 +123,13 @@ impl Manager {
         if ending != Ending::HandOver {
             self.exports.hide_files_at_end().await;
         }
-        if let Err(error) = self.save().await {
+        if let Err(error) = self.registry.save().await {
             tracing::error!("{error}");
         }
     }
 
-    async fn close_disk(self: &Arc<Self>, name: &str) {
-        let Ok((shard, id)) = self.shard_of(name) else { return };
+    async fn close_disk(&self, name: &str) {
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         self.exports.table().remove_disk(name);
         // There is no later access to these statistics.
         let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
@@ -130,7 +141,7 @@ impl Manager {
                     }
                     _ => None,
                 };
-                let mut inner = self.inner();
+                let mut inner = self.registry.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
                 disk.phase = DiskPhase::Offline("the daemon is shutting down".to_owned());
                 let had_cache = disk.has_cache;
@@ -153,8 +164,8 @@ impl Manager {
     }
 
     /// Drains a disk as long as there is progress.
-    async fn drain_at_end(self: &Arc<Self>, name: &str) {
-        let Ok((shard, id)) = self.shard_of(name) else { return };
+    async fn drain_at_end(&self, name: &str) {
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         let clean = self.pools.clean(name, &shard, id);
         tokio::pin!(clean);
         let (mut moved, mut at) = (u64::MAX, tokio::time::Instant::now());
@@ -163,7 +174,7 @@ impl Manager {
                 result = &mut clean => {
                     match result {
                         Ok(()) => {
-                            if let Ok(disk) = self.inner().disk_mut(name) {
+                            if let Ok(disk) = self.registry.inner().disk_mut(name) {
                                 disk.drained_at_end = true;
                             }
                         }

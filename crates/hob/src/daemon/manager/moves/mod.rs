@@ -13,23 +13,25 @@
 mod arrive;
 mod leave;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hob_control::{ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, check_name};
-use tokio::time::Instant;
 
-use super::Manager;
 use super::api_error::ApiError;
+use super::disks::Disks;
+use super::exports::ExportService;
+use super::migration::Migrations;
+use super::observe::Observe;
+use super::ownership::{Ownership, PROMISED_MAX};
+use super::pools::Pools;
+use super::registry::Registry;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
 use crate::daemon::state::CacheOwner;
 
 /// Time after which an order that no host has handled fails.
 const ASKED_MAX: Duration = Duration::from_secs(20);
-
-/// Time after the last update of an order during which other hosts do not acquire the disk.
-const PROMISED_MAX: Duration = Duration::from_secs(45);
 
 /// Time for which a finished order stays visible.
 const KEPT: Duration = Duration::from_secs(120);
@@ -41,115 +43,97 @@ const LOOKS_APART: Duration = Duration::from_millis(50);
 /// Maximum number of orders that a host executes at once.
 const AT_ONCE_MAX: usize = 8;
 
-/// Known orders.
+/// The move service; see the module.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    registry: Arc<Registry>,
+    exports: ExportService,
+    pools: Pools,
+    disks: Disks,
+    observe: Observe,
+    ownership: Arc<Ownership>,
+    migrations: Arc<Migrations>,
+    running: Running,
+}
+
+/// The orders that this host executes.
 #[derive(Debug, Default)]
-pub(super) struct Moves(Mutex<Known>);
+struct Running(Mutex<Progress>);
 
 #[derive(Debug, Default)]
-struct Known {
-    /// Orders by disk as last seen, with the time since which they are unchanged.
-    seen: BTreeMap<String, (OrderFound, Instant)>,
-    /// Disks whose orders this host is executing.
-    at_work: BTreeSet<String>,
-    /// Disks that this host is giving away, with their new host. This host must not acquire them.
-    giving: BTreeMap<String, String>,
+struct Progress {
+    disks: BTreeSet<String>,
     /// True while the orders are being read.
     is_looking: bool,
     /// True if the orders have changed since the read started.
     looks_again: bool,
 }
 
-impl Moves {
-    fn known(&self) -> MutexGuard<'_, Known> {
+impl Running {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns true if there were no orders at the last read.
-    pub(super) fn are_none(&self) -> bool {
-        let known = self.known();
-        known.seen.is_empty() && known.at_work.is_empty()
     }
 
     /// Starts a read of the orders. If one is in progress, schedules another one after it.
     fn begin_look(&self) -> bool {
-        let mut known = self.known();
-        known.looks_again = known.is_looking;
-        !std::mem::replace(&mut known.is_looking, true)
+        let mut progress = self.progress();
+        progress.looks_again = progress.is_looking;
+        !std::mem::replace(&mut progress.is_looking, true)
     }
 
     /// Ends a read. Returns true if another one follows.
     fn end_look(&self) -> bool {
-        let mut known = self.known();
-        known.is_looking = std::mem::take(&mut known.looks_again);
-        known.is_looking
-    }
-
-    /// Returns the host to which a disk is moving, if it is another host and the order is recent.
-    pub(super) fn promised(&self, disk: &str, own_name: &str) -> Option<String> {
-        let known = self.known();
-        if let Some(to) = known.giving.get(disk) {
-            return Some(to.clone());
-        }
-        let (found, since) = known.seen.get(disk)?;
-        let is_moving = !matches!(found.order.state, ClusterMoveState::Asked) && !found.order.state.is_over();
-        (is_moving && found.order.to != own_name && since.elapsed() < PROMISED_MAX)
-            .then(|| found.order.to.clone())
+        let mut progress = self.progress();
+        progress.is_looking = std::mem::take(&mut progress.looks_again);
+        progress.is_looking
     }
 
     /// Starts to execute an order. Returns false if this host already executes it or has the
     /// maximum number.
     fn begin(&self, disk: &str) -> bool {
-        let mut known = self.known();
-        known.at_work.len() < AT_ONCE_MAX && known.at_work.insert(disk.to_owned())
+        let mut progress = self.progress();
+        progress.disks.len() < AT_ONCE_MAX && progress.disks.insert(disk.to_owned())
     }
 
     fn end(&self, disk: &str) {
-        let mut known = self.known();
-        known.at_work.remove(disk);
-        known.giving.remove(disk);
-    }
-
-    /// Marks a disk as given away, or removes the mark.
-    fn give(&self, disk: &str, to: Option<&str>) {
-        let mut known = self.known();
-        match to {
-            Some(to) => known.giving.insert(disk.to_owned(), to.to_owned()),
-            None => known.giving.remove(disk),
-        };
-    }
-
-    /// Records the current orders. Returns each with the time for which it is unchanged.
-    fn note(&self, found: Vec<OrderFound>) -> Vec<(OrderFound, Duration)> {
-        let mut known = self.known();
-        let now = Instant::now();
-        known.seen.retain(|disk, _| found.iter().any(|one| one.disk == *disk));
-        let one = |found: OrderFound| {
-            let seen = known.seen.entry(found.disk.clone()).or_insert_with(|| (found.clone(), now));
-            if seen.0.revision != found.revision {
-                *seen = (found.clone(), now);
-            }
-            let since = seen.1;
-            seen.0.is_ours = found.is_ours;
-            (found, now - since)
-        };
-        found.into_iter().map(one).collect()
+        self.progress().disks.remove(disk);
     }
 }
 
-impl Manager {
+impl Moves {
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        exports: ExportService,
+        pools: Pools,
+        disks: Disks,
+        observe: Observe,
+        ownership: Arc<Ownership>,
+        migrations: Arc<Migrations>,
+    ) -> Arc<Moves> {
+        let running = Running::default();
+        Arc::new(Moves { registry, exports, pools, disks, observe, ownership, migrations, running })
+    }
+
+    /// Returns true if there were no orders at the last read.
+    pub(super) fn are_none(&self) -> bool {
+        self.ownership.orders().are_none() && self.running.progress().disks.is_empty()
+    }
+
+    /// Ends the execution of an order.
+    fn end(&self, disk: &str) {
+        self.running.end(disk);
+        self.ownership.orders().give(disk, None);
+    }
+
     /// Returns all current and recent orders.
-    pub(crate) async fn cluster_moves(&self) -> Result<Vec<ClusterMove>, ApiError> {
-        let orders = self.cluster_or_refuse()?.orders().await.map_err(lost)?;
+    pub(crate) async fn all(&self) -> Result<Vec<ClusterMove>, ApiError> {
+        let orders = self.ownership.cluster_or_refuse()?.orders().await.map_err(lost)?;
         Ok(orders.iter().map(OrderFound::view).collect())
     }
 
     /// Orders the move of a disk to another host, whichever host has it.
-    pub(crate) async fn cluster_move(
-        &self,
-        disk: String,
-        start: ClusterMoveStart,
-    ) -> Result<ClusterMove, ApiError> {
-        let cluster = self.cluster_or_refuse()?;
+    pub(crate) async fn order(&self, disk: String, start: ClusterMoveStart) -> Result<ClusterMove, ApiError> {
+        let cluster = self.ownership.cluster_or_refuse()?;
         let ClusterMoveStart { to, cache, pool, bandwidth } = start;
         check_name(&to).map_err(|error| {
             ApiError::invalid(format!(
@@ -229,8 +213,8 @@ impl Manager {
     }
 
     /// Cancels an order.
-    pub(crate) async fn cluster_move_cancel(&self, disk: &str) -> Result<ClusterMove, ApiError> {
-        let cluster = self.cluster_or_refuse()?;
+    pub(crate) async fn cancel(&self, disk: &str) -> Result<ClusterMove, ApiError> {
+        let cluster = self.ownership.cluster_or_refuse()?;
         loop {
             let found = cluster.order_of(disk).await.map_err(lost)?;
             let Some(found) = found.filter(|found| !found.order.state.is_over()) else {
@@ -253,16 +237,16 @@ impl Manager {
     }
 
     /// Reads all orders in the background. If a read is in progress, another one follows.
-    pub(super) fn look_at_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
-        if !self.moves.begin_look() {
+    pub(super) fn look(self: &Arc<Self>, cluster: &Arc<Cluster>) {
+        if !self.running.begin_look() {
             return;
         }
-        let (manager, cluster) = (self.clone(), cluster.clone());
+        let (moves, cluster) = (self.clone(), cluster.clone());
         tokio::spawn(async move {
             loop {
-                manager.tend_moves(&cluster).await;
+                moves.tend(&cluster).await;
                 tokio::time::sleep(LOOKS_APART).await;
-                if !manager.moves.end_look() {
+                if !moves.running.end_look() {
                     return;
                 }
             }
@@ -270,26 +254,26 @@ impl Manager {
     }
 
     /// Starts to execute the orders that concern this host.
-    async fn tend_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
+    async fn tend(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let orders = match cluster.orders().await {
             Ok(orders) => orders,
             Err(error) => return tracing::debug!("cannot read the orders to move disks from etcd: {error}"),
         };
         let own = cluster.own_name();
-        for (found, since) in self.moves.note(orders) {
+        for (found, since) in self.ownership.orders().note(orders) {
             let disk = found.disk.clone();
             let state = found.order.state;
             let leaves = state == ClusterMoveState::Asked && cluster.is_held(&disk).await;
             let comes =
                 matches!(state, ClusterMoveState::Offered | ClusterMoveState::Given) && found.order.to == own;
-            if (leaves || comes) && !self.moves.begin(&disk) {
+            if (leaves || comes) && !self.running.begin(&disk) {
                 continue;
             }
-            let (manager, cluster) = (self.clone(), cluster.clone());
+            let (moves, cluster) = (self.clone(), cluster.clone());
             match leaves {
-                true => drop(tokio::spawn(manager.leave_by_order(cluster, found))),
-                false if comes => drop(tokio::spawn(manager.meet_order(cluster, found))),
-                false if found.is_ours => manager.tidy(&cluster, found, since).await,
+                true => drop(tokio::spawn(moves.leave_by_order(cluster, found))),
+                false if comes => drop(tokio::spawn(moves.meet_order(cluster, found))),
+                false if found.is_ours => moves.tidy(&cluster, found, since).await,
                 false => {}
             }
         }
@@ -297,7 +281,7 @@ impl Manager {
 
     /// Ends an order of this host without a task, and deletes an order that finished long ago.
     async fn tidy(&self, cluster: &Cluster, found: OrderFound, since: Duration) {
-        let is_idle = !self.moves.known().at_work.contains(&found.disk);
+        let is_idle = !self.running.progress().disks.contains(&found.disk);
         match found.order.state {
             ClusterMoveState::Asked if since > ASKED_MAX => {
                 let why = "the owner of the disk has not read the order; does it run an older \
@@ -339,62 +323,21 @@ fn lost(error: impl std::fmt::Display) -> ApiError {
 mod tests {
     use super::*;
 
-    fn found(state: ClusterMoveState, revision: u64) -> OrderFound {
-        let order = Order {
-            id: "1".into(),
-            from: "a".into(),
-            to: "b".into(),
-            state,
-            cache: None,
-            pool: None,
-            bandwidth: None,
-            note: None,
-            arrival: None,
-        };
-        OrderFound { disk: "d".into(), order, revision, is_ours: false }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_disk_on_its_way_is_left_alone_by_others_for_a_while() {
-        let moves = Moves::default();
-        moves.note(vec![found(ClusterMoveState::Asked, 1)]);
-        assert_eq!(moves.promised("d", "c"), None, "its owner has not seen that");
-        moves.note(vec![found(ClusterMoveState::Given, 2)]);
-        assert_eq!(moves.promised("d", "c").as_deref(), Some("b"));
-        assert_eq!(moves.promised("d", "b"), None, "it is to take it");
-        assert_eq!(moves.promised("e", "c"), None);
-        tokio::time::advance(PROMISED_MAX).await;
-        assert_eq!(moves.note(vec![found(ClusterMoveState::Given, 2)])[0].1, PROMISED_MAX);
-        assert_eq!(moves.promised("d", "c"), None, "it was not taken");
-        moves.note(vec![found(ClusterMoveState::Given, 3)]);
-        assert!(moves.promised("d", "c").is_some(), "something happens");
-        moves.note(vec![found(ClusterMoveState::Done, 4)]);
-        assert_eq!(moves.promised("d", "c"), None);
-        moves.note(Vec::new());
-        assert!(moves.known().seen.is_empty());
+    #[test]
+    fn orders_that_change_during_a_read_are_read_again() {
+        let running = Running::default();
+        assert!(running.begin_look() && !running.end_look(), "nothing has changed");
+        assert!(running.begin_look() && !running.begin_look() && !running.begin_look());
+        assert!(running.end_look() && !running.end_look(), "one more is enough");
+        assert!(running.begin_look());
     }
 
     #[test]
-    fn changes_during_a_poll_cause_another_poll() {
-        let moves = Moves::default();
-        assert!(moves.begin_look() && !moves.end_look(), "nothing has changed");
-        assert!(moves.begin_look() && !moves.begin_look() && !moves.begin_look());
-        assert!(moves.end_look() && !moves.end_look(), "one more is enough");
-        assert!(moves.begin_look());
-        assert!(moves.are_none());
-        moves.note(vec![found(ClusterMoveState::Asked, 1)]);
-        assert!(!moves.are_none());
-    }
-
-    #[test]
-    fn one_order_about_a_disk_at_a_time_and_not_too_many() {
-        let moves = Moves::default();
-        assert!(moves.begin("d") && !moves.begin("d"));
-        moves.give("d", Some("b"));
-        assert_eq!(moves.promised("d", "b").as_deref(), Some("b"), "whoever gives it away does not take it");
-        moves.end("d");
-        assert_eq!(moves.promised("d", "a"), None);
-        assert!((0..AT_ONCE_MAX).all(|number| moves.begin(&number.to_string())));
-        assert!(!moves.begin("one more"));
+    fn a_disk_has_one_running_order_and_a_host_not_too_many() {
+        let running = Running::default();
+        assert!(running.begin("d") && !running.begin("d"));
+        running.end("d");
+        assert!((0..AT_ONCE_MAX).all(|number| running.begin(&number.to_string())));
+        assert!(!running.begin("one more"));
     }
 }

@@ -1,291 +1,71 @@
-//! Differences between hob.toml and the running configuration, and the changes that resolve them
-//! ([0036](../../../../../docs/decisions/0036-config-apply.md)).
-//!
-//! Disks and pools that were added by command are not in the file and do not count as differences.
-//! The daemon saves the file's definitions at each reload. The daemon can therefore recognise
-//! entries of hob.toml that were changed or deleted since.
+//! Differences between hob.toml and the running configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use hob_control::{
-    BackingTimeoutChange, CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff,
-    ConfigDifference, ConfigRemedy, DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty,
-    PlannedPoolChange, PoolCreate, Qos, QosPatch, Size,
+    BackingTimeoutChange, CachePatch, CacheSettings, ConfigDifference, ConfigRemedy, DatastorePatch,
+    DeviceAdd, DiskPatch, Qos, QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
-use super::api_error::ApiError;
-use super::definitions::datastore_patch;
-use super::qos::{QosService, patched};
-use super::settings::new_spec;
-use super::{DiskEntry as Served, Inner, Manager};
+use super::super::qos::{QosService, datastore_patch, patched};
+use super::super::registry::{DiskEntry as Served, Inner, Registry};
+use super::super::settings::new_spec;
+use super::changes::Change;
 use crate::daemon::config::{Config, DiskEntry};
 use crate::daemon::state::{CacheSpec, DatastoreState};
-use crate::daemon::watchdog::contained;
-
-/// A change that resolves a difference.
-#[derive(Clone, Debug)]
-enum Change {
-    CreatePool(PoolCreate),
-    AddDevice(String, DeviceAdd),
-    RemoveDevice(String, String),
-    RemovePool(String),
-    AddDisk(Box<DiskEntry>),
-    RemoveDisk(String),
-    EnableCache(String, CacheEnable),
-    DisableCache(String),
-    MoveCache(String, CacheEnable),
-    PatchCache(String, Box<CachePatch>),
-    AddExport(String, hob_control::Export),
-    RemoveExport(String, String),
-    PatchDisk(String, DiskPatch),
-    Qos(String, QosPatch),
-    Policy(String, QosPatch),
-    RemovePolicy(String),
-    Datastore(String, DatastorePatch),
-}
 
 /// A difference, and the change that resolves it, if there is one.
-struct Found {
-    difference: ConfigDifference,
-    change: Option<Change>,
+pub(super) struct Found {
+    pub(super) difference: ConfigDifference,
+    pub(super) change: Option<Change>,
 }
 
-impl Manager {
-    /// Saves the configuration at the daemon's start, for later comparisons.
-    pub(crate) fn set_config(&self, config: Box<Config>) {
-        self.inner().config_refused = config.refused().map(str::to_owned);
-        let _ = self.config.set(config);
-    }
-
-    /// Compares the present hob.toml with the running configuration.
-    pub(crate) async fn config_diff(self: &Arc<Self>) -> Result<ConfigDiff, ApiError> {
-        let (running, config) = self.read_config().await?;
-        let found = self.differences(running, &config);
-        Ok(ConfigDiff {
-            file: config.file_name(),
-            differences: found.into_iter().map(|it| it.difference).collect(),
-        })
-    }
-
-    /// Applies hob.toml to the running configuration. Changes that empty a cache or remove an
-    /// object need `yes`.
-    pub(crate) async fn config_apply(self: &Arc<Self>, yes: bool) -> Result<ConfigApplied, ApiError> {
-        let (running, config) = self.read_config().await?;
-        let manager = self.clone();
-        let found = self.differences(running, &config);
-        self.tasks
-            .run("config apply", String::new(), async move {
-                let applied = manager.make(found, yes).await;
-                manager.note_definitions(&config);
-                manager.save().await?;
-                Ok(applied)
-            })
-            .await
-    }
-
-    /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the remaining changes.
-    pub(super) async fn apply_changed(self: &Arc<Self>, config: &Config) {
-        let before = self.inner().definitions.clone();
-        let now = definitions(config);
-        let refused = self.inner().caches_refused.clone();
-        // A new entry was already created at the start.
-        let is_meant = |it: &ConfigDifference| {
-            let is_changed = before.get(&it.subject).is_some_and(|text| Some(text) != now.get(&it.subject));
-            let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
-            is_changed || disk.is_some_and(|disk| refused.contains_key(disk))
-        };
-        let found = self.differences(config, config);
-        let (changed, other): (Vec<Found>, Vec<Found>) =
-            found.into_iter().partition(|found| is_meant(&found.difference));
-        for found in &other {
-            let ConfigDifference { file, running, .. } = &found.difference;
-            let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "nothing".to_owned());
-            tracing::info!(
-                "{} was changed by command: hob.toml has {}, the daemon has {}; 'hob config diff' shows all differences",
-                found.difference.what(),
-                value(file),
-                value(running)
-            );
-        }
-        let ConfigApplied { done, failed, left } = self.make(changed, false).await;
-        done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
-        failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this failed: {what}"));
-        left.iter().for_each(|what| {
-            tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}")
+/// Returns the differences in an order in which they can be resolved: dependencies first,
+/// dependent objects last when removing.
+///
+/// `running` is the file at the daemon's start, `config` the present one, and `before` has the
+/// definitions at the last reload.
+pub(super) fn differences(
+    registry: &Registry,
+    qos: &QosService,
+    running: &Config,
+    config: &Config,
+    before: &BTreeMap<String, String>,
+) -> Vec<Found> {
+    let policies = policy_differences(qos, config);
+    let named: BTreeSet<String> = qos.policies().into_iter().map(|policy| policy.name).collect();
+    let inner = registry.inner();
+    let mut found = Vec::new();
+    for (key, _) in config.daemon_settings().iter().zip(running.daemon_settings()).filter(|(a, b)| *a != b) {
+        found.push(Found {
+            difference: ConfigDifference {
+                subject: "daemon".to_owned(),
+                key: key.0.to_owned(),
+                file: Some("changed".to_owned()),
+                running: None,
+                by: ConfigRemedy::Reload,
+                action: "'systemctl reload hob' applies the change".to_owned(),
+            },
+            change: None,
         });
-        self.note_definitions(config);
     }
-
-    async fn read_config(&self) -> Result<(&Config, Config), ApiError> {
-        let no_file = || {
-            ApiError::conflict(
-                "this daemon has no configuration file: 'hob serve' is configured by its command line",
-            )
-        };
-        let running = self.config.get().ok_or_else(no_file)?;
-        let path = running.path().ok_or_else(no_file)?.to_owned();
-        let read = super::flash::blocking(move || contained(|| Config::load(&path))).await?;
-        let config = read.map_err(|error| {
-            let what = error.to_string().lines().collect::<Vec<_>>().join("; ");
-            ApiError::invalid(what).hint("correct the file; nothing was changed")
-        })?;
-        Ok((running, config))
-    }
-
-    /// Returns the differences in an order in which they can be resolved: dependencies first,
-    /// dependent objects last when removing.
-    fn differences(&self, running: &Config, config: &Config) -> Vec<Found> {
-        let policies = policy_differences(&self.qos, config);
-        let named: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
-        let inner = self.inner();
-        let mut found = Vec::new();
-        for (key, _) in
-            config.daemon_settings().iter().zip(running.daemon_settings()).filter(|(a, b)| *a != b)
-        {
-            found.push(Found {
-                difference: ConfigDifference {
-                    subject: "daemon".to_owned(),
-                    key: key.0.to_owned(),
-                    file: Some("changed".to_owned()),
-                    running: None,
-                    by: ConfigRemedy::Reload,
-                    action: "'systemctl reload hob' applies the change".to_owned(),
-                },
-                change: None,
-            });
-        }
-        inner.pool_differences(config, &mut found);
-        found.extend(policies);
-        for disk in &config.disks {
-            match inner.disks.get(&disk.name) {
-                None => found.push(added(
-                    "disk",
-                    &disk.name,
-                    &disk.backing,
-                    Change::AddDisk(Box::new(disk.clone())),
-                )),
-                Some(served) => inner.disk_differences(disk, served, &mut found),
+    inner.pool_differences(config, &mut found);
+    found.extend(policies);
+    for disk in &config.disks {
+        match inner.disks.get(&disk.name) {
+            None => {
+                found.push(added("disk", &disk.name, &disk.backing, Change::AddDisk(Box::new(disk.clone()))))
             }
-        }
-        inner.deleted(config, &named, &mut found);
-        found
-    }
-
-    async fn make(self: &Arc<Self>, found: Vec<Found>, yes: bool) -> ConfigApplied {
-        let mut applied = ConfigApplied::default();
-        for Found { difference, change } in found {
-            let what = difference.what();
-            match change {
-                Some(change) if yes || difference.by == ConfigRemedy::Apply => {
-                    match self.make_one(change).await {
-                        Ok(()) => applied.done.push(format!("{what}: {}", difference.action)),
-                        Err(error) => applied.failed.push(format!("{what}: {error}")),
-                    }
-                }
-                Some(_) => applied.left.push(format!(
-                    "{what}: {}; 'hob config apply --yes' makes this change",
-                    difference.action
-                )),
-                None => applied.left.push(format!("{what}: {}", difference.action)),
-            }
-        }
-        applied
-    }
-
-    async fn make_one(self: &Arc<Self>, change: Change) -> Result<(), ApiError> {
-        match change {
-            Change::CreatePool(pool) => self.start_new_pool(&pool).await,
-            Change::AddDevice(pool, add) => self.pools.device_add(pool, add).await.map(drop),
-            Change::RemoveDevice(pool, path) => {
-                let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-                self.disks.check_pool_discard(&pool, &change, false).await?;
-                self.pools.device_remove(pool, path).await.map(drop)
-            }
-            Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
-            Change::AddDisk(disk) => self.add_defined(*disk).await,
-            Change::RemoveDisk(disk) => {
-                self.disks.check_unused(&disk, OnClients::Refuse).await?;
-                self.disks.disk_remove(disk, OnDirty::Drain).await.map(drop)
-            }
-            Change::EnableCache(disk, enable) => self.pools.cache_enable(disk, enable).await.map(drop),
-            Change::DisableCache(disk) => self.disks.cache_disable(disk, OnDirty::Drain).await.map(drop),
-            Change::MoveCache(disk, enable) => {
-                self.disks.cache_disable(disk.clone(), OnDirty::Drain).await?;
-                self.pools.cache_enable(disk, enable).await.map(drop)
-            }
-            Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
-            Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
-            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
-            Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
-            Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
-            Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
-            Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
-            Change::Datastore(name, patch) => self.qos.datastore_set(name, patch).await.map(drop),
+            Some(served) => inner.disk_differences(disk, served, &mut found),
         }
     }
-
-    /// Adds a disk from hob.toml with all its settings.
-    async fn add_defined(self: &Arc<Self>, disk: DiskEntry) -> Result<(), ApiError> {
-        let DiskEntry {
-            name,
-            backing,
-            format,
-            read_only,
-            cache,
-            share_parent,
-            parent_cache,
-            backing_timeout,
-            datastore,
-            vhost_user,
-            exports,
-            fuse,
-            qos,
-        } = disk;
-        let add = DiskAdd {
-            name: name.clone(),
-            backing,
-            format,
-            read_only,
-            backing_timeout,
-            datastore,
-            fuse,
-            vhost_user,
-            share_parent,
-            parent_cache,
-            unlocked: false,
-        };
-        self.disks.disk_add(add).await?;
-        for export in exports {
-            self.disks.export_add(name.clone(), export).await?;
-        }
-        if let Some(qos) = qos {
-            self.qos.set(name.clone(), qos).await?;
-        }
-        if let Some(cache) = cache {
-            self.pools.cache_enable(name, cache).await?;
-        }
-        Ok(())
-    }
-
-    /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
-    fn note_definitions(&self, config: &Config) {
-        let policies: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
-        let mut inner = self.inner();
-        let mut now = definitions(config);
-        for (subject, text) in std::mem::take(&mut inner.definitions) {
-            if !now.contains_key(&subject) && inner.is_served(&subject, &policies) {
-                now.insert(subject, text);
-            }
-        }
-        inner.definitions = now;
-    }
+    inner.deleted(config, before, &named, &mut found);
+    found
 }
 
 impl Inner {
-    fn is_served(&self, subject: &str, policies: &BTreeSet<String>) -> bool {
+    pub(super) fn is_served(&self, subject: &str, policies: &BTreeSet<String>) -> bool {
         match subject.split_once(' ') {
             Some(("disk", name)) => self.disks.contains_key(name),
             Some(("pool", name)) => self.pools.contains_key(name),
@@ -495,11 +275,17 @@ impl Inner {
         }
     }
 
-    /// Returns deleted entries of the file whose objects still exist.
-    fn deleted(&self, config: &Config, policies: &BTreeSet<String>, found: &mut Vec<Found>) {
-        let now: BTreeSet<String> = definitions(config).into_keys().collect();
+    /// Returns deleted entries of the file, which had the definitions `before`, whose objects still exist.
+    fn deleted(
+        &self,
+        config: &Config,
+        before: &BTreeMap<String, String>,
+        policies: &BTreeSet<String>,
+        found: &mut Vec<Found>,
+    ) {
+        let now: BTreeSet<String> = definitions_of(config).into_keys().collect();
         let is_gone = |subject: &&String| !now.contains(*subject) && self.is_served(subject, policies);
-        let gone = self.definitions.keys().filter(is_gone);
+        let gone = before.keys().filter(is_gone);
         for subject in gone {
             let Some((kind, name)) = subject.split_once(' ') else { continue };
             let name = name.to_owned();
@@ -561,7 +347,7 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
 }
 
 /// Returns the text of each entry, by kind and name.
-pub(super) fn definitions(config: &Config) -> BTreeMap<String, String> {
+pub(super) fn definitions_of(config: &Config) -> BTreeMap<String, String> {
     let pools = config.pools.iter().map(|pool| (format!("pool {}", pool.name), json(pool)));
     let disks = config.disks.iter().map(|disk| (format!("disk {}", disk.name), json(disk)));
     let policies =

@@ -27,10 +27,11 @@ use hob_storage::backing::offline_writer::{OfflineWriter, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
-use super::api_error::{ApiError, open_error};
-use super::disks::{Dirty, Source};
-use super::flash::blocking;
-use super::{DiskPhase, Manager};
+use super::super::api_error::{ApiError, open_error};
+use super::super::disks::{Dirty, Source};
+use super::super::flash::blocking;
+use super::super::registry::DiskPhase;
+use super::ClusterService;
 use crate::daemon::cluster::{Cluster, FailoverCandidate, LeaseClock, Taken, now};
 use crate::daemon::hardware::{Backing, BackingInfo};
 use crate::daemon::state::CacheOwner;
@@ -52,7 +53,7 @@ struct Checked {
 
 /// Progress of one pass over the replica.
 struct Pass<'a> {
-    manager: &'a Manager,
+    service: &'a ClusterService,
     name: &'a str,
     doing: &'static str,
     began: Instant,
@@ -60,7 +61,7 @@ struct Pass<'a> {
     all: u64,
 }
 
-impl Manager {
+impl ClusterService {
     /// Fails the disk over to this host; see the module's text. The caller holds the ownership lock
     /// and the operation guard.
     pub(super) async fn adopt(
@@ -71,7 +72,7 @@ impl Manager {
     ) -> Result<Taken, ApiError> {
         let adopted = self.adopt_now(cluster, name, to_adopt).await;
         if adopted.is_err()
-            && let Ok(disk) = self.inner().disk_mut(name)
+            && let Ok(disk) = self.registry.inner().disk_mut(name)
         {
             disk.retry_after = Some(Instant::now() + RETRY_AFTER);
         }
@@ -101,15 +102,15 @@ impl Manager {
             ))
         };
         let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
-        let spec = self.inner().disk(name)?.wanted.backing.clone();
-        let (manager, disk) = (self.clone(), name.to_owned());
+        let spec = self.registry.inner().disk(name)?.wanted.backing.clone();
+        let (service, disk) = (self.clone(), name.to_owned());
         let options = self.disks.image_options(name).await?;
         let checked = blocking(move || {
-            let (pool, mut dirty, bytes) = manager.check_copy(&disk, &path, &copy)?;
+            let (pool, mut dirty, bytes) = service.check_copy(&disk, &path, &copy)?;
             let backing =
                 Backing::open(&spec, Access::ReadWrite, &options).map_err(|error| open_error(&error))?;
             check_backing(&dirty, backing.info())?;
-            let mut pass = Pass::new(&manager, &disk, "is being checked", bytes);
+            let mut pass = Pass::new(&service, &disk, "is being checked", bytes);
             dirty.each(|range, found| match found {
                 Ok(_) => {
                     pass.advance(&range);
@@ -123,9 +124,9 @@ impl Manager {
         .map_err(unusable)?;
         let bytes = checked.bytes;
         cluster.begin_adopting(name).await.map_err(not_told)?;
-        let (manager, disk) = (self.clone(), name.to_owned());
-        blocking(move || manager.bring(&disk, checked, &clock)).await??;
-        let (_, writes_back) = self.wish(name)?;
+        let (service, disk) = (self.clone(), name.to_owned());
+        blocking(move || service.bring(&disk, checked, &clock)).await??;
+        let (_, writes_back) = self.registry.wish(name)?;
         let taken = cluster.end_adopting(name, writes_back).await.map_err(not_told)?;
         tracing::warn!(
             "disk {name}: {} of dirty data of {} was written to the backing from the replica; no data is \
@@ -182,7 +183,7 @@ impl Manager {
     }
 
     fn note_adoption(&self, name: &str, reason: String) {
-        if let Ok(disk) = self.inner().disk_mut(name)
+        if let Ok(disk) = self.registry.inner().disk_mut(name)
             && let DiskPhase::Offline(known) = &mut disk.phase
         {
             *known = reason;
@@ -191,8 +192,8 @@ impl Manager {
 }
 
 impl<'a> Pass<'a> {
-    fn new(manager: &'a Manager, name: &'a str, doing: &'static str, all: u64) -> Self {
-        let mut pass = Pass { manager, name, doing, began: Instant::now(), done: 0, all };
+    fn new(service: &'a ClusterService, name: &'a str, doing: &'static str, all: u64) -> Self {
+        let mut pass = Pass { service, name, doing, began: Instant::now(), done: 0, all };
         pass.advance(&(0..0));
         pass
     }
@@ -205,7 +206,7 @@ impl<'a> Pass<'a> {
             let (doing, all) = (self.doing, Size(self.all).human());
             let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
             let text = format!("its replica ({all} of dirty data) {doing}, {percent} %{left}");
-            self.manager.note_adoption(self.name, text);
+            self.service.note_adoption(self.name, text);
         }
     }
 }

@@ -12,8 +12,8 @@ use hob_engine::placement::{Bounds, Disk, Host, place};
 use hob_engine::sizing::{BlockSizing, Sizing};
 use tokio::time::Instant;
 
-use super::Manager;
-use super::api_error::ApiError;
+use super::super::api_error::ApiError;
+use super::ClusterService;
 use crate::daemon::cluster::{Cluster, DiskLearnt, HostLearnt};
 
 /// Maximum number of moves advised at once. Further advice is better after these moves.
@@ -73,9 +73,9 @@ impl Rates {
     }
 }
 
-impl Manager {
+impl ClusterService {
     /// Publishes the placement data of this host and its disks.
-    pub(super) async fn tell_cluster(self: &Arc<Self>, cluster: &Cluster) {
+    pub(super) async fn tell(self: &Arc<Self>, cluster: &Cluster) {
         let host = self.learnt().await;
         if let Err(error) = cluster.tell(&host).await {
             tracing::debug!("cannot publish the placement data of this host: {error}");
@@ -83,7 +83,7 @@ impl Manager {
     }
 
     async fn learnt(self: &Arc<Self>) -> HostLearnt {
-        let names = self.served();
+        let names = self.registry.served();
         self.rates.keep(&names);
         let mut disks = Vec::with_capacity(names.len());
         for name in &names {
@@ -95,7 +95,7 @@ impl Manager {
     }
 
     async fn disk_learnt(self: &Arc<Self>, name: &str, disks: usize) -> Option<DiskLearnt> {
-        let (shard, id) = self.shard_of(name).ok()?;
+        let (shard, id) = self.registry.shard_of(name).ok()?;
         let sizing = shard.sizing(id).await.ok()?;
         let users = shard.users(id).await.ok()?;
         let shown = self.observe.disk(name).ok()?;
@@ -120,8 +120,8 @@ impl Manager {
 
     /// Returns hosts with spare flash and advised moves. All disks of the host `leaving` are to
     /// move.
-    pub(crate) async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ApiError> {
-        let cluster = self.cluster_or_refuse()?;
+    pub(crate) async fn advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ApiError> {
+        let cluster = self.ownership.cluster_or_refuse()?;
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
