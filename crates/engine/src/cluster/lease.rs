@@ -17,7 +17,7 @@ const AGAIN_NS: u64 = 200_000_000;
 /// Pause after another host was found to have the same name, nanoseconds.
 const TAKEN_NS: u64 = 1_000_000_000;
 
-/// A request to the store.
+/// A request of the lease manager to etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Grants a lease of this many nanoseconds.

@@ -92,7 +92,7 @@ pub struct SecondCopy {
     pub cache: String,
 }
 
-/// A member that served a disk, with the generation.
+/// A member that served a disk, with the disk's generation (number of hand-overs) at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The member.

@@ -174,7 +174,8 @@ impl DestageBuffers {
         self.free(piece, mask(first, count));
     }
 
-    /// Frees grains of a part, except withheld grains.
+    /// Frees grains (64ths of a buffer), except withheld grains: storage may still use their
+    /// memory.
     fn free(&mut self, piece: &DestageBuffer, mut grains: u64) {
         for withheld in self.withheld.iter_mut().filter(|withheld| withheld.id == piece.id) {
             withheld.kept |= withheld.grains & grains;

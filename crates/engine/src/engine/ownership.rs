@@ -283,8 +283,8 @@ impl Engine {
         request.op == Op::ReadForPeer && self.disk(request.disk).ownership.role == Role::Away
     }
 
-    /// Returns the blocks of a disk's cache, hottest first, for
-    /// [`valid_extents`](Self::valid_extents).
+    /// Returns the numbers of a disk's cached blocks, hottest first.
+    /// [`valid_extents`](Self::valid_extents) takes such numbers.
     pub fn hottest_blocks(&self, disk: DiskId) -> Vec<u64> {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return Vec::new() };

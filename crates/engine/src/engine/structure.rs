@@ -105,8 +105,8 @@ enum Stage {
 
 impl Engine {
     /// Starts the first pending change of a disk if it concerns a persistent cache and the cache is
-    /// quiesced. Returns false if the change concerns a volatile cache or no cache, and can be
-    /// carried out.
+    /// quiesced. Returns false if no change is pending, or if the caller may apply the change now
+    /// because no journal is involved.
     pub(super) fn settle_persistent(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.opening.is_some() {

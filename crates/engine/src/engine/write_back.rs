@@ -500,7 +500,8 @@ impl Engine {
         waits
     }
 
-    /// Records that the request does not write to its zones after all.
+    /// Stops counting the request as a writer of its zones, because it sent no write to the
+    /// backing.
     pub(super) fn leave_zones(&mut self, slot: u32) {
         self.requests[slot].zoned = false;
         let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);

@@ -19,7 +19,8 @@ use crate::units::Instant;
 /// Maximum delay of the answer to a call that has no news, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
-/// Maximum number of calls that wait for answers. Beyond this number, the oldest call is refused.
+/// Maximum number of the source's calls that the destination has not answered yet. Beyond this
+/// number, the oldest call is refused.
 const CALLS_MAX: usize = 16;
 
 /// An action that the destination requests from its owner. When an action has ended, the owner

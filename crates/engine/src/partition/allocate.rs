@@ -46,7 +46,7 @@ impl Bidder {
         interpolate(&self.values, size)
     }
 
-    /// Returns `from`, `to`, and the grid points between them.
+    /// Returns the sizes `from` and `to`, and all sizes of [`GRID`] between them, ascending.
     fn sizes(from: u64, to: u64) -> impl Iterator<Item = u64> {
         let first = GRID.partition_point(|size| *size <= from);
         let end = GRID.partition_point(|size| *size < to).max(first);

@@ -55,7 +55,7 @@ pub(crate) enum ClientMatch {
         /// Length of the prefix in bits.
         prefix_bits: u32,
     },
-    /// Clients with this TLS certificate.
+    /// `sha256:HEX`, `cn:NAME` or `san:NAME`: clients whose TLS certificate has this hash or name.
     Certificate(CertificateMatch),
     /// `psk:NAME`: clients with this pre-shared key.
     Key(String),

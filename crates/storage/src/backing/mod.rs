@@ -724,7 +724,8 @@ impl Backing {
     }
 }
 
-/// Converts a result of the ring into a result for the engine.
+/// Converts a result of the I/O ring or of librbd (negative: an errno) into a result for the
+/// engine.
 fn io_result(result: i32) -> Result<(), IoError> {
     match -result {
         ..=0 => Ok(()),

@@ -33,7 +33,7 @@ pub(super) struct Plan {
     /// Share of clock checks that are followed by a pause, per mille.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
-    /// Share of writes that wait in their process before they start, per mille.
+    /// Share of writes, per mille, that the simulated hob process delays before their system call.
     pub(super) queued: u32,
     /// Watchdog timeout, after which a process whose shard hangs ends, nanoseconds.
     pub(super) silence_ns: u64,

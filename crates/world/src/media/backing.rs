@@ -201,7 +201,8 @@ impl Backing {
         self.medium.after_power_cut(rng)
     }
 
-    /// Ends an I/O of a crashed host: any part of a write took effect.
+    /// Ends an I/O of a crashed host. A random part of a write (none, some or all of it) reaches
+    /// the backing.
     pub fn abandon(&mut self, id: IoId, rng: &mut SimRng) {
         let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
         if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {

@@ -94,7 +94,7 @@ struct Report {
     setups: Vec<SetupReport>,
 }
 
-/// Result of one setup.
+/// Test result of one cache configuration.
 #[derive(Clone, Debug, Default, Serialize)]
 struct SetupReport {
     setup: &'static str,

@@ -21,7 +21,8 @@ pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
     manager.config_diff().await.into()
 }
 
-/// Applies hob.toml to the running daemon. Dirty data is drained, never lost.
+/// Applies hob.toml to the running daemon. Before a change empties or removes a cache or ends
+/// write-back, the daemon writes the cache's dirty data to the backing.
 #[utoipa::path(
     post,
     path = "/v1/config/apply",

@@ -62,7 +62,7 @@ pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answe
     manager.observe.pool(&pool).into()
 }
 
-/// Removes a pool that no cache uses.
+/// Removes a pool without caches and swap areas.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}",

@@ -100,7 +100,8 @@ impl Shard {
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
     }
 
-    /// Sends the reads of a clone's backing to the parent's disk. Returns false if there were none.
+    /// Takes the reads of parent data from a clone's backing, and sends them to hob's disk of the
+    /// parent snapshot. Returns false if there were none.
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
         while let Some(backing) = self.backings[clone.0 as usize].as_mut()

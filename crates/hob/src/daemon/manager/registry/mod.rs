@@ -184,7 +184,8 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) held: Vec<Segment>,
     /// Segments of the cache's replica on another host, with shard ids.
     pub(in crate::daemon::manager) apart: Vec<Segment>,
-    /// True while the replica's segments are released and must not be published.
+    /// True while the replica's segments are being released. Meanwhile the replica is not added to
+    /// the ownership record in etcd.
     pub(in crate::daemon::manager) leaves_peer: bool,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::daemon::manager) copy_said: bool,

@@ -456,7 +456,8 @@ impl Drop for ExportGuard<'_> {
 /// Effect of ending a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The borrower gets no new lease.
+    /// The lending host refuses the borrower a new flash lease until an operator runs `hob peer end
+    /// --forget`.
     Known,
     /// The borrower may request a new lease.
     Forgotten,
