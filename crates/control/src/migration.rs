@@ -185,8 +185,8 @@ pub struct Migration {
     pub total_ms: u64,
 }
 
-/// The migration attempt that a call between the hosts belongs to. The call's URL has it as query
-/// parameters.
+/// The migration attempt that a call of the source to the destination belongs to. The query
+/// parameters of the call's URL name the attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 pub struct CarrySession {
     /// Generation of the owner.

@@ -21,10 +21,10 @@ use crate::{Violation, ensure};
 /// End time of a change that is still in progress.
 const PENDING: u32 = u32::MAX;
 
-/// Effect of a change on its units.
+/// Effect of a change on the 512-byte units that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The change writes its own tag.
+    /// The change writes a tag (simulated content) that no other change writes.
     Data,
     /// The change writes zeroes.
     Zero,
@@ -183,8 +183,8 @@ impl Model {
         }
     }
 
-    /// Sets the number of units. New units have the tag `tag(1, disk, unit)`, like the initial
-    /// units.
+    /// Sets the number of the disk's 512-byte units. New units have the tag `tag(1, disk, unit)`,
+    /// like the initial units.
     pub fn grow(&mut self, units: u32) {
         self.changes[0].end = units;
         self.units.resize(units as usize, Unit::NEW);
@@ -314,7 +314,8 @@ impl Model {
         self.in_flash.insert(serial);
     }
 
-    /// Records that the backing lost any part of the data that no flush covers.
+    /// Records that the backing lost a random part (none, some or all) of the data that no flush
+    /// covers.
     pub fn lose(&mut self) {
         let floors = self.durable_floors();
         self.losses += 1;
@@ -444,7 +445,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records the start of a read of these units.
+    /// Records the start of a read of these 512-byte units.
     pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
         let units = &self.units[first as usize..(first + count) as usize];
         let floors = units.iter().map(|unit| unit.floor).collect();
@@ -571,7 +572,7 @@ impl Model {
         floors
     }
 
-    /// Returns the number of units of the disk.
+    /// Returns the number of 512-byte units of the disk.
     pub fn units(&self) -> usize {
         self.units.len()
     }
@@ -676,7 +677,8 @@ impl Model {
         }
     }
 
-    /// Records a durable change of these units by a foreign writer while the disk was not served.
+    /// Records a durable change of these 512-byte units by a foreign writer while the disk was not
+    /// served.
     pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
         let serial = self.begin_change(Kind::Data, first, count);
         let ended = self.tick();

@@ -364,7 +364,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Returns the number of units of the disk's backing.
+    /// Returns the number of 512-byte units of the disk's backing.
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
     }

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::units::Instant;
 
-/// The keys of a disk in the store, all read at one revision.
+/// The keys of a disk in etcd, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnershipSnapshot {
     /// The ownership record.

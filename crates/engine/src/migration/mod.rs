@@ -8,8 +8,8 @@
 //! host, and a host makes a statement only after it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
-//! list of blocks, hottest first, that it starts with. [`LeftBehind`] is the list of the source's
-//! cached data that the destination may still read from the source after the hand-over.
+//! list of blocks, hottest first, that [`Puller`] starts with. [`LeftBehind`] is the list of the
+//! source's cached data that the destination may still read from the source after the hand-over.
 
 mod destination;
 pub mod heat;
@@ -122,13 +122,14 @@ pub enum Refusal {
     /// An action of the destination failed; the same call may succeed later.
     Failed,
     /// The destination has another disk of that name, or cannot take this one. The source need not
-    /// repeat the call.
+    /// send the call again.
     Never,
 }
 
-/// The destination's answer.
+/// The destination's answer to a call of the source.
 pub type Answer = Result<View, Refusal>;
 
-/// Identifies a call or an action of one state machine.
+/// Identifies a call of the source to the destination, or an action that one of the two state
+/// machines requests of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);

@@ -208,8 +208,8 @@ pub struct Report {
     pub pauses: u64,
     /// Number of shards that hung.
     pub hangs: u64,
-    /// Number of writes that had waited in their process and were stopped because the lease had
-    /// expired.
+    /// Number of delayed writes that a simulated hob process did not send to the backing, because
+    /// the host's lease in etcd had expired.
     pub changes_stopped: u64,
     /// Number of hosts that were destroyed with their data.
     pub destroyed: u64,

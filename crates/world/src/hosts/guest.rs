@@ -37,7 +37,7 @@ pub(super) struct Guest {
     came_from: Option<usize>,
     /// Number of guest turns without a possible request.
     stuck: u32,
-    /// First units of the ranges to which most guest requests go.
+    /// First 512-byte units of the ranges to which most guest requests go.
     hot: Vec<u64>,
     /// Share of the guest's requests that change data, per mille.
     change: u32,

@@ -1,9 +1,9 @@
 //! Simulates backings that fail flushes and restart. A restarted backing may have lost acknowledged
 //! writes that no flush covers.
 //!
-//! A failed flush loses any part of the unflushed writes. Only one flush gets the error, even if
-//! several are in flight. A restart also loses any part of the unflushed writes, and the engine is
-//! told about the restart. Each guest has its own session.
+//! A failed flush loses a random part (none, some or all) of the unflushed writes. Only one flush
+//! gets the error, even if several are in flight. A restart also loses such a random part, and the
+//! engine is informed about the restart. Each guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};

@@ -308,7 +308,7 @@ impl Manager {
 }
 
 impl Leaving {
-    /// Checks that the other host answers and accepts calls of this host.
+    /// Checks that the destination host answers and accepts calls of this host, the source.
     async fn meet(&self, session: Session) -> Result<(), ApiError> {
         let path = call_path(&self.name, "look", &self.session(session), "");
         let answer = self.peer().call(&path, Vec::new(), LOOK_MAX).await.map_err(|error| {
