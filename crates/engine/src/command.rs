@@ -182,17 +182,17 @@ pub const MEMORY_PAGES_MIN: u64 = 4;
 /// Maximum page size of a memory tier in bytes.
 pub const MEMORY_PAGE_BYTES_MAX: u32 = 64 << 10;
 
-/// A new ring for the journal of a persistent cache. See docs/FORMAT.md.
+/// A new journal ring for the journal of a persistent cache. See docs/FORMAT.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRing {
     /// Id of the cache that owns the segments.
     pub cache: [u8; 16],
-    /// Number of the ring, higher than that of any earlier ring of the cache.
+    /// Number of the journal ring, higher than that of any earlier ring of the cache.
     pub number: u32,
     /// The daemon's identifier of the backing.
     pub identity: [u8; 32],
-    /// Segments of the one or two copies of the ring, in order. Two copies have equal numbers of
-    /// segments on different devices. Each copy holds at least
+    /// Segments of the one or two copies of the journal ring, in order. Two copies have equal
+    /// numbers of segments on different devices. Each copy holds at least
     /// [`ring_pages_min`](crate::journal::ring_pages_min) pages.
     pub copies: Vec<Vec<Segment>>,
 }
@@ -306,7 +306,7 @@ pub enum BitmapChange {
 }
 
 /// A change to one disk's cache. A structural change of a persistent cache provides a new journal
-/// ring. The old ring's segments are then released.
+/// ring. The old journal ring's segments are then released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// Announces a cache that is being recovered, and which requests may go to the backing
@@ -349,13 +349,13 @@ pub enum CacheChange {
     StopDrain,
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// The owner has durably recorded that recovery must not use clean data of rings up to this
-    /// number. After a cache has lost its journal and until it receives this command, the cache
-    /// destages only data that the ring durably records as dirty: where newer data was written, the
-    /// ring may describe older, clean data. Takes effect immediately.
+    /// The owner has durably recorded that recovery must not use clean data of journal rings up to
+    /// this number. After a cache has lost its journal and until it receives this command, the
+    /// cache destages only data that the journal ring durably records as dirty: where newer data
+    /// was written, the journal ring may describe older, clean data. Takes effect immediately.
     LossRecorded(u32),
-    /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
-    /// on requests bypass the cache; requests that need dirty data wait.
+    /// Close the journal: make all records durable and mark the journal ring as cleanly closed.
+    /// From then on requests bypass the cache; requests that need dirty data wait.
     Close,
 }
 
@@ -419,7 +419,7 @@ impl CacheChange {
         matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
     }
 
-    /// Returns the ring that the change provides.
+    /// Returns the journal ring that the change provides.
     pub fn ring(&self) -> Option<&NewRing> {
         match self {
             CacheChange::Enable(enable) => enable.journal.as_ref(),
@@ -458,7 +458,7 @@ pub enum CommandError {
     TooSmall,
     /// Dirty data would be lost. Drain or discard it first.
     Dirty,
-    /// The mode needs a journal, or the change needs a new ring.
+    /// The mode needs a journal, or the change needs a new journal ring.
     NoJournal,
     /// Some of the dirty data cannot be read from flash.
     Lost,
@@ -551,7 +551,7 @@ pub enum Event {
         bitmaps: Vec<Bitmap>,
     },
     /// A change waits for a recovering cache, or for another host that will hand the disk over. In
-    /// the first case no data is dirty, and the change can continue when the rings are
+    /// the first case no data is dirty, and the change can continue when the journal rings are
     /// [invalidated](Expect::is_void). The event is sent once for each case.
     ChangeWaits(DiskId),
 }

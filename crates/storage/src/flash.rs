@@ -1,10 +1,10 @@
 //! The flash devices of one shard: executes the engine's flash I/O, and computes checksums.
 //!
-//! Each flash I/O uses one operation of the ring and one slot of a table. The checksums of a
+//! Each flash I/O uses one operation of the I/O ring and one slot of a table. The checksums of a
 //! completed transfer are in a vector that is reused. Discards are acknowledged without effect,
 //! because a thick pool keeps its space. Zeroing is not supported.
 //!
-//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the ring
+//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the I/O ring
 //! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
 //! the buffer is full, later journal writes wait for earlier ones.
 //!

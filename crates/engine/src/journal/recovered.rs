@@ -20,7 +20,7 @@ pub struct Recovered {
 /// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of the ring.
+    /// Number of the journal ring.
     pub ring: u32,
     /// True if the cache was closed cleanly.
     pub clean: bool,

@@ -1,9 +1,9 @@
 //! Threads for NBD connections inside TLS.
 //!
-//! A shard serves sockets that its ring reads and writes. TLS needs a relay: a task with the TLS
-//! session and one end of a Unix socket pair, whose other end the shard serves like a client. Relay
-//! tasks have their own threads, so that encryption delays neither unencrypted I/O nor the control
-//! API.
+//! A shard serves sockets that its I/O ring reads and writes. TLS needs a relay: a task with the
+//! TLS session and one end of a Unix socket pair, whose other end the shard serves like a client.
+//! Relay tasks have their own threads, so that encryption delays neither unencrypted I/O nor the
+//! control API.
 //!
 //! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] each way, the session's own, and
 //! the socket pair's. If a client does not read, the pair fills up, and the shard handles it like

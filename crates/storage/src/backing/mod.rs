@@ -433,7 +433,7 @@ pub trait Driver: Send {
     }
 }
 
-/// Reads a backing synchronously, in addition to the ring that serves it.
+/// Reads a backing synchronously, in addition to the I/O ring that serves it.
 pub trait Reader: Send {
     /// Reads like [`Backing::read_before_attach`].
     ///
@@ -605,9 +605,9 @@ impl Backing {
         self.driver.is_lost()
     }
 
-    /// Attaches the backing to the ring of its shard. The tokens of its completions have kind
+    /// Attaches the backing to the I/O ring of its shard. The tokens of its completions have kind
     /// [`Token::BACKING`] or [`Token::PEER`], and this `owner`. The caller chooses a different
-    /// owner for each backing of the ring.
+    /// owner for each backing of the I/O ring.
     pub fn attach(&mut self, ring: &mut Ring, now: Instant, owner: u16) {
         assert!(self.tokens.is_none(), "a backing is attached once");
         let tokens = TokenSpace::new(Token::BACKING, owner);
@@ -718,7 +718,7 @@ impl Backing {
         self.driver.close(ring);
     }
 
-    /// Returns true if the ring has no operation of the backing, so that it can be dropped.
+    /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
     pub fn is_closed(&self) -> bool {
         self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
     }

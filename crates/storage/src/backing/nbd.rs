@@ -2,7 +2,7 @@
 //! after a failure.
 //!
 //! # A lost connection
-//! The connection is closed first, and all of its I/O in the ring ends. A helper thread then
+//! The connection is closed first, and all of its I/O in the I/O ring ends. A helper thread then
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
 //! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
@@ -66,7 +66,7 @@ const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
 /// connect.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// Token indices of a connection's operations in the ring: at most one send and one receive.
+/// Token indices of a connection's operations in the I/O ring: at most one send and one receive.
 const SEND: u32 = 0;
 const RECEIVE: u32 = 1;
 const FILL: u32 = 2;
@@ -181,14 +181,14 @@ enum State {
     /// The backing is not attached to a shard yet.
     Detached(Link),
     Connected(Box<Connection>),
-    /// Waiting until the ring has returned all operations of a closed connection.
+    /// Waiting until the I/O ring has returned all operations of a closed connection.
     Draining(Fd),
     /// Waiting until the time to connect again.
     Pausing(Instant),
     Connecting(Attempt, Fd),
     /// The server has another disk after a reconnection, so all I/O fails.
     Dead,
-    /// Waiting for the ring's last operations before the backing is closed.
+    /// Waiting for the I/O ring's last operations before the backing is closed.
     Closing(Option<Fd>),
     Closed,
 }
@@ -196,9 +196,9 @@ enum State {
 struct Connection {
     fd: Fd,
     decoder: ReplyDecoder,
-    /// Receive buffer; `None` while the ring receives into it.
+    /// Receive buffer; `None` while the I/O ring receives into it.
     rx: Option<RxBuf>,
-    /// Requests to send; `None` while the ring sends them.
+    /// Requests to send; `None` while the I/O ring sends them.
     gather: Option<Gather>,
     /// Remaining buffer for the payload that is received next.
     place: BufferSlice,
@@ -227,7 +227,7 @@ pub(crate) struct NbdBacking {
     told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
     state: State,
-    /// In the ring.
+    /// In the I/O ring.
     operations: u32,
     /// Pause before the next attempt to connect.
     pause: Duration,

@@ -337,8 +337,8 @@ pub(super) enum Entry {
     Free,
     Owned {
         owner: OwnerId,
-        /// Position among the owner's segments of this kind. For a ring: position in the ring's
-        /// copy.
+        /// Position among the owner's segments of this kind. For a journal ring: position in the
+        /// journal ring's copy.
         ordinal: u32,
         kind: Kind,
     },

@@ -80,7 +80,7 @@ impl FlashFile {
 pub struct LocalFlash {
     /// Open for reading and writing.
     pub file: OwnedFd,
-    /// How the ring accesses the device.
+    /// How the I/O ring accesses the device.
     pub class: FdClass,
 }
 

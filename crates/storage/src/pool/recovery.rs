@@ -3,8 +3,8 @@
 //! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
 //! After that, the daemon reads and checksums the sectors of the journal tail that the journal
-//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new ring,
-//! and a crash before that changes nothing.
+//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new journal
+//! ring, and a crash before that changes nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
@@ -42,7 +42,7 @@ pub enum Found {
     /// The journal is damaged. The content of a damaged journal cannot be trusted, so dirty data
     /// cannot be distinguished from clean data.
     Damaged {
-        /// Number of the ring that was read.
+        /// Number of the journal ring that was read.
         ring: u32,
         /// Description of the damage for users.
         what: String,
@@ -56,7 +56,8 @@ pub enum Found {
 pub struct RecoveredPool {
     /// Data segments of the cache, by number.
     pub data: Vec<DataSegment>,
-    /// Journal rings of the cache, newest first. Old rings are released when a new ring is in use.
+    /// Journal rings of the cache, newest first. Old rings are released when a new journal ring is
+    /// in use.
     pub rings: Vec<RingOnFlash>,
     /// Remote devices that failed during the recovery and were treated as empty.
     pub unread: Vec<DeviceId>,

@@ -54,7 +54,7 @@ impl Simulation<'_> {
         let units = if shrinks { state.size.saturating_sub(1) } else { state.units() };
         let config = state.owner.as_ref().map(|owner| owner.config);
         let ring: Option<NewRing> = match config {
-            // The daemon knows that the recovery of the cache needs a new ring.
+            // The daemon knows that the recovery of the cache needs a new journal ring.
             Some(config) if !errs || self.is_being_recovered(disk) => match self.make_ring(disk, &config) {
                 Some(ring) => Some(ring),
                 None => return Ok(()),

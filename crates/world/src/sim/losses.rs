@@ -117,7 +117,8 @@ impl Simulation<'_> {
     /// Handles the report that a cache's journal is lost.
     pub(super) fn journal_is_lost(&mut self, disk: usize) {
         if !self.any_bad() {
-            // The old ring stays valid up to its durable records; the daemon creates a new ring.
+            // The old journal ring stays valid up to its durable records; the daemon creates a new
+            // journal ring.
             self.disks[disk].lost_ring = true;
             self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));

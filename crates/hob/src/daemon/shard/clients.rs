@@ -1,4 +1,4 @@
-//! The NBD connections of a shard: their socket I/O in the ring, the order in which they are
+//! The NBD connections of a shard: their socket I/O in the I/O ring, the order in which they are
 //! served, and their end.
 
 #[cfg(test)]

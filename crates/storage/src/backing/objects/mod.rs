@@ -385,7 +385,7 @@ impl Driver for Objects {
     }
 }
 
-/// Reads the disk synchronously, without the ring.
+/// Reads the disk synchronously, without the I/O ring.
 struct Side(UnboundedSender<Job>);
 
 impl Reader for Side {

@@ -93,10 +93,10 @@ struct Rbd {
     attached: Option<Attached>,
     /// True if the image's lock is taken only after the image was opened.
     comes_later: bool,
-    /// Whether a wait for `event` is in the ring.
+    /// Whether a wait for `event` is in the I/O ring.
     awaits: bool,
     /// True while the backing is closing: no I/O is submitted, and the backing detaches from the
-    /// ring after the last completion.
+    /// I/O ring after the last completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,

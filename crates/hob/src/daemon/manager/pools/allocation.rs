@@ -1,7 +1,7 @@
 //! Adjustment of a shard's cache to its configuration: allocating and releasing segments, applying
 //! settings, leaving devices.
 //!
-//! A change to the structure of a persistent cache needs a new ring for its journal
+//! A change to the structure of a persistent cache needs a new journal ring
 //! ([`Manager::restructure`]). The engine refuses changes that would lose dirty data. After such a
 //! refusal, the cache is drained and the change repeated. A change that only releases segments
 //! drains only these segments, and meanwhile writes still go to flash.
@@ -87,7 +87,7 @@ impl Pools {
             };
             match grown {
                 Ok(released) => {
-                    // The released segments include the previous ring.
+                    // The released segments include the previous journal ring.
                     let free = self.let_go(name, &released, |_| false);
                     self.registry.give_back(&spec.pool, &free).await;
                 }
@@ -212,8 +212,8 @@ impl Pools {
     }
 
     /// Changes the structure of the shard's cache to `segments_after` data segments. Provides a new
-    /// ring if the cache has a journal, and drains the cache if necessary. Returns the released
-    /// segments.
+    /// journal ring if the cache has a journal, and drains the cache if necessary. Returns the
+    /// released segments.
     pub(in crate::daemon::manager) async fn restructure(
         &self,
         name: &str,
@@ -271,7 +271,8 @@ impl Pools {
         Err(error)
     }
 
-    /// Allocates the ring and makes the change. An error includes the segments of the unused ring.
+    /// Allocates the journal ring and makes the change. An error includes the segments of the
+    /// unused journal ring.
     async fn restructure_with_ring(
         &self,
         name: &str,

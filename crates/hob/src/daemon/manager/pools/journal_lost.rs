@@ -124,7 +124,7 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Returns the name of an online disk and the ring of its cache.
+    /// Returns the name of an online disk and the journal ring of the disk's cache.
     fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
         let inner = self.registry.inner();
         let disk = inner.disks.values().find(|disk| disk.id == id)?;

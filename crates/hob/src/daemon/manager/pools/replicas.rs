@@ -113,9 +113,9 @@ impl Pools {
         Ok(())
     }
 
-    /// Prepares the use of a new ring. If the peer has no copy of that ring, its replica is removed
-    /// from the ownership record first. The record is not renewed until [`Manager::say_doubled`]
-    /// finds a complete replica of the newest ring.
+    /// Prepares the use of a new journal ring. If the peer has no copy of that ring, its replica is
+    /// removed from the ownership record first. The record is not renewed until
+    /// [`Manager::say_doubled`] finds a complete replica of the newest journal ring.
     pub(in crate::daemon::manager) async fn say_before(
         &self,
         name: &str,
@@ -176,7 +176,7 @@ impl DiskEntry {
         wants && is_there && !self.held.is_empty() && self.apart.is_empty()
     }
 
-    /// Returns true if the newest ring of the journal has a copy on a peer.
+    /// Returns true if the newest journal ring has a copy on a peer.
     fn has_far_ring(&self) -> bool {
         self.cache().is_some_and(|spec| spec.copies == Copies::Peer) && self.ring_copies == 2
     }

@@ -189,10 +189,10 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) leaves_peer: bool,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::daemon::manager) copy_said: bool,
-    /// Segments of the journal's ring, with shard ids. While the ring is replaced, also those of
-    /// the next ring.
+    /// Segments of the journal's ring, with shard ids. While the journal ring is replaced, also
+    /// those of the next journal ring.
     pub(in crate::daemon::manager) ring: Vec<Segment>,
-    /// Number of copies of the newest ring.
+    /// Number of copies of the newest journal ring.
     pub(in crate::daemon::manager) ring_copies: usize,
     /// Settings of the RAM tier on the shard.
     pub(in crate::daemon::manager) memory: Option<MemoryConfig>,
