@@ -324,7 +324,7 @@ pub enum CacheChange {
     Shrink(u32, Option<NewRing>),
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
-    /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
+    /// Sets the disk's size in bytes, which must not shrink. The caller resizes the backing before.
     /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
     /// only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),

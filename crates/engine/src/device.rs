@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use crate::units::{DeviceId, Instant, IoId};
 
-/// Longest pause that raises the time limit of its device, and the highest such limit, in units of
-/// the configured limit.
+/// Longest pause that raises the time limit of its device, and the highest raised limit: multiples
+/// of the configured limit.
 const PAUSE_LIMITS_MAX: u64 = 4;
 /// Time for which a pause raises the limit, nanoseconds.
 const PAUSE_REMEMBERED_NS: u64 = 600_000_000_000;

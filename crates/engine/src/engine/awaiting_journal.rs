@@ -101,8 +101,8 @@ impl Engine {
         }
     }
 
-    /// Sends a change to the backing again, because the backing may have lost it before it was
-    /// acknowledged.
+    /// Sends a change to the backing again. hob has not acknowledged the change to the guest yet,
+    /// and the backing may have lost it.
     fn repeat_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, resends, edges, .. } = &mut self.requests[slot];
         // The range lock was released, so other requests may have changed the partly covered

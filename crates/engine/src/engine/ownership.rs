@@ -284,7 +284,7 @@ impl Engine {
     }
 
     /// Returns the numbers of a disk's cached blocks, hottest first.
-    /// [`valid_extents`](Self::valid_extents) takes such numbers.
+    /// [`valid_extents`](Self::valid_extents) takes these numbers.
     pub fn hottest_blocks(&self, disk: DiskId) -> Vec<u64> {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return Vec::new() };

@@ -427,7 +427,8 @@ impl Engine {
         }
     }
 
-    /// Sends a change to the backing after its record in the journal is durable.
+    /// Sends a change to the backing. If the change needs a bypass mark, the caller has made the
+    /// mark durable in the journal before.
     pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         self.recent_edges.forget(request.disk, range.first, range.end);

@@ -21,7 +21,7 @@ use super::format::{FrameState, Header, Kind, Page};
 use crate::regions::Regions;
 use crate::units::SECTOR_BYTES;
 
-/// State of a page.
+/// Contents of the header of one journal page, as the first reading saw them.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// Sequence number; 0 if there is no page.
@@ -51,7 +51,7 @@ pub struct Survey {
     dirty: Vec<u32>,
 }
 
-/// State of a journal ring.
+/// Result of the first reading of a journal ring.
 #[derive(Clone, Debug)]
 pub enum Ring {
     /// The journal ring was never completed, so the journal ring with the next lower number is

@@ -86,7 +86,7 @@ pub(crate) struct Writer {
     pub(super) limits: Limits,
     pending: VecDeque<Change>,
     /// Sectors that became dirty, with the number of the change, until that change is committed.
-    /// `newest` has the last such change of each sector.
+    /// For each sector, `newest` has the number of the last change in this list.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
     /// Number of pushed changes, and of those in sealed pages.
@@ -392,8 +392,8 @@ impl Writer {
             && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
     }
 
-    /// Removes a zone's bypass mark in the first page after all changes pushed until now are
-    /// recorded.
+    /// Removes a zone's bypass mark, if the zone has one. The journal page that removes the mark
+    /// follows the records of all changes that were pushed before this call.
     pub(crate) fn unmark(&mut self, zone: usize) {
         if self.is_marked(zone) {
             self.unmarks.push_back((self.pushed, zone));

@@ -34,7 +34,7 @@ pub struct Session {
     pub attempt: u32,
 }
 
-/// A host's durable record of a disk. A host without a record has no such disk.
+/// A host's durable record of a disk. A host without a record of a disk does not have the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// This host owns the disk.

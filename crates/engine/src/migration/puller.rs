@@ -23,7 +23,7 @@ impl Pull {
     }
 }
 
-/// Result of a pull.
+/// How an attempt of the destination to read a range from the source ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
     /// The data is in flash, or the pull gave up on it permanently.

@@ -122,7 +122,7 @@ pub struct Status {
     pub gained_hits: f64,
 }
 
-/// Result of a round.
+/// Result of one round of repartitioning: how the caches of a pool change their sizes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Repartition {
     /// Changes of sizes: first the caches that release segments, then those that receive segments.

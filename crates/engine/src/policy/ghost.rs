@@ -68,7 +68,7 @@ impl Ghost {
         self.insertions += 1;
     }
 
-    /// Returns true if the block was evicted recently, and forgets it.
+    /// Returns true if the block was evicted recently, and then removes the block from the list.
     pub(crate) fn take(&mut self, block: BlockNo) -> bool {
         let (set, print) = self.locate(block);
         let (now, life) = (self.stamp(), self.life);

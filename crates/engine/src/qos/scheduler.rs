@@ -33,7 +33,7 @@ pub(super) const CREDIT_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Virtual time of one unit for a flow with one share. In 64 bits, virtual time would overflow
-/// after 2³⁴ such units, which take two days at 100 000 units per second.
+/// after the flow's 2³⁴ units, which take two days at 100 000 units per second.
 const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]

@@ -184,7 +184,8 @@ fn a_read_that_promotes_nothing_leaves_no_trace() {
     assert_eq!(after.0.requests(), before.0.requests() + 4, "but each of them has its outcome");
 }
 
-/// Such a read does not count as a use of a block, so it does not delay the block's eviction.
+/// A hit of a client with `Promote::Never` does not count as a use of a block, so it does not delay
+/// the block's eviction.
 #[test]
 fn a_hit_that_promotes_nothing_keeps_no_block() {
     for (promote, stays) in [(Promote::Usual, true), (Promote::Never, false)] {
