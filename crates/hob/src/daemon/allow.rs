@@ -164,7 +164,7 @@ impl AllowList {
     }
 
     /// Returns true if a client may see this export of this disk. Entries that name the export
-    /// decide; without such entries, those of its disk.
+    /// decide. If no entry names the export, the entries that name the disk decide.
     fn permits(&self, export: &str, disk: &str, peer: &Peer) -> bool {
         let is_named = |what: &str| self.0.iter().any(|entry| entry.disks.iter().any(|name| name == what));
         let named = if is_named(export) { export } else { disk };
@@ -199,7 +199,7 @@ impl Visible {
         }
     }
 
-    /// Returns true if the disk of this export is being opened, and the client may see it.
+    /// Returns true if the disk of this export is being opened and this client may see the export.
     pub(crate) fn is_opening(&self, name: &str) -> bool {
         self.exports.is_opening(name, |export, disk| self.allow.permits(export, disk, &self.peer))
     }

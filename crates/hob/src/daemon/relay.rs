@@ -6,8 +6,8 @@
 //! control API.
 //!
 //! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] each way, the session's own, and
-//! the socket pair's. If a client does not read, the pair fills up, and the shard handles it like
-//! any such client.
+//! the socket pair's. If a client does not read, the pair fills up, and the shard handles the
+//! connection like that of any client that does not read.
 
 use std::io;
 use std::time::Duration;

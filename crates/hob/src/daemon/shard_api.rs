@@ -89,7 +89,7 @@ pub(crate) enum ShardCall {
         /// Receives the resources of the disk when its last request has been answered.
         answer: Answer<Gone>,
     },
-    /// Serve a disk under this lease.
+    /// Serve a disk under this lease of the host in etcd.
     SetLease {
         id: DiskId,
         clock: Arc<LeaseClock>,
@@ -226,9 +226,9 @@ pub(crate) enum ShardCall {
     Attach {
         id: DiskId,
         socket: OwnedFd,
-        /// Result of the negotiation.
+        /// Settings that the NBD client and hob agreed on in the NBD handshake.
         negotiated: Box<Negotiated>,
-        /// Bytes received after the negotiation.
+        /// Bytes received after the NBD handshake.
         leftover: Vec<u8>,
         /// How reads of this client promote blocks into the cache.
         promote: Promote,
@@ -352,7 +352,7 @@ pub(crate) struct AtRest {
 #[derive(Debug)]
 pub(crate) struct ClientAtRest {
     pub(crate) socket: OwnedFd,
-    /// Result of the negotiation.
+    /// Settings that the NBD client and hob agreed on in the NBD handshake.
     pub(crate) negotiated: Negotiated,
     /// Bytes received after the client's last complete request.
     pub(crate) received: Vec<u8>,

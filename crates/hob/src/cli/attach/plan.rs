@@ -22,7 +22,7 @@ pub(super) enum Goal {
 pub(super) enum HobDisk {
     /// The daemon does not answer.
     Unknown,
-    /// The daemon has no such disk.
+    /// The daemon has no disk of this name.
     Absent,
     /// The disk's backing is not locked, and it has no cache.
     Unlocked,

@@ -85,7 +85,7 @@ fn setup_names() -> clap::builder::PossibleValuesParser {
     SETUPS.iter().map(|setup| setup.name).collect::<Vec<_>>().into()
 }
 
-/// Result of the selftest.
+/// The report of `hob selftest`, as `-o json` prints it.
 #[derive(Debug, Serialize)]
 struct Report {
     seed: u64,

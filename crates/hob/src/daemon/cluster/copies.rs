@@ -1,5 +1,5 @@
-//! Replicas of dirty data on other members: their place in ownership records, and failover to a
-//! replica (docs/decisions/0023).
+//! Replicas of dirty data on other members: their entries in the disks' ownership records, and
+//! failover to a replica (docs/decisions/0023).
 
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 

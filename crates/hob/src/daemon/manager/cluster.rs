@@ -256,7 +256,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Follows the state of the lease, until dropped.
+    /// Follows the state of the host's lease in etcd, until dropped.
     pub(crate) async fn tend_cluster(self: Arc<Self>) {
         let Some(cluster) = self.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));
@@ -311,7 +311,7 @@ impl Manager {
         self.observe.pools().into_iter().map(pool).collect()
     }
 
-    /// Acquires the served disks again whose lease has expired.
+    /// Acquires the served disks again that were acquired under an expired lease in etcd.
     async fn take_all_again(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let mut going = tokio::task::JoinSet::new();
         for name in self.served() {
@@ -403,7 +403,8 @@ impl Manager {
         }
     }
 
-    /// Releases all disks when the daemon ends, after the shards have stopped serving them.
+    /// Gives up the ownership of all disks when the daemon ends. The caller stops serving the disks
+    /// before.
     pub(crate) async fn leave_cluster(self: &Arc<Self>, ending: Ending) {
         let Some(cluster) = self.cluster() else { return };
         let goes_on = ending == Ending::HandOver;

@@ -270,7 +270,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
+    /// Saves the definitions of hob.toml. An entry that was deleted from hob.toml is kept until the
+    /// daemon's disk, pool or policy of that name is removed.
     fn note_definitions(&self, config: &Config) {
         let policies: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
         let mut inner = self.inner();

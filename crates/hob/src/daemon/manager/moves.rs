@@ -321,7 +321,8 @@ impl Manager {
     }
 }
 
-/// Writes the result of an order. A failure matters little, because the order ends with its lease.
+/// Writes the result of an order to etcd. A failure matters little, because the key of the order in
+/// etcd ends with its lease.
 async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why: &str) {
     let note = Some(why.to_owned()).filter(|why| !why.is_empty());
     let arrival = found.order.arrival.filter(|_| !state.is_over());

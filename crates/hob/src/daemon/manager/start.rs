@@ -28,7 +28,7 @@ use crate::daemon::state::{
 use crate::daemon::swap::{FileId, loops_over};
 
 /// Maximum time that the listeners and the control API wait at the start for slow disks. Clients of
-/// such a disk wait longer.
+/// a slow disk wait longer.
 const OPENING_MAX: Duration = Duration::from_secs(3);
 
 /// Name of the pool of `hob serve`.

@@ -324,7 +324,7 @@ impl Clients {
     }
 
     /// Lists the connections of disks whose share has room again. The cost depends on the number of
-    /// such disks, not on the number of their connections.
+    /// these disks, not on the number of their connections.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) || self.held_up.is_empty() {
             return;

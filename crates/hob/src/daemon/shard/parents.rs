@@ -1,10 +1,10 @@
 //! Reads of clones that the disk of their parent serves (docs/decisions/0020).
 //!
-//! The backing of a clone passes such a read on. The shard turns it into a request to the parent's
-//! disk, which is on the same shard. The request has its own buffer, because the parent's disk may
-//! fill its cache from that buffer after the clone's reply. The data is then copied into the
-//! clone's buffer. If no buffer is free or the parent's disk fails, the clone's own backing reads
-//! the data.
+//! The backing of a clone passes reads of the parent's data to the shard. The shard turns each read
+//! into a request to the parent's disk, which is on the same shard. The request has its own buffer,
+//! because the parent's disk may fill its cache from that buffer after the clone's reply. The data
+//! is then copied into the clone's buffer. If no buffer is free or the parent's disk fails, the
+//! clone's own backing reads the data.
 
 use std::collections::BTreeMap;
 

@@ -210,8 +210,8 @@ impl Manager {
         }
     }
 
-    /// Takes a migrated disk back after the operator has confirmed that its new host will never
-    /// serve it again.
+    /// Makes this host serve a disk again that migrated to another host. The operator has confirmed
+    /// before that the other host will never serve the disk again.
     pub(crate) async fn migration_take_back(
         self: &Arc<Self>,
         name: String,

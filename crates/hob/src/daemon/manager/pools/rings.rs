@@ -130,7 +130,8 @@ impl Pools {
         )))
     }
 
-    /// Frees all segments of an owner without a disk, after its cache was discarded.
+    /// Frees all segments of an owner without a disk. The caller has discarded the owner's cache
+    /// before.
     pub(in crate::daemon::manager) async fn forget_owner(&self, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
         let flash = match self.registry.inner().pool(&spec.pool) {

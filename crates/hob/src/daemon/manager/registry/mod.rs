@@ -111,7 +111,8 @@ pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     pub(in crate::daemon::manager) defined: BTreeSet<String>,
-    /// Pools of hob.toml that were removed by command. The next field lists such disks.
+    /// Pools of hob.toml that were removed by command. `disks_removed` lists the disks of hob.toml
+    /// that were removed by command.
     pub(in crate::daemon::manager) pools_removed: Vec<String>,
     pub(in crate::daemon::manager) disks_removed: Vec<String>,
     /// Incoming disks of migrations that did not complete.

@@ -32,7 +32,7 @@ pub(in crate::daemon::manager) struct Owed {
 }
 
 impl Owed {
-    /// Returns true if hob may save a lower number immediately, and counts that save.
+    /// Returns true if hob may save a lower number immediately, and then counts the save.
     fn may_lower(&mut self, now: Instant) -> bool {
         let counted = *self.counted.get_or_insert(now);
         let seconds = now.saturating_duration_since(counted).as_secs();
