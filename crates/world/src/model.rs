@@ -525,8 +525,8 @@ impl Model {
         found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
     }
 
-    /// Returns the end time of the change that wrote this value. Returns an error if there is no
-    /// such change.
+    /// Returns the end time of the change that wrote this value. Returns an error if no change
+    /// wrote this value.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
         if value == ZERO {

@@ -581,7 +581,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if dirty data, and possibly unanswered writes, were discarded.
+    /// Returns true if dirty data was discarded in this history. The discard may also have lost
+    /// unanswered writes.
     pub(super) fn has_discarded(&self) -> bool {
         self.injection.is_some() && self.report.discards > 0 && self.any_refuses()
     }
