@@ -214,7 +214,7 @@ pub(super) enum Verdict {
     Ended(i32),
 }
 
-/// A message header and its parts, boxed so that their addresses do not change.
+/// A message header and the buffers that it points to, boxed so that their addresses do not change.
 #[derive(Debug)]
 pub(super) struct Message {
     header: libc::msghdr,

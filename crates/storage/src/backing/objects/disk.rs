@@ -38,7 +38,8 @@ const LAYERS_MIN: u64 = 4;
 /// Maximum size of a single change in bytes: memory for it must be available at once.
 const CHANGE_BYTES_MAX: u64 = 32 << 20;
 
-/// Bytes of objects that are written to the store at once, and minimum number of such objects.
+/// Total bytes of the objects that are written to the object store at the same time, and the
+/// minimum number of these objects.
 const PUT_BYTES_MAX: u64 = 64 << 20;
 const PUTS_MIN: u64 = 2;
 const PUTS_MAX: u64 = 32;

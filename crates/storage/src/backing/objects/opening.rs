@@ -290,7 +290,7 @@ async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, St
     Ok(map)
 }
 
-/// Returns the newest manifest, and the number of its objects.
+/// Returns the newest manifest, and the number of objects that it refers to.
 pub(super) async fn look(store: &Arc<RetryingStore>) -> Result<(Manifest, u64), Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(store).await?.ok_or_else(no_disk)?;
