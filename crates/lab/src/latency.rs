@@ -128,7 +128,7 @@ pub struct Interval {
     pub read_hit_ratio: Option<f64>,
 }
 
-/// Results of one run.
+/// Results of replaying the trace once, with or without a cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Played {
     /// Latencies of all requests, without refused requests.

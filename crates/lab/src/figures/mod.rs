@@ -108,7 +108,7 @@ impl fmt::Debug for FigureInfo {
     }
 }
 
-/// Size of the workloads.
+/// Length of the workloads that the figures run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
     /// Workloads of a few minutes. The checks apply to this size.

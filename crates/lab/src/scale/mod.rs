@@ -81,10 +81,10 @@ pub(crate) struct Disk {
     pub(crate) demand: Demand,
 }
 
-/// Result of a model.
+/// Rates and latency in one modelled datastore with many hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Total rate of all disks, units per second.
+    /// Total rate of all disks, I/O units per second.
     pub rate: f64,
     /// Mean latency of the datastore, milliseconds.
     pub latency_ms: f64,

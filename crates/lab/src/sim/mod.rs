@@ -49,7 +49,7 @@ pub struct Point {
     pub sample_rate: f64,
 }
 
-/// Result of a simulation.
+/// Counts from one simulation of a cache on a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
     /// Settings of the simulated cache.

@@ -108,7 +108,7 @@ impl Traffic {
     }
 }
 
-/// Result of a model.
+/// Loads of etcd and unavailable times of disks in one modelled cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean load while the cluster is idle.
