@@ -42,7 +42,7 @@ pub enum Effect {
 pub struct EventInfo {
     /// The event.
     pub event: LifeEvent,
-    /// Its name.
+    /// Name of the event.
     pub name: &'static str,
     /// Effect on a volatile cache (preset `vfrc`).
     pub of_volatile: Effect,
@@ -81,7 +81,7 @@ events! {
 }
 
 impl LifeEvent {
-    /// Its row.
+    /// Returns the event's row of [`EVENTS`].
     pub fn info(self) -> &'static EventInfo {
         &EVENTS[self as usize]
     }

@@ -164,7 +164,7 @@ pub struct DiskStats {
     pub memory_held_bytes: u64,
     /// Other memory use that grows with the memory tier, bytes.
     pub memory_index_bytes: u64,
-    /// Whether the disk's cache serves requests, and if not, why.
+    /// Whether requests use the disk's cache, and if not, why.
     pub cache: CacheState,
     /// Number of requests in flight.
     pub in_flight: u64,

@@ -135,7 +135,7 @@ pub enum SwapError {
     /// The process that worked on the area was killed.
     #[error("the process that turns swap off was killed, perhaps because memory ran out")]
     Killed,
-    /// It was cancelled.
+    /// The preparation was cancelled.
     #[error("the preparation of the swap area was stopped")]
     Stopped,
     /// A system call failed.

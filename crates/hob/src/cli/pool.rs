@@ -17,7 +17,7 @@ use super::remote::{ask, converse, explain};
 pub(crate) enum Pool {
     /// Create a pool of one or more devices
     Create {
-        /// Its name
+        /// Name of the pool
         name: String,
         /// Block devices, or files, which are created
         #[arg(required = true, value_name = "DEVICE")]

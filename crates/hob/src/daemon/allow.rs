@@ -22,7 +22,7 @@ use super::tls::{CertificateMatch, PeerCertificate};
 pub(crate) struct Peer {
     /// Address of the client; `None` on a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// Its TLS certificate.
+    /// TLS certificate of the client.
     pub(crate) certificate: Option<PeerCertificate>,
     /// Name of the pre-shared key that the client has.
     pub(crate) key: Option<String>,
@@ -104,7 +104,7 @@ pub(crate) enum ClientMatchError {
         text: String,
         /// Address of the network: the given address without the bits after its prefix.
         base: IpAddr,
-        /// Its prefix.
+        /// Length of the network's prefix in bits.
         prefix_bits: u32,
     },
 }

@@ -85,7 +85,7 @@ pub(crate) struct State {
 pub(crate) struct FailedTask {
     /// The command.
     pub(crate) what: String,
-    /// Its subject.
+    /// Subject of the change, such as the name of a disk.
     pub(crate) subject: String,
     /// Why it failed.
     pub(crate) error: String,
@@ -95,7 +95,7 @@ pub(crate) struct FailedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
-    /// Its name.
+    /// Name of the pool.
     pub(crate) name: String,
     /// Paths of its devices.
     pub(crate) devices: Vec<PathBuf>,
@@ -128,7 +128,7 @@ pub(crate) struct PeerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SwapSpec {
-    /// Its name.
+    /// Name of the swap area.
     pub(crate) name: String,
     /// Name of the pool.
     pub(crate) pool: String,
@@ -150,7 +150,7 @@ pub(crate) struct SwapSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskState {
-    /// Its name.
+    /// Name of the disk.
     pub(crate) name: String,
     /// Path or URI of its data.
     pub(crate) backing: String,

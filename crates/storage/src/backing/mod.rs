@@ -226,7 +226,7 @@ pub enum OpenError {
         /// The image permission that QEMU does not share.
         permission: &'static str,
     },
-    /// Its filesystem hangs.
+    /// The filesystem of the backing's file hangs.
     #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
     Unresponsive {
         /// The requested path.
@@ -510,7 +510,7 @@ impl Backing {
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
-    /// Its properties.
+    /// Returns the properties of the backing.
     pub fn info(&self) -> &BackingInfo {
         self.driver.info()
     }

@@ -169,11 +169,11 @@ pub(crate) fn open_uri(
 /// Whether the disk may be written, as far as other hosts are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// It may.
+    /// The disk may be written.
     No,
     /// Unknown: a connection with unanswered changes is closed, and no new one is opened.
     Back,
-    /// Never again.
+    /// The disk must never be written again by this connection's backing.
     Lost,
 }
 

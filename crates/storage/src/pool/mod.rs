@@ -96,9 +96,9 @@ pub enum Admission {
 /// Properties of a pool device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its id.
+    /// Id of the device.
     pub id: DeviceId,
-    /// Its path.
+    /// Path of the device.
     pub path: PathBuf,
     /// UUID of the device, from its superblock.
     pub uuid: Uuid,

@@ -17,9 +17,9 @@ use crate::daemon::hardware::DeviceCounts;
 /// A row of [`METRICS`].
 #[derive(Debug)]
 pub(crate) struct Metric {
-    /// Its name, without `_total`.
+    /// Name of the metric, without `_total`.
     pub(crate) name: &'static str,
-    /// Its type.
+    /// Type of the metric.
     pub(crate) kind: Kind,
     /// Help text of the metric.
     pub(crate) help: &'static str,

@@ -61,7 +61,7 @@ pub(crate) struct Table {
 pub(crate) struct FileEntry {
     /// The export: a disk of its own name, or an additional one.
     pub(crate) disk: String,
-    /// Its mount path.
+    /// Path at which the file is mounted.
     pub(crate) path: PathBuf,
     /// True if the file below was created for the mount.
     pub(crate) made: bool,

@@ -61,7 +61,7 @@ const READ_MAX: Duration = Duration::from_secs(60);
 /// Properties of a disk in an object store, from its newest manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectDisk {
-    /// Its unique id.
+    /// Unique id of the disk.
     pub uuid: Uuid,
     /// Bytes.
     pub size_bytes: u64,

@@ -45,7 +45,7 @@ pub(super) struct Owner {
 /// Whether an owner that did not close the disk still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerLiveness {
-    /// It has ended.
+    /// The owner has ended.
     Gone,
     /// The owner's process runs on this host.
     Here,

@@ -46,9 +46,9 @@ pub(super) enum StoreError {
 /// Whether a put may replace an existing object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It is replaced.
+    /// The existing object is replaced.
     Always,
-    /// It fails with [`StoreError::Present`].
+    /// The put fails with [`StoreError::Present`].
     IfAbsent,
 }
 

@@ -89,7 +89,7 @@ struct Running {
 /// Result of a child process that ended.
 #[derive(Default)]
 struct Ended {
-    /// Its complaint.
+    /// Text that the process wrote to its standard error.
     said: String,
     /// State of the image when the child ended.
     left: Option<ChangeMark>,
