@@ -55,7 +55,7 @@ pub struct Answer {
     pub data: Vec<u8>,
 }
 
-/// Address of a disk.
+/// Address at which a test guest connects to a disk.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
     /// An export of an NBD server.

@@ -319,14 +319,14 @@ pub enum CacheChange {
     Disable,
     /// Adds segments and keeps the contents.
     Grow(Vec<DataSegment>, Option<NewRing>),
-    /// Releases this many segments, the emptiest first; blocks in other segments stay. Refused if
-    /// dirty data would be lost.
+    /// Releases this number of segments, the emptiest first. Blocks in other segments are kept.
+    /// Refused if dirty data would be lost.
     Shrink(u32, Option<NewRing>),
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// Sets the disk's size in bytes, which must not shrink. The caller resizes the backing before.
-    /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
-    /// only if, the cache is persistent.
+    /// The cache keeps its contents, and the dirty bitmaps record the new part of the disk as
+    /// changed. A ring is given if, and only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.
@@ -335,7 +335,7 @@ pub enum CacheChange {
     Clear(Option<NewRing>),
     /// Changes mode, destaging or copies, immediately. Dirty data stays until it is destaged.
     Tune(Mode, Destage, Copies),
-    /// Changes policy and admission, immediately. Contents and eviction order stay, but usage
+    /// Changes policy and admission, immediately. Contents and eviction order are kept, but usage
     /// counts are lost. Takes time proportional to the number of blocks.
     Replace(PolicyKind, Admission),
     /// Destages until no data is dirty; meanwhile writes go to the backing.
@@ -372,7 +372,7 @@ pub enum Discard {
 /// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// This many segments, those with the fewest blocks.
+    /// This number of segments: those with the fewest blocks.
     Emptiest(u32),
     /// All segments on a device.
     Device(DeviceId),
@@ -399,7 +399,7 @@ pub struct Enable {
     pub config: CacheConfig,
     /// Segments for data. With `recovered`, exactly the segments that were found.
     pub segments: Vec<DataSegment>,
-    /// Ring of a persistent cache; `None` for a volatile one.
+    /// Journal ring of a persistent cache; `None` for a volatile cache.
     pub journal: Option<NewRing>,
     /// Content of the recovered journal.
     pub recovered: Option<crate::journal::Recovered>,
@@ -517,7 +517,7 @@ pub enum Event {
     },
     /// A cache stopped using segments of a fenced device.
     Lost {
-        /// Disk of the cache.
+        /// The disk that the cache belongs to.
         disk: DiskId,
         /// The segments.
         segments: Vec<Segment>,

@@ -19,7 +19,7 @@ use crate::units::{DiskId, SECTOR_BYTES};
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// Purpose of a lock; the table above lists the conflicts.
+/// Why a range is locked. The table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,

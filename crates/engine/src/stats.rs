@@ -90,9 +90,9 @@ pub struct DiskStats {
     pub read_hits: u64,
     /// Number of reads served completely from the memory tier.
     pub memory_hits: u64,
-    /// Bytes of the read requests.
+    /// Total bytes of all read requests.
     pub read_bytes: u64,
-    /// Bytes of the write requests.
+    /// Total bytes of all write requests.
     pub write_bytes: u64,
     /// Maximum number of requests answered within one second.
     pub iops_max: u64,

@@ -497,7 +497,7 @@ impl Sum {
     }
 }
 
-/// Sums of one run.
+/// Sums of the latencies in one run of the trace.
 struct Tally {
     all: Sum,
     ops: BTreeMap<&'static str, Sum>,

@@ -18,7 +18,7 @@ pub const DEFAULT_PORT: u16 = 10809;
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const URI_BYTES_MAX: usize = 16 << 10;
 
-/// Address of an export.
+/// URI of an NBD export: address of the server, and name of the export.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NbdUri {
     /// Address of the server.

@@ -3,9 +3,10 @@
 //! # Two locks
 //! `flock` excludes another hob, of any version. QEMU and its tools use open-file-description locks
 //! on single bytes (`block/file-posix.c`). A lock on byte 100 + N means that a process uses
-//! permission N, and on byte 200 + N that it does not share N. hob takes the same locks, so that
-//! QEMU refuses a file that hob serves, and vice versa. All of them are read locks. A process
-//! detects a conflict by looking for locks of others after taking its own.
+//! permission N. A lock on byte 200 + N means that a process does not permit others to use
+//! permission N. hob takes the same locks, so that QEMU refuses a file that hob serves, and vice
+//! versa. All of them are read locks. A process detects a conflict by looking for locks of others
+//! after taking its own.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -6,10 +6,10 @@
 //! model's time is a counter of events.
 //!
 //! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
-//! backing, and it is not compared until the cache is drained. A crash ends all changes in progress
-//! and lowers the floors to the durable state. Values that a read returned since the last crash do
-//! not change, nor do values that were read before a flush. After a discard, a unit may have its
-//! old content or zeroes. Once this content was read and flushed, it must not change.
+//! backing. The backing is not compared until the cache is drained. A crash ends all changes in
+//! progress and lowers the floors to the durable state. Values that a read returned since the last
+//! crash do not change, nor do values that were read before a flush. After a discard, a unit may
+//! have its old content or zeroes. Once this content was read and flushed, it must not change.
 //!
 //! The model allows overlapping changes to take effect in any order.
 

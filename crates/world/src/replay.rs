@@ -78,7 +78,7 @@ pub struct Served {
     pub outcome: Outcome,
 }
 
-/// Counts of one replay run.
+/// Number of requests, I/Os and bytes of one replay of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of answered requests.

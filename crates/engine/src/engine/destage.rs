@@ -438,8 +438,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a range has dirty data for a job of this kind, and all of this data must
-    /// wait for a commit before it is destaged.
+    /// Returns true if a job of this kind would destage dirty data of a range, but all of this data
+    /// must wait for a journal commit before.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;

@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
 use crate::units::Instant;
 
-/// Source of a read.
+/// Where a read gets its data.
 enum Source {
     /// Memory holds all data of the read.
     Memory,

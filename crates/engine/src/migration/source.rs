@@ -35,7 +35,7 @@ const GATHER_NS: u64 = 50_000_000;
 /// Time during which the call that cancels the hand-over is repeated, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
-/// Options of a migration.
+/// Settings of a migration that the source follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
     /// True if a change that waits at the destination triggers the hand-over.

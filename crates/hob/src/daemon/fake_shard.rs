@@ -1,8 +1,8 @@
-//! A shard for tests: a real engine that decides, and nothing that moves payload.
+//! A shard for tests. It has a real engine, but moves no payload.
 //!
-//! It is a task of the test's own runtime, so that tests can let time-outs pass in no time. It can
-//! be told to hang, to let the backings fail, and to take a guest's writes. All that guests write are zeroes, which is what
-//! the files of tests hold anyway; pages of journals are really written, so that caches can be recovered.
+//! The shard is a task of the test's runtime, whose time tests can advance. Tests can make the
+//! shard hang, make backings fail, and send writes as a guest. Guests write only zeroes, which the
+//! test files contain anyway. Journal pages are really written, so that caches can be recovered.
 
 mod cache_transfer;
 
@@ -44,7 +44,8 @@ struct State {
     backings_fail: bool,
     /// Nothing can be written to it any more.
     sick: Option<DeviceId>,
-    /// It does not answer, and this is what it was asked.
+    /// The flash device that completes no I/O. The next field has the I/O that was sent to this
+    /// device.
     silent: Option<DeviceId>,
     kept: Vec<Io>,
     /// What it would report.

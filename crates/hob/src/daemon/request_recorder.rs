@@ -178,12 +178,13 @@ impl Drop for Reader {
     }
 }
 
-/// Counter of a recording, which does not keep the ring alive.
+/// Reads the numbers of recorded and dropped requests. This handle does not keep the buffer of the
+/// recording alive.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(Weak<RecordRing>);
 
 impl Counter {
-    /// Numbers of recorded and dropped requests, while a recording is in progress.
+    /// Returns the numbers of recorded and dropped requests, while a recording is in progress.
     pub(crate) fn read(&self) -> Option<hob_control::Recording> {
         let ring = self.0.upgrade().filter(|ring| !ring.abandoned.load(Ordering::Relaxed))?;
         Some(hob_control::Recording {

@@ -262,7 +262,8 @@ pub(crate) enum ShardCall {
     },
     /// End the quiesced state and accept requests again.
     Resume,
-    /// Hand over the quiesced connections. Busy or unsupported connections stay.
+    /// Hand over the quiesced connections. The shard keeps connections that are busy or that cannot
+    /// be handed over.
     HandOver {
         answer: Answer<AtRest>,
     },

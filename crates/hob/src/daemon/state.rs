@@ -41,7 +41,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
-    /// Version of the format.
+    /// Version of the state file's format.
     pub(crate) version: u32,
     /// Pools.
     pub(crate) pools: Vec<PoolState>,

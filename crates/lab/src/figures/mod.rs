@@ -131,7 +131,7 @@ enum Work {
     NotYet(&'static str),
 }
 
-/// Evaluation of the runs.
+/// What the runs of a figure showed: measured values with their checks, and notes.
 struct Findings {
     lines: Vec<Line>,
     /// Limits of the measurement, and reasons of failed checks.

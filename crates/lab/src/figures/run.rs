@@ -33,7 +33,7 @@ pub struct Options {
     pub made_by: String,
 }
 
-/// Progress of the figures.
+/// Progress of running the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Number of completed simulations.

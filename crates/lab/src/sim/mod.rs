@@ -200,7 +200,7 @@ pub fn grid(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Some of the simulations, with their indexes.
+/// The simulations that one thread runs, with their indexes in the list of all simulations.
 type Share = Vec<(usize, Simulation)>;
 
 fn simulate(

@@ -427,8 +427,8 @@ impl Uring {
     }
 
     /// Takes completions that the kernel could not report immediately, because the queue was full
-    /// or it defers them, as with failed writes. Call it before unreported attempts count as done.
-    /// Returns false if it found no completion.
+    /// or the kernel defers them, for example failed writes. Call it before unreported attempts
+    /// count as done. Returns false if it found no completion.
     fn run_deferred(&mut self) -> bool {
         if self.hasty.submitted.is_empty() || self.hasty.is_sure {
             return false;

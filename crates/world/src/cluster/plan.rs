@@ -9,7 +9,7 @@ use crate::rng::SimRng;
 /// Nanoseconds per millisecond.
 pub(super) const MS: u64 = 1_000_000;
 
-/// Parameters of a cluster history.
+/// Random parameters of one history of the cluster simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,

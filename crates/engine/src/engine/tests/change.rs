@@ -80,7 +80,7 @@ fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled, "eviction goes on");
 }
 
-/// The segments of a removed device are replaced; data on other devices stays.
+/// The segments of a removed device are replaced; data on other devices is kept.
 #[test]
 fn leaving_a_device_keeps_data_on_other_devices() {
     let mut bench = Bench::bare(Limits::default());

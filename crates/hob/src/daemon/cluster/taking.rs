@@ -56,7 +56,7 @@ pub(crate) enum TakeError {
         why: String,
         /// Suggested action.
         hint: String,
-        /// Kind of the obstacle.
+        /// How the other owner prevents this host from taking the disk.
         how: OtherOwner,
     },
     /// The answer is unknown; try again later.

@@ -92,7 +92,7 @@ pub(crate) enum Source {
 /// Values from which the metrics of a cache are computed.
 #[derive(Debug)]
 pub(crate) struct MetricContext<'a> {
-    /// Statistics of the disk.
+    /// Statistics of the disk whose metrics are written.
     pub(crate) stats: &'a DiskStats,
     /// Size of a cache block in bytes.
     pub(crate) block_bytes: u64,

@@ -48,8 +48,8 @@ use vhost_user_clients::VhostUserClients;
 /// measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
 
-/// Maximum number of turns of the shard loop between two checks of the clock and the I/O ring,
-/// because some drivers keep a shard busy by polling.
+/// Maximum number of turns of the shard loop between two checks of the clock and the I/O ring. Some
+/// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
 /// Sleeps shorter than this count as short, in nanoseconds.

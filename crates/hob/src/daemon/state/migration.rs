@@ -12,7 +12,7 @@ pub(crate) struct MigrationSpec {
     /// Distinguishes the disk from others of the same name: 32 random hexadecimal digits, generated
     /// at its first migration.
     pub(crate) lineage: String,
-    /// Ownership of the disk.
+    /// This host's role in the migration: whether it owns the disk.
     pub(crate) record: RecordSpec,
     /// The other host.
     pub(crate) peer: String,

@@ -33,7 +33,7 @@ pub(crate) use certificate::{CertificateMatch, PeerCertificate};
 /// Maximum time for a client to finish the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
-/// Paths of the files, as `tls = { cert, key, client_ca }` in hob.toml.
+/// Paths of a listener's TLS files. In hob.toml: `tls = { cert, key, client_ca }`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TlsFiles {

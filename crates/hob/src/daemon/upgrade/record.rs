@@ -34,7 +34,7 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// The record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Description of the descriptors.
+    /// Table that describes the file descriptors passed to the new process.
     pub(crate) table: Table,
     /// Unprocessed bytes of each client.
     pub(crate) received: Vec<Vec<u8>>,

@@ -57,7 +57,7 @@ pub struct EtcdCosts {
     pub way_ns: u64,
 }
 
-/// Parameters of a model.
+/// Parameters of a modelled cluster with one etcd.
 #[derive(Clone, Copy, Debug)]
 pub struct Owners {
     /// Number of hosts.

@@ -313,7 +313,7 @@ pub(super) enum Name {
     Manifest(u64),
     /// A page.
     Page(u32, Generation),
-    /// Data of the disk.
+    /// An object with data of the disk.
     Data(u64, Generation),
 }
 

@@ -109,7 +109,7 @@ enum Taking {
 struct Taken {
     before: Manifest,
     manifest: Manifest,
-    /// Map of the disk; empty if the disk was only released.
+    /// Map from the disk's objects to their generations; empty if the disk was only released.
     map: Map,
 }
 

@@ -1,5 +1,6 @@
-//! Disks in standby: opens an incoming disk with an empty cache and with the source host as its
-//! backing, makes this host the owner of the disk, or closes the disk again.
+//! Incoming disks in standby. This module opens an incoming disk with an empty cache and with the
+//! source host as its backing. Later it makes this host the owner of the disk, or closes the disk
+//! again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -210,7 +211,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Removes an incoming disk and its cache from its shard. Its configuration stays.
+    /// Removes an incoming disk and its cache from its shard. The daemon keeps the disk's
+    /// configuration.
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;

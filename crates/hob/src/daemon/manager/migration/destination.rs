@@ -65,7 +65,7 @@ pub(super) enum Input {
     Acted(Ticket, Result<Option<DataSocket>, String>),
     /// A guest's write is waiting for the disk.
     Wanted,
-    /// Progress of the pull.
+    /// Progress of reading the disk's cached data from the source host.
     Progress(Progress),
     /// The operator cancels the migration on this host.
     GiveUp,

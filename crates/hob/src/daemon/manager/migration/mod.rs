@@ -70,13 +70,13 @@ impl Manager {
         self.handles().get(name).is_some_and(|handle| handle.is_under_way() && handle.shared.facts().drained)
     }
 
-    /// Stops the tasks of all migrations; their records stay.
+    /// Stops the tasks of all migrations. The migrations' records are kept.
     pub(super) fn stop_migrations(&self) {
         self.handles().values().for_each(|handle| handle.task.abort());
     }
 }
 
-/// Clock of a task.
+/// Clock of a migration task.
 #[derive(Clone, Copy, Debug)]
 struct Clock(tokio::time::Instant);
 

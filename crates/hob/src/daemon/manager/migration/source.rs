@@ -46,12 +46,13 @@ pub(super) struct Leaving {
     pub(super) plan: MigrationStart,
     pub(super) shared: Arc<Shared>,
     pub(super) bandwidth: Arc<Bandwidth>,
-    /// Address of the other host.
+    /// Address of the destination host.
     pub(super) to: (String, u16),
     pub(super) tls: hob_control::ClientTls,
 }
 
-/// Kind of the last call, as far as its answer depends on it.
+/// Kind of this host's last call to the destination, as far as the handling of the answer depends
+/// on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Look,

@@ -179,7 +179,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Removes the shard's cache after draining it; its configuration stays.
+    /// Drains a cache, and removes it from the shard. The daemon keeps the cache's configuration.
     pub(in crate::daemon::manager) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id, pool) = {
             let inner = self.registry.inner();

@@ -231,7 +231,7 @@ impl Pools {
         connected
     }
 
-    /// Closes a device that the shards do not know. Its contents stay.
+    /// Closes a device that the shards do not know. The contents of the device are kept.
     async fn close_device(&self, pool: &str, id: DeviceId) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         if let Err(error) = flash.close_device(id).await {

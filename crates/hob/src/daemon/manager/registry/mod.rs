@@ -201,7 +201,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) identity: [u8; 32],
     /// Probes of the backing since the disk was last opened.
     pub(in crate::daemon::manager) measure: Option<disks::Measure>,
-    /// Lock of the backing.
+    /// The lock on the backing that excludes other writers.
     pub(in crate::daemon::manager) lock: Option<Lock>,
     /// Permanent identifier of an immutable backing, by which clones find their parent.
     pub(in crate::daemon::manager) constant: Option<String>,
