@@ -380,7 +380,7 @@ pub enum Vacate {
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
 /// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
-/// `is_void`; later the cache invalidates the changed ranges.
+/// `is_void`. Later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait

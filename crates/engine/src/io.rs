@@ -25,7 +25,7 @@ pub enum Op {
     Write(Durability),
     /// Makes all acknowledged writes durable.
     Flush,
-    /// Discards the content of the range; later reads return whatever the backing returns.
+    /// Discards the content of the range. Later reads return whatever the backing returns.
     Discard(Durability),
     /// Zeroes the range.
     WriteZeroes(Durability, Zeroing),

@@ -102,7 +102,7 @@ impl RangeLocks {
         }
     }
 
-    /// Adds lock `id`. Returns true if the lock is granted immediately; otherwise a later
+    /// Adds lock `id`. Returns true if the lock is granted immediately. Otherwise a later
     /// [`leave`](Self::leave) grants it. The lock has the kind `kind` if it has no conflict, and
     /// `waiting` otherwise.
     pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {

@@ -32,14 +32,14 @@ pub struct NbdUri {
 pub enum Address {
     /// Over TCP.
     Tcp {
-        /// Host name or IP address; an IPv6 address has no brackets.
+        /// Host name or IP address. An IPv6 address has no brackets.
         host: String,
         /// Port.
         port: u16,
     },
     /// A server on a Unix socket.
     Unix {
-        /// Path of the socket; a relative path starts at the process's working directory.
+        /// Path of the socket. A relative path starts at the process's working directory.
         path: PathBuf,
     },
 }

@@ -48,7 +48,7 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 /// (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// Handshake flags of the server; the client's flags use the same bits.
+/// Handshake flags of the server. The client's flags use the same bits.
 pub mod handshake_flags {
     /// The server replies to options, and the client may send several.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;

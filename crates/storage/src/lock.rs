@@ -43,7 +43,7 @@ pub(crate) enum LockError {
     /// Another hob has the file open.
     #[error("another process holds its lock")]
     InUse,
-    /// QEMU has the file open; the text names the conflicting permission.
+    /// QEMU has the file open. The text names the conflicting permission.
     #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
     Qemu(&'static str),
     /// The system's.
@@ -76,7 +76,7 @@ pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
 }
 
 /// Locks a disk's file against other hobs and QEMU. Waits briefly for a process that is just
-/// ending. Several processes may read the file; a writer excludes all others.
+/// ending. Several processes may read the file. A writer excludes all others.
 pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockError> {
     let deadline = Instant::now() + PATIENCE;
     loop {

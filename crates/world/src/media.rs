@@ -86,7 +86,7 @@ struct Transfer {
     count: usize,
     /// Data of a write, or the data that a read has seen so far.
     tags: Vec<Tag>,
-    /// Random bits. They decide which 512-byte units of the I/O take effect at its submission; the
+    /// Random bits. They decide which 512-byte units of the I/O take effect at its submission. The
     /// others take effect at its completion.
     mix: u64,
 }

@@ -186,7 +186,7 @@ impl Backed {
         self.bypassed > self.flushed
     }
 
-    /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush; an
+    /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush. An
     /// empty range is already durable.
     pub(super) fn note_bypass(&mut self, first: u64, end: u64) {
         self.writes += 1;
@@ -259,7 +259,7 @@ impl Backed {
     }
 
     /// Records the discard of acknowledged changes that only flash had. Current sessions get a
-    /// report; later sessions never relied on these changes. Earlier data of the same ranges on the
+    /// report. Later sessions never relied on these changes. Earlier data of the same ranges on the
     /// backing may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;

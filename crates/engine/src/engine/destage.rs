@@ -290,7 +290,7 @@ impl Engine {
     }
 
     /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
-    /// in ascending order; those that are not dirty any more are skipped.
+    /// in ascending order. Those that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {

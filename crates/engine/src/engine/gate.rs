@@ -1,7 +1,7 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
 //! Each datastore and each flash device has a gate. A gate is open while its resource is not
-//! throttled and the disk has no limit; an open gate costs one check. At a closed gate, an I/O
+//! throttled and the disk has no limit. An open gate costs one check. At a closed gate, an I/O
 //! waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O belongs to its disk's
 //! flow. Fills after the reply, destaging, cache maintenance and their flushes are one flow for all
 //! disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the gates, because guests' flushes wait

@@ -88,7 +88,7 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The backing is being flushed up to this number of writes; the second field counts the
+    /// The backing is being flushed up to this number of writes. The second field counts the
     /// attempts.
     FlushBacking(u64, u8),
     /// The journal tail of a recovered cache is being written again.

@@ -407,7 +407,7 @@ impl Engine {
     }
 
     /// Handles the end of destaging a request's partly covered dirty sectors. On success they are
-    /// on the backing; an error means that flash could not be read or the backing could not be
+    /// on the backing. An error means that flash could not be read or the backing could not be
     /// written.
     pub(super) fn edges_destaged(
         &mut self,
@@ -481,7 +481,7 @@ impl Engine {
     }
 
     /// Records that the zones of a request are being written. Returns true if one of the zones had
-    /// no bypass mark; the mark must then be durable before the write is sent.
+    /// no bypass mark. The mark must then be durable before the write is sent.
     fn mark_zones(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let zones = self.zones_of(slot);

@@ -62,7 +62,7 @@ pub enum Order {
 pub enum SourceAct {
     /// Store this record durably.
     Record(Record),
-    /// Write through and drain the cache; then record which regions of the disk change.
+    /// Write through and drain the cache. Then record which regions of the disk change.
     Prepare,
     /// Report the changes since the last report with [`Source::handle_changes`], then call
     /// `handle_done`.

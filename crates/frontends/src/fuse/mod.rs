@@ -4,7 +4,7 @@
 //! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer
 //! is free, the caller passes the same message again later. [`Session::poll_request`] returns
 //! requests for the engine, and [`Session::handle_reply`] takes the engine's replies.
-//! [`Session::poll_answer`] returns answers to write to /dev/fuse; the caller calls
+//! [`Session::poll_answer`] returns answers to write to /dev/fuse. The caller calls
 //! [`Session::handle_written`] after each.
 //!
 //! # Refused operations

@@ -1,7 +1,7 @@
 //! Membership of this host in a cluster: the host's lease in etcd, and the disks that the host owns
 //! according to etcd (docs/decisions/0019).
 //!
-//! [`hob_engine::cluster`] makes the decisions; this module calls etcd and passes on its responses.
+//! [`hob_engine::cluster`] makes the decisions. This module calls etcd and passes on its responses.
 //! A separate thread renews the lease ([`keep`]), so that no other work of the daemon delays it.
 //! Code that opens disks calls [`Cluster::take`] first.
 

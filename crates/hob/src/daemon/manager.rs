@@ -1,15 +1,15 @@
 //! The manager: the pools, disks and caches of this host, their assignment to shards, and all
 //! changes of them.
 //!
-//! The manager runs on the control thread. The state file keeps the configuration; the manager
+//! The manager runs on the control thread. The state file keeps the configuration. The manager
 //! implements it as far as devices and backings allow. The manager is being divided into services,
 //! each with its own state ([0049](../../../../docs/decisions/0049-services.md)). The lowest layer
 //! is the [`Registry`]. Code that is not in a service yet is a method of [`Manager`], which reaches
 //! the registry through `Deref`.
 //!
 //! # Changes
-//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
-//! one change of a disk or pool runs at a time; a second one is refused meanwhile
+//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only one
+//! change of a disk or pool runs at a time. A second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 
 mod adopt;

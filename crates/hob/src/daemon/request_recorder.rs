@@ -72,7 +72,7 @@ impl RecordRing {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records; the next field is the last seen value of
+    /// Local copy of the number of written records. The next field is the last seen value of
     /// `read`.
     written: u64,
     read: u64,

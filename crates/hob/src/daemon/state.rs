@@ -2,7 +2,7 @@
 //!
 //! One JSON file, replaced as a whole: a new file is written and synced, the files are exchanged,
 //! and the directory is synced. The previous file stays beside it with its space, so a full
-//! filesystem does not prevent the next save. A malformed file is never overwritten; the daemon
+//! filesystem does not prevent the next save. A malformed file is never overwritten. The daemon
 //! refuses to start and reports the error.
 
 use std::collections::BTreeMap;

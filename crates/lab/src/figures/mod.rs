@@ -5,7 +5,7 @@
 //! for flash and disks, the real engine). [`run()`] writes one page with a picture, a table and a
 //! CSV file for each figure.
 //!
-//! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked; the
+//! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked. The
 //! figures fit no further parameters. The checks compare ratios and orders. If hob differs from the
 //! source, the check fails and a note gives the reason. Figures that cannot be measured are listed
 //! with the reason and not run.

@@ -61,7 +61,7 @@ use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
 
-/// Flag in the token index of an I/O with several operations; the other bits are its slot. Without
+/// Flag in the token index of an I/O with several operations. The other bits are its slot. Without
 /// the flag, the index is the I/O's id.
 const SEVERAL: u32 = 1 << 31;
 
@@ -166,7 +166,7 @@ enum Life {
     Ending,
     /// The helper thread closes the files.
     Closing,
-    /// The files are closed; the value is the time of the last change of the file.
+    /// The files are closed. The value is the time of the last change of the file.
     Closed(Option<ChangeMark>),
 }
 

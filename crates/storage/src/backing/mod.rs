@@ -145,7 +145,7 @@ pub struct BackingOptions {
     /// Image format of the file or block device at a path; [`Format::assumed`] if absent. Other
     /// backings have no format.
     pub format: Option<Format>,
-    /// The recorded files that belong to an image; hob opens no others. A data file follows the
+    /// The recorded files that belong to an image. hob opens no others. A data file follows the
     /// layer that it belongs to.
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
@@ -584,7 +584,7 @@ impl Backing {
         self.driver.set_peer(ring, now, peer.driver);
     }
 
-    /// For a handover: makes this host the owner. The peer is disconnected; another may be set.
+    /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
     pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.take_over(ring, now);
     }

@@ -28,7 +28,7 @@
 //! minimum block size above a sector is refused. A smaller one becomes the disk's own
 //! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
 //! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
-//! has grown; a command grows the disk.
+//! has grown. A command grows the disk.
 
 pub(crate) mod connect;
 mod exchange;
@@ -357,7 +357,7 @@ impl NbdBacking {
         })
     }
 
-    /// Declares the disk writable. The present server may not write; another server, also a QEMU,
+    /// Declares the disk writable. The present server may not write. Another server, also a QEMU,
     /// replaces it before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);

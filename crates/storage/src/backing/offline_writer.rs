@@ -36,7 +36,7 @@ pub struct OfflineWriter<'a> {
 }
 
 impl<'a> OfflineWriter<'a> {
-    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true; then
+    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true. Then
     /// unanswered requests fail. Use the writer on the calling thread only.
     ///
     /// # Errors

@@ -209,7 +209,8 @@ impl Pool {
     /// Adds devices of the same pool that were opened later.
     ///
     /// # Errors
-    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already; then `late` is closed.
+    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already. Then `late` is
+    /// closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;
@@ -238,7 +239,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// [`PoolError`]; a file that the call created is removed again.
+    /// [`PoolError`]. A file that the call created is removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec)?;
         let path = open.made();

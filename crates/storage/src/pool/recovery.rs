@@ -1,13 +1,13 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
+//! `hob_engine::journal` interprets the pages. This module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
 //! After that, the daemon reads and checksums the sectors of the journal tail that the journal
 //! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new journal
 //! ring, and a crash before that changes nothing.
 //!
 //! # Failures
-//! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
+//! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. A
 //! page that differs in the second reading is left out, and everything is read again. A device that
 //! does this often is an error. If segments are missing because their device is missing, the
 //! journal shows what is lost. But if a journal's only copy is on a missing device, the cache seems

@@ -4,7 +4,7 @@
 //! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
 //! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
 //! part: the table of operations in flight, their memory, and the rules for their completion. A
-//! driver starts one attempt and reports its result; this file continues short transfers.
+//! driver starts one attempt and reports its result. This file continues short transfers.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
@@ -22,7 +22,7 @@
 //!   sends could mix their bytes.
 //! * Memory of an operation in flight stays valid: buffers are referenced and descriptors kept
 //!   open. Dropping the I/O ring waits, or leaks memory that the kernel still uses.
-//! * The ring stays on the thread that created it; only its [`Waker`]s move between threads.
+//! * The ring stays on the thread that created it. Only its [`Waker`]s move between threads.
 
 mod config;
 mod fds;

@@ -92,7 +92,7 @@ fn hits_do_not_wait() {
     assert_eq!(bench.ios.len(), 4);
 }
 
-/// Requests of 512 bytes are served through whole sectors; the payload begins inside the buffer.
+/// Requests of 512 bytes are served through whole sectors. The payload begins inside the buffer.
 #[test]
 fn an_unaligned_read_moves_whole_sectors() {
     let mut bench = Bench::cached(16, 4 * KIB);

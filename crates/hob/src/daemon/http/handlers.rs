@@ -1,4 +1,4 @@
-//! API handlers, one function per method and path. The handlers convert requests; the manager
+//! API handlers, one function per method and path. The handlers convert requests. The manager
 //! decides.
 
 use std::sync::Arc;
@@ -337,7 +337,7 @@ pub(super) async fn disk_resize(
 }
 
 /// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
-/// continues after the response; the disk shows its progress.
+/// continues after the response. The disk shows its progress.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/events",

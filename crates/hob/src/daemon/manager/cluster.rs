@@ -21,7 +21,7 @@ use crate::daemon::cluster::{Cluster, OtherOwner, TakeError, Took};
 /// Interval at which waiting disks, and disks to acquire again, are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum time to release a disk when the daemon ends; after that no further disk is released.
+/// Maximum time to release a disk when the daemon ends. After that no further disk is released.
 const END_MAX: Duration = Duration::from_secs(2);
 
 /// Number of checks between two searches for disks without dirty data.

@@ -252,7 +252,7 @@ impl Flash {
         .await
     }
 
-    /// Allocates a journal ring. Each copy of the journal ring is on its own device; without space
+    /// Allocates a journal ring. Each copy of the journal ring is on its own device. Without space
     /// for two copies there is one. The ring gets `number`, or a higher one if the owner has used
     /// that number.
     pub(super) async fn allocate_ring(

@@ -35,7 +35,7 @@ struct Lease {
     is_lost: bool,
     /// True if the backing's writes were cancelled.
     is_held_back: bool,
-    /// True while the disk is removed from this shard; no operation may wait for the lease.
+    /// True while the disk is removed from this shard. No operation may wait for the lease.
     is_leaving: bool,
     replies: Vec<Reply>,
     /// Replies to block status queries, by query id.

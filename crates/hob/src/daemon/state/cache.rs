@@ -173,7 +173,7 @@ pub(crate) struct JournalSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Size of the containing file or device in bytes; the file may be an image.
+    /// Size of the containing file or device in bytes. The file may be an image.
     pub(crate) size_bytes: u64,
     /// Time of the last change, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,

@@ -51,7 +51,7 @@ pub(crate) struct TlsFiles {
 pub(crate) enum WithoutCertificate {
     /// Refuse them.
     Refused,
-    /// Accept them; another check must authenticate them.
+    /// Accept them. Another check must authenticate them.
     Welcome,
 }
 
@@ -104,7 +104,7 @@ struct Parts {
     own: CertificateDer<'static>,
 }
 
-/// Identifies a version of a file; another stamp means that the file was changed.
+/// Identifies a version of a file. Another stamp means that the file was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     modified: Option<SystemTime>,

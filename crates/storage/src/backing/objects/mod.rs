@@ -1,7 +1,7 @@
 //! A disk stored as objects of one size in an object store, such as S3, or in a directory.
 //!
 //! [Decision 0018](../../../../../docs/decisions/0018-objects.md) has the reasons, and
-//! docs/FORMAT.md has the format. Objects are never overwritten; each flush creates a manifest. The
+//! docs/FORMAT.md has the format. Objects are never overwritten. Each flush creates a manifest. The
 //! file mod.rs connects the shard with the thread that uses the store (`worker.rs`).
 //!
 //! # Durability

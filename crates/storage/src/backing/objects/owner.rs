@@ -2,7 +2,7 @@
 //!
 //! An owner is identified by machine id, boot id, PID namespace, process id and start time. All of
 //! these are known without the network. An owner counts as ended only if that is certain. The check
-//! guards against mistakes; the manifest's number excludes a second writer.
+//! guards against mistakes. The manifest's number excludes a second writer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

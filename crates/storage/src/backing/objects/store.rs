@@ -1,8 +1,8 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time; each attempt is limited too. A call that timed out may still take effect in the
-//! store later; the callers handle that.
+//! limited time. Each attempt is limited too. A call that timed out may still take effect in the
+//! store later. The callers handle that.
 
 use std::future::Future;
 use std::ops::Range;

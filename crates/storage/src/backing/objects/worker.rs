@@ -57,7 +57,7 @@ pub(super) enum What {
 
 /// A completed job of the worker thread.
 pub(super) enum Ended {
-    /// An I/O has ended; a read has its data.
+    /// An I/O has ended. A read has its data.
     Io(IoId, Result<Option<Vec<u8>>, IoError>),
     Status(u64, Status),
 }

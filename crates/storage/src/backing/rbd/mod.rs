@@ -21,7 +21,7 @@
 //!
 //! librbd watches the image. A resize is logged, and a command grows the disk
 //! ([`Driver::size_probe`]). librbd skips I/O past the end of an image that was shrunk, and reports
-//! success; hob fails such I/O.
+//! success. hob fails such I/O.
 #![allow(unsafe_code)]
 
 mod clone;

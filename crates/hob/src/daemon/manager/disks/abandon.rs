@@ -28,7 +28,7 @@ use crate::daemon::state::JournalSpec;
 /// Maximum time that removing a disk waits for its backing, unless the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum time to wait for an unmount; a longer unmount continues in the background.
+/// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
 /// Number of attempts to drop a cache. A request that started later may make data dirty again.

@@ -19,7 +19,7 @@ use super::flow::{self, Bandwidth};
 use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::socket_access::SocketAccess;
 
-/// Maximum number of ready connections; the oldest is closed first.
+/// Maximum number of ready connections. The oldest is closed first.
 const READY_MAX: usize = 2;
 
 /// Maximum time that a client of the socket waits for a connection.

@@ -23,7 +23,7 @@ use crate::daemon::state::RecordSpec;
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
-/// Maximum time to save the record of a new migration durably; later the state machine reports the
+/// Maximum time to save the record of a new migration durably. Later the state machine reports the
 /// failure.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
@@ -69,7 +69,7 @@ impl Manager {
             .await
     }
 
-    /// Ends the pull of a migrated disk's cache; the cache keeps what it has.
+    /// Ends the pull of a migrated disk's cache. The cache keeps what it has.
     fn end_filling(&self, name: &str) {
         let before = self.handles().remove(name);
         if let Some(Handle { task, .. }) = before {

@@ -18,7 +18,7 @@ use crate::daemon::state::DiskState;
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Manager {
-    /// Enters a disk from the state file. Returns whether the disk is to be opened; a disk of
+    /// Enters a disk from the state file. Returns whether the disk is to be opened. A disk of
     /// another host is not.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();

@@ -146,7 +146,7 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) ids: Option<DeviceIds>,
     pub(in crate::daemon::manager) state: DeviceState,
     pub(in crate::daemon::manager) reason: Option<String>,
-    /// Configured allocation from this device; a fence overrides it.
+    /// Configured allocation from this device. A fence overrides it.
     pub(in crate::daemon::manager) admission: Admission,
     pub(in crate::daemon::manager) segments: u64,
     pub(in crate::daemon::manager) free_segments: u64,

@@ -1,6 +1,6 @@
 //! Turning swap areas on and off. This takes long, has a visible progress and can be stopped.
 //!
-//! At most one operation turns an area on or off at a time. The caller waits for a short time; then
+//! At most one operation turns an area on or off at a time. The caller waits for a short time. Then
 //! the operation continues in the background.
 
 use std::sync::Arc;

@@ -41,7 +41,7 @@ struct Mood {
     /// Every n-th change is made, and its reply is lost.
     loses_each: Option<u64>,
     changes: u64,
-    /// True if puts of manifests are delayed; the caller gets no reply.
+    /// True if puts of manifests are delayed. The caller gets no reply.
     delays_manifests: bool,
     delayed: Vec<(Name, Bytes, Put)>,
     /// The next conditional put waits here first.
