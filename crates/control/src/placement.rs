@@ -178,7 +178,7 @@ pub struct AdvisedMove {
 pub struct AdvisedStay {
     /// Name of the disk.
     pub disk: String,
-    /// Why.
+    /// Why the advice does not move the disk.
     pub why: String,
 }
 

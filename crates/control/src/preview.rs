@@ -33,7 +33,7 @@ pub enum PlannedChange {
     },
     /// Change its cache.
     Set {
-        /// How.
+        /// The settings that change.
         patch: Box<CachePatch>,
     },
 }

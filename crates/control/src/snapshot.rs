@@ -128,7 +128,7 @@ pub struct OutcomeFigures {
 /// I/O of a disk to memory, flash or the backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoFigures {
-    /// That ended.
+    /// Number of I/Os that ended.
     pub ios: u64,
     /// Failed I/Os among them.
     pub errors: u64,

@@ -224,7 +224,7 @@ struct Active {
     run: Run,
     /// Findings of the memory tier about the run that the request belongs to.
     seen: Seen,
-    /// Present outcome of the request; it can change until the reply.
+    /// Present outcome of the request. The outcome can change until the reply.
     outcome: Outcome,
     /// Buffer bytes of this request that `Engine::fill_bytes` includes.
     fill_bytes: u64,

@@ -190,8 +190,9 @@ impl Journal {
         self.in_flight.len()
     }
 
-    /// Records that the sectors from `sector` on were filled and are valid. They are clean, except
-    /// for second copies of dirty data, because either copy may be the one that remains.
+    /// Records that the sectors from `sector` on were filled and are valid. The sectors are clean,
+    /// except second copies of dirty data. A second copy of dirty data is dirty too, because the
+    /// first copy may be lost.
     pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
             let ((frame, block, inside), sum) = (index.locate(at), *sum);

@@ -94,15 +94,15 @@ pub enum Phase {
     Copying,
     /// The guest's requests wait for the hand-over.
     Frozen,
-    /// The other host owns the disk, but may not know that yet.
+    /// The destination owns the disk, but may not know that yet.
     HandingOver,
-    /// The other host has the disk, and reads this host's cache.
+    /// The destination has the disk, and reads this host's cache.
     Serving,
     /// The migration has ended, and the disk was handed over.
     Over,
-    /// The disk stays here, and the destination is being notified.
+    /// The disk is not handed over, and the destination is being notified.
     Cancelling,
-    /// The migration has ended, and the disk stays here.
+    /// The migration has ended, and this host keeps the disk.
     Kept,
 }
 

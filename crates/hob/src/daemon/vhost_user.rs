@@ -87,7 +87,7 @@ pub(crate) struct SocketPlace {
     pub(crate) access: SocketAccess,
 }
 
-/// What to do if a socket cannot be created.
+/// How the daemon handles a socket that cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
     /// Return an error.

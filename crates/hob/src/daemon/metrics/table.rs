@@ -2,7 +2,8 @@
 //! documentation, and the tests of dashboard and alerts use this table.
 //!
 //! Names follow Prometheus: base units (bytes, seconds), `_total` for counters. Counters of a disk
-//! begin at 0 when the disk comes online, those of a device when it is opened.
+//! begin at 0 when the disk comes online. Counters of a device begin at 0 when the device is
+//! opened.
 
 use hob_control::{
     Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,

@@ -35,7 +35,8 @@ struct Lease {
     is_lost: bool,
     /// True if the backing's writes were cancelled.
     is_held_back: bool,
-    /// True while the disk is removed from this shard. No operation may wait for the lease.
+    /// True while the disk is being removed from this shard. Then no operation may wait for the
+    /// renewal of the etcd lease.
     is_leaving: bool,
     replies: Vec<Reply>,
     /// Replies to block status queries, by query id.
@@ -195,8 +196,8 @@ impl Shard {
         }
     }
 
-    /// Answers a block status query with the allocated extents. The answer waits for the lease,
-    /// because another host may have written to the disk.
+    /// Answers a block status query with the allocated extents. The answer waits for the renewal of
+    /// the etcd lease, because another host may have written to the disk.
     pub(super) fn answer_status(&mut self, disk: DiskId, id: u64, allocation: Allocation) {
         let look = self.leases.look();
         if let Some(allocation) = self.leases.pass_status(look, disk, id, allocation) {

@@ -14,7 +14,7 @@ pub(crate) struct MigrationSpec {
     pub(crate) lineage: String,
     /// This host's role in the migration: whether it owns the disk.
     pub(crate) record: RecordSpec,
-    /// The other host.
+    /// The other host of the migration.
     pub(crate) peer: String,
     /// Handling of the cache during the migration.
     pub(crate) cache: CarryMode,
