@@ -48,7 +48,7 @@ pub struct PoolNow {
 pub struct DeviceFigures {
     /// Completed reads, writes and flushes of the device.
     pub ios: u64,
-    /// Failed I/Os among them.
+    /// Number of I/Os that failed.
     pub errors: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -130,7 +130,7 @@ pub struct OutcomeFigures {
 pub struct IoFigures {
     /// Number of I/Os that ended.
     pub ios: u64,
-    /// Failed I/Os among them.
+    /// Number of I/Os that failed.
     pub errors: u64,
     /// Units as counted by shares and limits: 32 KiB by default, at least one for each I/O.
     pub units: u64,

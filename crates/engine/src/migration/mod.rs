@@ -3,9 +3,9 @@
 //!
 //! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
 //! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
-//! reordered. Both state machines request actions of their owner ([`Source::poll_act`],
-//! [`Destination::poll_act`]) and get the results. Each side relies only on statements of the other
-//! host, and a host makes a statement only after it is durable.
+//! reordered. Both state machines request actions of their caller, the daemon
+//! ([`Source::poll_act`], [`Destination::poll_act`]), and get the results. Each side relies only on
+//! statements of the other host, and a host makes a statement only after it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
 //! list of blocks, hottest first, that [`Puller`] starts with. [`LeftBehind`] is the list of the
@@ -28,9 +28,9 @@ pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 /// any attempt of a later owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
-    /// The owner's generation, which grows by one with each hand-over.
+    /// Generation of the disk's owner, which grows by one with each hand-over.
     pub generation: u64,
-    /// Number of the owner's attempt to hand the disk over.
+    /// Number of the attempt of the disk's owner to hand the disk over.
     pub attempt: u32,
 }
 
@@ -117,7 +117,7 @@ pub enum Refusal {
     /// The destination awaits the disk in another session, or not at all.
     NotAwaited,
     /// The destination owns the disk, with this generation. Or the destination has a record of an
-    /// owner with a later generation than the caller's.
+    /// owner with a later generation than the source's.
     Owner(u64),
     /// An action of the destination failed; the same call may succeed later.
     Failed,
@@ -130,6 +130,6 @@ pub enum Refusal {
 pub type Answer = Result<View, Refusal>;
 
 /// Identifies a call of the source to the destination, or an action that one of the two state
-/// machines requests of its owner.
+/// machines requests of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);

@@ -56,8 +56,8 @@ pub enum Order {
     Cancel,
 }
 
-/// An action that the source requests from its owner. When an action has ended, the owner calls
-/// [`Source::handle_done`].
+/// An action that the source requests from its caller (the daemon on the source host). When an
+/// action has ended, the caller calls [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
     /// Store this record durably.

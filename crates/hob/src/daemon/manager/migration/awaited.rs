@@ -23,13 +23,13 @@ use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// Maximum time for the other host to open a data connection before it is asked again.
+/// Maximum time for the source to open a data connection, before this host asks the source again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for an answer on a data connection before the connection is closed.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Pause before the other host is asked for a connection again.
+/// Pause before this host asks the source for a data connection again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 impl Manager {
@@ -139,7 +139,8 @@ impl Manager {
         Ok(data_socket)
     }
 
-    /// Reads a disk from another host through its data connections, as soon as one is ready.
+    /// Makes a shard read a disk from the source through data connections, as soon as a connection
+    /// is ready.
     pub(super) fn read_peer(
         &self,
         name: &str,
@@ -170,7 +171,7 @@ impl Manager {
         Ok(data_socket)
     }
 
-    /// Opens the disk's own backing, to which another host may be writing.
+    /// Opens the disk's own backing without a lock, because the source may still be writing to it.
     async fn open_unlocked(
         self: &Arc<Self>,
         name: &str,
@@ -196,7 +197,7 @@ impl Manager {
         }
     }
 
-    /// Makes this host the owner of the backing.
+    /// Makes this host, the destination, the owner of the disk and of its backing.
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;

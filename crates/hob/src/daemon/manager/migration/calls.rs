@@ -86,7 +86,7 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     }
 }
 
-/// Converts an answer for the other host.
+/// Converts the destination's answer to the form that is sent to the source.
 pub(super) fn to_wire(answer: Answer, why: Option<String>) -> CallAnswer {
     let view = answer.unwrap_or_default();
     let why = why.unwrap_or_else(|| {

@@ -219,7 +219,7 @@ impl Manager {
         })
     }
 
-    /// Returns the queue for a data connection of another host.
+    /// Returns the queue for a data connection that the source has opened to this host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
         let not_awaited =
             || ApiError::conflict(format!("{name} is not migrating to this host in this session"));

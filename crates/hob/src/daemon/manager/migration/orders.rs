@@ -27,7 +27,7 @@ const FREEZE_NS_MAX: u64 = 3_000_000_000;
 /// failure.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum time for the other host to answer whether it is ready.
+/// Maximum time for the destination to answer whether it is ready.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Manager {
@@ -80,7 +80,7 @@ impl Manager {
         }
     }
 
-    /// Checks a migration as far as possible without asking the other host.
+    /// Checks a migration as far as possible without asking the destination.
     async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
         awaited::check_directory(&self.peers.transport()?.directory)?;
         let backing = {

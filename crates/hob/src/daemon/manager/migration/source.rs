@@ -301,7 +301,8 @@ impl Task {
         }
     }
 
-    /// Records the pause of the hand-over, after the other host has started to serve the disk.
+    /// Records how long guests waited during the hand-over. The caller does this after the
+    /// destination has started to serve the disk.
     fn note_pause(&mut self) {
         if let Some(since) = self.frozen_at.take() {
             let pause = since.elapsed().as_secs_f64() * 1e3;

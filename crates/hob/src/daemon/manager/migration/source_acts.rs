@@ -105,7 +105,7 @@ impl Leaving {
         });
     }
 
-    /// Stops serving guests and releases the backing to the other host.
+    /// Stops serving guests, and releases the backing so that the destination can open it.
     async fn leave(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
@@ -121,7 +121,7 @@ impl Leaving {
         Ok(())
     }
 
-    /// Returns the encoded disk settings for the other host.
+    /// Returns the disk settings for the destination, encoded as JSON.
     pub(super) fn arrival(&self) -> Result<Vec<u8>, ApiError> {
         let arrival = self.manager.arrival(&self.name, &self.plan)?;
         serde_json::to_vec(&arrival).map_err(|error| ApiError::failed(error.to_string()))
@@ -129,7 +129,7 @@ impl Leaving {
 }
 
 impl Manager {
-    /// Returns the disk settings for another host.
+    /// Returns the disk settings that a destination host gets.
     pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, ApiError> {
         let qos = self.qos.rules_of(name);
         let inner = self.inner();

@@ -213,7 +213,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) retry_after: Option<tokio::time::Instant>,
     /// Last logged reason why the disk is offline.
     pub(in crate::daemon::manager) offline_reason: Option<String>,
-    /// True if hob has logged that the disk's content looks like an image or file system.
+    /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::daemon::manager) content_noted: bool,
     /// Number of guests that have not received a report of a failed flush.
     pub(in crate::daemon::manager) owed: Owed,
