@@ -166,7 +166,7 @@ impl CacheConfig {
     }
 }
 
-/// Settings of a disk's memory tier, an area of the owner's memory to which
+/// Settings of a disk's memory tier, an area of the daemon's memory to which
 /// [`BufferCopy`](crate::io::BufferCopy) refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
@@ -277,7 +277,7 @@ pub struct Bitmap {
     pub is_recording: bool,
 }
 
-/// A change to a disk's bitmaps. The engine's owner limits the number of bitmaps.
+/// A change to a disk's bitmaps. The daemon limits the number of bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
     /// Adds a bitmap, empty or with stored content.
@@ -349,7 +349,7 @@ pub enum CacheChange {
     StopDrain,
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// The owner has durably recorded that recovery must not use clean data of journal rings up to
+    /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
     /// this number. After a cache has lost its journal and until it receives this command, the
     /// cache destages only data that the journal ring durably records as dirty: where newer data
     /// was written, the journal ring may describe older, clean data. Takes effect immediately.
@@ -535,9 +535,9 @@ pub enum Event {
         sectors: u64,
     },
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
-    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner
-    /// provides a new journal, or drains the cache, records that it is gone and disables it. They
-    /// fail after half a minute.
+    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
+    /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
+    /// They fail after half a minute.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

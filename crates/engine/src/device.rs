@@ -76,7 +76,7 @@ impl Device {
         Change::Fenced(self.errors)
     }
 
-    /// Fences a device that its owner reported as unusable.
+    /// Fences a device that the daemon reported as unusable.
     pub(crate) fn give_up(&mut self) -> Change {
         if std::mem::replace(&mut self.fenced, true) { Change::None } else { Change::Fenced(self.errors) }
     }

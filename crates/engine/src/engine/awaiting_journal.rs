@@ -1,7 +1,7 @@
 //! Requests that wait for a new journal after the old one was lost.
 //!
 //! After a journal cannot be written any more, its ring stays on flash, and recovery after a crash
-//! would use it. So the following rules hold until the owner provides a new journal ring, or
+//! would use it. So the following rules hold until the daemon provides a new journal ring, or
 //! removes the cache and records that:
 //!
 //! - No change is sent to the backing, because a crash would replace it by dirty data of the
@@ -9,7 +9,7 @@
 //! - No change is reported as durable, and no flush is answered.
 //!
 //! Reads and destaging continue. If the journal ring does not durably record data as dirty, the
-//! journal ring may describe older, clean data there. Such data is destaged only after the owner
+//! journal ring may describe older, clean data there. Such data is destaged only after the daemon
 //! has recorded that recovery must not use clean data of the journal ring (`LossRecorded`). Waiting
 //! requests release their range locks, so that the destager can work. Only a write that was partly
 //! written to flash is sent to the backing, because the flash content must not be read; its reply
@@ -24,7 +24,7 @@ use crate::outcome::Outcome;
 use crate::range_locks::Kind;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Time limit for the owner to provide a new journal ring, or to drain and remove the cache,
+/// Time limit for the daemon to provide a new journal ring, or to drain and remove the cache,
 /// nanoseconds.
 pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
 

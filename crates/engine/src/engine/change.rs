@@ -245,8 +245,8 @@ impl Engine {
         }
     }
 
-    /// Fences a device that its owner cannot use any more. I/O in flight on the device ends by
-    /// itself.
+    /// Fences a flash device that the daemon cannot use any more. I/O in flight on the device ends
+    /// by itself.
     pub fn give_up_device(&mut self, device: DeviceId) {
         let change = self.devices.get(device).give_up();
         self.device_changed(device, change);

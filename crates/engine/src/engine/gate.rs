@@ -213,7 +213,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if no guest waits for the owner's I/O.
+    /// Returns true if no guest waits for the I/O of this request or job.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,

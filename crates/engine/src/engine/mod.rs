@@ -283,7 +283,7 @@ enum Phase {
     CommitThenFlush,
 }
 
-/// The owner of an I/O.
+/// The request or job that an I/O belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Request(u32),

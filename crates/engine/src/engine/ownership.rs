@@ -12,9 +12,9 @@
 //! | `Settle` | refused | refused | served | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby the owner takes the place of the backing: it serves reads that bypass the cache, and
-//! pulls. The caller, which performs the I/O, sends these reads to the owner's host. Waiting
-//! requests have no range lock, so no other request waits for them.
+//! In standby, the host that owns the disk takes the place of the backing: it serves reads that
+//! bypass the cache, and pulls. The caller of the engine, which performs the I/O, sends these reads
+//! to that host. Waiting requests have no range lock, so no other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};

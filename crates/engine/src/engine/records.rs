@@ -54,7 +54,7 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// True if the owner has recorded that recovery must not use clean data of this journal ring.
+    /// True if the daemon has recorded that recovery must not use clean data of this journal ring.
     pub(super) loss_recorded: bool,
     /// True if an excluded device flushes again. The device is used again when no data is dirty.
     pub(super) mends: bool,

@@ -13,7 +13,7 @@
 //!
 //! A change that passes makes flash's copy of its range stale. Normally the recovered index drops
 //! this copy before the cache serves requests. If the host crashes before that, the journal rings
-//! must not be used any more. So the owner invalidates the journal rings first
+//! must not be used any more. So the daemon invalidates the journal rings first
 //! (docs/decisions/0008-requests-during-recovery.md).
 
 use super::Engine;

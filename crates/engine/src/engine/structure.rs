@@ -309,7 +309,7 @@ impl Engine {
                     return;
                 }
                 return match kind {
-                    // No data is dirty, and the owner records that the cache has ended.
+                    // No data is dirty, and the daemon records that the cache has ended.
                     Kind::Void => self.complete(now, id, kind),
                     // The owner does not trust the journal ring any more.
                     Kind::Discard(discard) => {

@@ -1,7 +1,7 @@
 //! Writes a journal: turns changes into pages, and keeps all data in the journal ring that recovery
 //! needs.
 //!
-//! # Duties of the owner
+//! # Duties of the caller
 //!
 //! - A change is pushed after the index shows it. A *set* is pushed after its data was written, but
 //!   not necessarily flushed.

@@ -2,10 +2,10 @@
 //!
 //! [Decision 0018](../../../../../docs/decisions/0018-objects.md) has the reasons, and
 //! docs/FORMAT.md has the format. Objects are never overwritten. Each flush creates a manifest. The
-//! file mod.rs connects the shard with the thread that uses the store (`worker.rs`).
+//! file mod.rs connects the shard with the thread that uses the object store (`worker.rs`).
 //!
 //! # Durability
-//! Writes are collected in memory. A flush writes them to the store, and completes when its
+//! Writes are collected in memory. A flush writes them to the object store, and completes when its
 //! manifest is durable. A durable write is a write and a flush. Unflushed data is lost if the
 //! process ends.
 //!
@@ -232,7 +232,7 @@ struct Attached {
 
 struct Objects {
     info: BackingInfo,
-    /// Time that requests wait for the store.
+    /// Time that requests wait for the object store.
     wait_max: Duration,
     worker: Worker,
     event: Arc<OwnedFd>,

@@ -22,9 +22,9 @@ const LOOKS_MAX: usize = 10;
 pub(super) enum Trouble {
     /// A process of this host has the disk open.
     InUse(String),
-    /// The disk or the store does not fit the request.
+    /// The disk or the object store does not fit the request.
     Unfit(String),
-    /// The store failed a request.
+    /// The object store failed a request.
     Store(String),
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manife
     }
 }
 
-/// Checks that the store refuses to create an existing object. A store that allows it cannot
+/// Checks that the object store refuses to create an existing object. A store that allows it cannot
 /// exclude a second writer.
 async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {

@@ -127,8 +127,8 @@ impl std::fmt::Display for Owner {
         if *self == Owner::default() {
             return f.write_str("nobody");
         }
-        // The text from the store is not trusted, so it must not contain control characters for a
-        // terminal.
+        // The text from the object store is not trusted, so it must not contain control characters
+        // for a terminal.
         let host: String = self.host.chars().filter(|c| !c.is_control()).collect();
         write!(f, "process {} on host {host}", self.process)
     }

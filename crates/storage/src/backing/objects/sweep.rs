@@ -1,5 +1,5 @@
-//! Deletes in the background the objects that crashes left in the store. Listing the store finds
-//! them.
+//! Deletes in the background the objects that crashes left in the object store. Listing the object
+//! store finds them.
 //!
 //! An object is deleted if an earlier epoch created it, and neither the map nor the durable
 //! manifest refers to it. The durable manifest still needs objects that become garbage with the
