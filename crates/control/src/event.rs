@@ -48,7 +48,7 @@ pub struct EventInfo {
     pub of_volatile: Effect,
     /// Effect on a persistent cache (all other presets).
     pub of_persistent: Effect,
-    /// When to report the event to hob, and the reason for its effect.
+    /// One sentence: when to report the event to hob, and why the event has its effect.
     pub sentence: &'static str,
 }
 

@@ -326,7 +326,7 @@ pub enum CacheChange {
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
     /// Sets the disk's size in bytes, which must not shrink. The caller resizes the backing before.
     /// The cache keeps its contents, and the dirty bitmaps record the new part of the disk as
-    /// changed. A ring is given if, and only if, the cache is persistent.
+    /// changed. The caller passes a journal ring if, and only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.
@@ -386,9 +386,9 @@ pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
     /// while this is not empty.
     pub doubtful: Regions,
-    /// True if the cache's rings were durably invalidated, so that no later crash can recover the
-    /// cache from them. Requires that `doubtful` is empty: recovery must not use any data of the
-    /// journal, which was invalidated.
+    /// True if the cache's journal rings were durably invalidated, so that no later crash can
+    /// recover the cache from them. Requires that `doubtful` is empty: recovery must not use any
+    /// data of the journal, which was invalidated.
     pub is_void: bool,
 }
 

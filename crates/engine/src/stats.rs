@@ -146,7 +146,7 @@ pub struct DiskStats {
     pub destage_errors: u64,
     /// True if dirty data waits to be destaged and the last attempt failed.
     pub destage_failing: bool,
-    /// Bytes of journal pages written, in all copies of the ring.
+    /// Bytes of journal pages written, in all copies of the journal ring.
     pub journal_bytes: u64,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,

@@ -8,7 +8,7 @@
 //!
 //! A shard loop dispatches on the kind, then on the owner. Only the owner interprets the index.
 
-/// Identifies one operation in the ring.
+/// Identifies one operation in the I/O ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
@@ -24,7 +24,7 @@ impl Token {
     /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts. The owner is the
     /// device.
     pub const FLASH_REMOTE: u16 = 11;
-    /// First token kind for the ring's user. Storage uses lower kinds.
+    /// First token kind for the user of the I/O ring. This crate uses lower kinds.
     pub const CALLER: u16 = 16;
 
     /// Creates a token.

@@ -666,8 +666,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data was given up, so that reads must return the backing's data from now on.
-    /// Units that no change touched since have the backing's content.
+    /// Records that hob discarded data, so that reads must return the backing's data from now on.
+    /// The 512-byte units that no later change covers have the backing's content.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {

@@ -341,8 +341,8 @@ impl OwnershipState {
         ]
     }
 
-    /// Returns the conditions that this host has the lock and the record did not change since. So
-    /// an earlier transaction that arrives late has no effect.
+    /// Returns the conditions of a transaction: this host has the ownership lock, and the ownership
+    /// record still has this revision. So an earlier transaction that arrives late has no effect.
     fn as_known(&self, lease: LeaseId, revision: u64) -> Vec<(Key, Is)> {
         vec![(self.hold(), Is::Under(lease)), (self.title(), Is::At(revision))]
     }

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use hob_control::{TraceOp, TraceRecord};
 
-/// Capacity of a ring in records: a quarter of a second at half a million requests per second, 3
-/// MiB.
+/// Capacity of a recording's ring buffer in records: a quarter of a second at half a million
+/// requests per second, 3 MiB.
 const RECORDS_MAX: usize = 1 << 17;
 
 /// Number of words per record: time, offset, and length with the operation in the upper half.
@@ -20,8 +20,8 @@ const WORDS: usize = 3;
 
 #[derive(Debug)]
 struct RecordRing {
-    /// Words of the ring. Only the recorder writes a word, before it advances `written`, and again
-    /// only after `read` has advanced.
+    /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
+    /// `written`, and again only after `read` has advanced.
     words: Box<[AtomicU64]>,
     /// Number of records written.
     written: AtomicU64,
@@ -35,7 +35,7 @@ struct RecordRing {
     origin: Instant,
 }
 
-/// Creates a ring whose time starts now.
+/// Creates a ring buffer for a recording whose time starts now.
 pub(crate) fn new() -> (Recorder, Reader) {
     with_room(RECORDS_MAX)
 }
@@ -119,7 +119,7 @@ impl Drop for Recorder {
     }
 }
 
-/// The reading end of a ring.
+/// The reading end of a recording's ring buffer.
 #[derive(Debug)]
 pub(crate) struct Reader {
     ring: Arc<RecordRing>,

@@ -25,8 +25,8 @@
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
 //! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
-//! minimum block size above a sector is refused. A smaller one becomes the disk's own
-//! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
+//! minimum block size above a sector is refused. A smaller minimum becomes the disk's minimum block
+//! size ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
 //! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
 //! has grown. A command grows the disk.
 

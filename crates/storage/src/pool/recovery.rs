@@ -86,7 +86,7 @@ pub enum RecoverError {
         remove the cache with its data"
     )]
     Unsteady {
-        /// The ring.
+        /// Number of the journal ring.
         ring: u32,
     },
     /// A system resource, such as a thread, is missing.
@@ -113,7 +113,7 @@ impl<F: FnMut(u64, u64)> Progress<F> {
     }
 }
 
-/// Result of one attempt to read one ring.
+/// Result of one attempt to read one journal ring.
 enum Outcome {
     Unfinished,
     Damaged(String),
@@ -153,8 +153,8 @@ impl Recovery {
     }
 
     /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known.
-    /// `surveyed` gets the result of the first reading of a whole ring; it may be called several
-    /// times.
+    /// `surveyed` gets the result of the first reading of a whole journal ring. `surveyed` may be
+    /// called several times.
     ///
     /// # Errors
     /// [`RecoverError`]. A cache without data is not an error.

@@ -336,7 +336,7 @@ impl Pool {
         above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
-    /// Returns the numbers of all rings of an owner that have a segment, lowest first.
+    /// Returns the numbers of all journal rings of an owner that have a segment, lowest first.
     fn ring_numbers(&self, owner: OwnerId) -> Vec<u32> {
         let number = |(kind, ..): (Kind, u32, Segment)| match kind {
             Kind::Ring { number, .. } => Some(number),

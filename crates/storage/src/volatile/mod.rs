@@ -9,10 +9,10 @@
 //!
 //! # Operation
 //! [`switch_on`] is called once, before any file is opened. The call makes every pool device, and
-//! every raw backing that is opened for writing, a volatile file. The ring then performs their I/O
-//! itself, some time later and in any order. The pool performs the I/O of its tables synchronously.
-//! Disks behind NBD are in other processes and lose nothing. A process that ends cleanly calls
-//! [`settle`], as if the power had stayed on.
+//! every raw backing that is opened for writing, a volatile file. The I/O ring then performs the
+//! I/O of volatile files itself, some time later and in any order. The pool performs the I/O of its
+//! tables synchronously. Disks behind NBD are in other processes and lose nothing. A process that
+//! ends cleanly calls [`settle`], as if the power had stayed on.
 //!
 //! # Limits
 //! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by

@@ -336,7 +336,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends the replies and writes that waited until the lease was confirmed.
+    /// Sends the replies and writes that waited for the confirmation of the host's etcd lease.
     pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) {
             return Ok(());

@@ -379,9 +379,9 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
     disks
 }
 
-/// Completes a pool whose creation was interrupted by a crash: its remaining devices are formatted.
-/// This needs devices without other data, and a pool without caches and swap areas. Otherwise the
-/// missing devices stay offline, because they may hold data.
+/// Completes a pool whose creation was interrupted by a crash: formats the pool's remaining
+/// devices. The remaining devices must contain no other data, and the pool must have no caches and
+/// swap areas. Otherwise the missing devices stay offline, because they may hold data.
 async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), ApiError> {
     let flash = opened.flash.clone();
     let is_new =

@@ -613,10 +613,10 @@ pub(super) struct Gate<'a> {
     disk: Option<DiskId>,
     /// Size of the buffer that the disk's share had no room for.
     lacking: Option<usize>,
-    /// True if no other connection waits for a large buffer.
+    /// True if this connection may take a large buffer, because no other connection waits for one.
     open: bool,
     held_bytes: usize,
-    /// True if a buffer was refused because this connection already holds too many.
+    /// True if a buffer was refused because this connection already holds too many bytes.
     greedy: bool,
     /// The engine, which has the index of flash; needed for reads into guest memory.
     engine: Option<&'a Engine>,

@@ -151,13 +151,14 @@ pub(crate) struct JournalSpec {
     /// Highest ring number of the journal so far.
     #[serde(default)]
     pub(crate) ring: u32,
-    /// Recovery must not use clean data of rings up to this number, because one of them was lost.
+    /// Recovery must not use clean data of journal rings up to this number, because one of these
+    /// rings was lost.
     #[serde(default, skip_serializing_if = "is_none_lost")]
     pub(crate) lost_ring: u32,
     /// State of the backing when the cache was closed, until the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
-    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
+    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal
     /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,

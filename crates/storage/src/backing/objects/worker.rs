@@ -1,8 +1,8 @@
 //! The thread that reads and writes an object disk, and its queues to and from the shard.
 //!
 //! The shard sends jobs and continues. Completed jobs are put into a queue, and an eventfd in the
-//! shard's ring reports them. The shard never waits for the object store. Each object disk has its
-//! own thread, so that a store that hangs delays no other disk.
+//! shard's I/O ring reports them. The shard never waits for the object store. Each object disk has
+//! its own thread, so that an object store that hangs delays no other disk.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

@@ -15,9 +15,9 @@
 //! a flush.
 //!
 //! # Completions
-//! librbd's threads signal an eventfd in the shard's ring. hob then fetches all completed calls at
-//! once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs` for
-//! allocation queries.
+//! librbd's threads signal an eventfd in the shard's I/O ring. hob then fetches all completed calls
+//! at once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs`
+//! for allocation queries.
 //!
 //! librbd watches the image. A resize is logged, and a command grows the disk
 //! ([`Driver::size_probe`]). librbd skips I/O past the end of an image that was shrunk, and reports
