@@ -27,7 +27,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Relays {
     threads: Vec<Thread>,
-    /// Cloned into each task; closed when the last task has ended.
+    /// Sender that each relay task has a clone of. The channel closes when the last task has ended.
     alive: mpsc::Sender<()>,
     ended: mpsc::Receiver<()>,
 }

@@ -99,7 +99,7 @@ pub(crate) struct PoolState {
     pub(crate) name: String,
     /// Paths of its devices.
     pub(crate) devices: Vec<PathBuf>,
-    /// The devices among them on which allocation is off.
+    /// The devices of the pool on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
     /// Devices of the pool that are on other hosts.

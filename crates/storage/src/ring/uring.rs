@@ -23,7 +23,7 @@ use crate::buffers::Arena;
 /// operation.
 const FIXED_FILES: u32 = 1024;
 
-/// Maximum number of kernel workers for blocking operations, per ring.
+/// Maximum number of kernel workers for blocking operations, per I/O ring.
 const WORKERS_MAX: u32 = 1024;
 
 /// User data of the read that wakes the I/O ring.

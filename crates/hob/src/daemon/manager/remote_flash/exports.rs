@@ -457,8 +457,8 @@ impl Drop for ExportGuard<'_> {
 /// What this host does with a flash lease after the lease has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The lending host refuses the borrower a new flash lease until an operator runs `hob peer end
-    /// --forget`.
+    /// The lending host refuses the borrower a new flash lease until an operator runs
+    /// `hob peer end BORROWER --forget`.
     Known,
     /// The borrower may request a new flash lease.
     Forgotten,
