@@ -68,7 +68,7 @@ pub(crate) enum Pool {
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Remove a pool that no cache uses
+    /// Remove a pool without caches and swap areas
     Remove {
         /// The pool
         pool: String,
