@@ -15,7 +15,7 @@ use rcgen::{
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// Paths of a certificate and its key.
+/// Paths of a certificate and of the certificate's key.
 #[derive(Debug, Clone)]
 pub struct Files {
     /// The directory with both, and with the authority's certificate.
@@ -24,7 +24,7 @@ pub struct Files {
     pub ca: PathBuf,
     /// The certificate.
     pub cert: PathBuf,
-    /// Its key, which only the owner can read.
+    /// Path of the certificate's key, which only the owner can read.
     pub key: PathBuf,
 }
 
@@ -103,7 +103,7 @@ fn client(name: &str) -> CertificateParams {
 /// Writes a file that only its owner can read.
 ///
 /// # Panics
-/// When it cannot be written.
+/// If the file cannot be written.
 pub fn secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("write");
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("chmod");

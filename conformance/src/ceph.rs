@@ -1,8 +1,9 @@
 //! A temporary Ceph cluster on the loopback interface: one monitor and some OSDs, whose data are sparse
 //! files in a scratch directory.
 //!
-//! There is no manager: it only gathers statistics, and takes seconds to start. All processes end with the
-//! test that started them, however it ends. Free ports are used, so that several clusters can run at once.
+//! The cluster has no Ceph manager, because a manager only gathers statistics and takes seconds to
+//! start. All processes end with the test that started them, however the test ends. Free ports are
+//! used, so that several clusters can run at once.
 //!
 //! An OSD can be killed, paused, and started again with its data.
 
@@ -29,7 +30,8 @@ const COPIES: usize = 3;
 /// Size of an OSD's sparse file in bytes.
 const OSD_BYTES: u64 = 2 << 30;
 
-/// A cluster with a pool `rbd`. Dropping it ends its processes and deletes its files.
+/// A cluster with a pool `rbd`. Dropping the value ends the processes of the cluster and deletes
+/// their files.
 #[derive(Debug)]
 pub struct Cluster {
     // In the order in which they must end.
@@ -68,7 +70,7 @@ impl Cluster {
         cluster
     }
 
-    /// Returns the path of its configuration, for clients.
+    /// Returns the path of the cluster's configuration, for clients.
     #[must_use]
     pub fn conf(&self) -> String {
         self.scratch.text("ceph.conf")
@@ -80,13 +82,13 @@ impl Cluster {
         format!("rbd:rbd/{image}:conf={}", self.conf())
     }
 
-    /// Runs `ceph`; returns its output.
+    /// Runs `ceph`, and returns its output.
     #[track_caller]
     pub fn ceph(&self, args: &[&str]) -> String {
         Tool::new("ceph").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
-    /// Runs `rbd`; returns its output.
+    /// Runs `rbd`, and returns its output.
     #[track_caller]
     pub fn rbd(&self, args: &[&str]) -> String {
         Tool::new("rbd").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
@@ -118,7 +120,7 @@ impl Cluster {
     /// Breaks the lock on an image, which fences its holder.
     ///
     /// # Panics
-    /// If it is not locked.
+    /// If the image is not locked.
     #[track_caller]
     pub fn break_lock(&self, image: &str) {
         let locks = self.rbd(&["lock", "list", "--format", "json", &format!("rbd/{image}")]);

@@ -1,4 +1,4 @@
-//! A cluster of etcd on the loopback interface, or on a host of its own, in a scratch directory. Its
+//! A cluster of etcd in a scratch directory, on the loopback interface or on a separate host. Its
 //! members can be killed, paused and started again.
 
 use std::process::Command;
@@ -18,7 +18,7 @@ const READY_MAX: Duration = Duration::from_secs(60);
 const HEARTBEAT_MS: u32 = 100;
 const ELECTION_MS: u32 = 1000;
 
-/// The cluster; see the module documentation. Dropping it kills all members.
+/// The cluster; see the module documentation. Dropping the value kills all members.
 #[derive(Debug)]
 pub struct Etcd {
     scratch: Scratch,
@@ -37,7 +37,7 @@ impl Etcd {
     /// Starts a cluster of `members` members and waits until they serve.
     ///
     /// # Panics
-    /// If they do not serve in time.
+    /// If the members do not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(members: usize) -> Self {
@@ -47,10 +47,10 @@ impl Etcd {
         etcd
     }
 
-    /// Starts one member on a host of its own, which serves all hosts that reach it.
+    /// Starts one member on a separate host. The member serves all hosts that reach that host.
     ///
     /// # Panics
-    /// If it does not serve in time.
+    /// If the member does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start_on(host: &Host) -> Self {
@@ -111,7 +111,7 @@ impl Etcd {
     /// Returns the number of key ranges that the first member has read so far, for all clients.
     ///
     /// # Panics
-    /// If it does not report it.
+    /// If the member does not report that number.
     #[must_use]
     #[track_caller]
     pub fn reads(&self) -> u64 {
@@ -132,7 +132,7 @@ impl Etcd {
         self.process(member).signal(Signal::CONT);
     }
 
-    /// SIGKILL.
+    /// Kills a member with SIGKILL.
     #[track_caller]
     pub fn kill(&mut self, member: usize) {
         self.process(member).kill();
@@ -142,7 +142,7 @@ impl Etcd {
     /// Starts a killed member again.
     ///
     /// # Panics
-    /// If it does not serve in time.
+    /// If the member does not serve in time.
     #[track_caller]
     pub fn restart(&mut self, member: usize) {
         self.launch(member, None);

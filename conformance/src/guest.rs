@@ -1,6 +1,6 @@
-//! Guests that use a disk as real ones do: Debian's cloud kernel, QEMU without hardware acceleration (so
-//! that it runs without KVM), and a busybox script as the first process, from an initramfs or from the disk
-//! itself.
+//! Guests that use a disk as real guests do. A guest is Debian's cloud kernel in QEMU, and a
+//! busybox script as the first process. The script comes from an initramfs or from the disk itself.
+//! QEMU runs without hardware acceleration, so no test needs KVM.
 //!
 //! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything succeeded, and
 //! powers the VM off in any case. It waits first, because console output that was not sent by then is lost
@@ -29,8 +29,9 @@ const RUN_MAX: Duration = Duration::from_secs(240);
 /// Creates an ext4 filesystem, fills it, and checks it through two new mounts and a fsck.
 const FILES: &str = include_str!("guest/files.sh");
 
-/// In each round, writes new data to four parts of the disk at the same time, past the page cache, and
-/// reads it back in the next round. Prints a line per round, for tests to count.
+/// In each round, the guest writes new data to four parts of the disk at the same time, with direct
+/// I/O. It reads the data back in the next round. The guest prints a line per round, which tests
+/// count.
 const ROUNDS: &str = include_str!("guest/rounds.sh");
 
 /// Waits until the disk has grown, and writes to the new part.

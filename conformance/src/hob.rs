@@ -57,7 +57,7 @@ pub fn command(args: &[&str]) -> Output {
     process.finish(COMMAND_MAX)
 }
 
-/// A builder for a `hob serve`.
+/// A builder for a call of `hob serve`.
 #[derive(Debug, Clone)]
 pub struct Serve {
     args: Vec<String>,
@@ -129,7 +129,7 @@ impl Serve {
     /// Starts the server with its sockets in `scratch` and waits until it answers.
     ///
     /// # Panics
-    /// If it ends or does not answer.
+    /// If the server ends or does not answer.
     #[must_use]
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
@@ -138,10 +138,10 @@ impl Serve {
         Hob { process, address, control }
     }
 
-    /// Starts a server that must refuse; returns its output.
+    /// Starts a server that must refuse to serve. Returns the server's output.
     ///
     /// # Panics
-    /// If it serves, or exits with status 0.
+    /// If the server serves the disk, or exits with status 0.
     #[track_caller]
     pub fn refused(&self, scratch: &Scratch) -> Output {
         let (mut process, _, _) = self.launch(scratch);
@@ -175,7 +175,7 @@ impl Serve {
     }
 }
 
-/// A running `hob serve`. Dropping it kills it.
+/// A running `hob serve`. Dropping the value kills the process.
 #[derive(Debug)]
 pub struct Hob {
     /// The process.
@@ -191,7 +191,7 @@ impl Hob {
         self.address.uri("disk")
     }
 
-    /// Returns its NBD address.
+    /// Returns the NBD address of the server.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
@@ -247,7 +247,7 @@ impl Hob {
     }
 }
 
-/// A running `hob daemon`. Dropping it kills it.
+/// A running `hob daemon`. Dropping the value kills the process.
 #[derive(Debug)]
 pub struct Daemon {
     /// The process.
@@ -266,7 +266,7 @@ impl Daemon {
         Self::start_program(&binary(), config, control)
     }
 
-    /// As `start`, with the program at `program`.
+    /// Like `start`, with the program at `program`.
     ///
     /// # Panics
     /// If the control socket does not appear.
@@ -278,7 +278,8 @@ impl Daemon {
         Self::run(command, control)
     }
 
-    /// As `start`, on a host of its own. All hosts can use its control socket, since they share files.
+    /// Like `start`, on a separate host. All hosts share files, so they can use the daemon's
+    /// control socket.
     ///
     /// # Panics
     /// If the control socket does not appear.
@@ -328,7 +329,7 @@ impl Daemon {
         self.process.kill();
     }
 
-    /// Sends SIGTERM; it must end with status 0.
+    /// Sends SIGTERM to the daemon, which must end with status 0.
     #[track_caller]
     pub fn stop(mut self) -> Output {
         stop(&mut self.process)

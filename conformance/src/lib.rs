@@ -1,6 +1,6 @@
-//! Shared parts of the black-box tests: scratch directories, processes that end with their owner, a builder
-//! that starts `hob`, a way to run other programs and report all their output, and a small NBD client that
-//! shares no code with the product.
+//! Shared parts of the black-box tests: scratch directories, processes that end with the test that
+//! started them, and a builder that starts `hob`. The crate also runs other programs and reports
+//! all their output. Its small NBD client shares no code with hob.
 //!
 //! The tests in `tests/` use only the product's command line, sockets and files. So this crate depends on
 //! no crate of the workspace. A missing program is a failure, never a skip: a suite that passes because

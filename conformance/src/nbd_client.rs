@@ -24,7 +24,8 @@ pub const CMD_TRIM: u16 = 4;
 pub const CMD_CACHE: u16 = 5;
 /// Makes a range read as zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
-/// Asks for the allocation of a range; for clients that have negotiated such a context.
+/// Asks for the allocation of a range. Only for clients that have negotiated a metadata context for
+/// allocation.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 /// Command flag: durable before the reply.
 pub const FLAG_FUA: u16 = 1;

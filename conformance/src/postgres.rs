@@ -77,7 +77,7 @@ impl Postgres {
     /// Starts the server and waits until recovery is done.
     ///
     /// # Panics
-    /// If it ends, or takes too long.
+    /// If the server ends, or takes too long to start.
     #[track_caller]
     pub fn start(&mut self) {
         let mut server = program("postgres").arg("-D").arg(&self.data).start();
@@ -116,14 +116,14 @@ impl Postgres {
     /// Returns the process id of the server.
     ///
     /// # Panics
-    /// If it is not running.
+    /// If the server is not running.
     #[must_use]
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.server.as_ref().expect("the server runs").pid()
     }
 
-    /// Returns the log of all its servers.
+    /// Returns the log of all servers of this cluster.
     #[must_use]
     pub fn log(&self) -> String {
         format!("{}{}", self.log, self.server.as_ref().map(Process::stderr).unwrap_or_default())
@@ -137,10 +137,10 @@ impl Postgres {
         Session::open(&self.data.join(".s.PGSQL.5432"))
     }
 
-    /// Runs one statement in a session of its own.
+    /// Runs one statement in a new session.
     ///
     /// # Panics
-    /// When it fails.
+    /// If the statement fails.
     #[track_caller]
     pub fn query(&self, sql: &str) -> Vec<Vec<String>> {
         let rows = self.connect().and_then(|mut session| session.query(sql));

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A running child. Dropping it kills it by its process id and reaps it.
+/// A running child process. Dropping the value kills the child by its process id, and reaps the
+/// child.
 ///
-/// Its output goes to files rather than pipes, so that a child with much output never blocks.
+/// The output of the child goes to files instead of pipes, so that a child with much output never
+/// blocks.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -22,16 +24,16 @@ pub struct Process {
 /// Result of a finished process.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// Its exit status; `None` if it timed out and was killed.
+    /// Exit status of the process; `None` if it timed out and was killed.
     pub status: Option<ExitStatus>,
-    /// Its standard output, undecodable bytes replaced.
+    /// Standard output of the process, undecodable bytes replaced.
     pub stdout: String,
-    /// Its standard error, undecodable bytes replaced.
+    /// Standard error of the process, undecodable bytes replaced.
     pub stderr: String,
 }
 
 impl Output {
-    /// Whether it exited with status 0.
+    /// Returns true if the process exited with status 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.status.is_some_and(|s| s.success())
@@ -69,13 +71,13 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, stdout, stderr, gone: None })
     }
 
-    /// The process id.
+    /// Returns the process id of the child.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Returns its exit status, or `None` while it runs.
+    /// Returns the exit status of the child, or `None` while the child runs.
     pub fn poll(&mut self) -> Option<ExitStatus> {
         if self.gone.is_none() {
             self.gone = self.child.try_wait().expect("wait for a child");
@@ -91,7 +93,7 @@ impl Process {
         }
     }
 
-    /// Sends SIGKILL, and reaps it.
+    /// Sends SIGKILL to the child, and reaps it.
     pub fn kill(&mut self) {
         if self.gone.is_none() {
             let _ = self.child.kill();
@@ -99,7 +101,8 @@ impl Process {
         }
     }
 
-    /// Waits for its end, at most `limit`; `None` if it still runs.
+    /// Waits for the end of the child, at most `limit`. Returns `None` if the child still runs
+    /// then.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -113,20 +116,21 @@ impl Process {
         }
     }
 
-    /// Waits for its end, kills it after `limit`, and returns its output.
+    /// Waits for the end of the child, and returns the child's output. Kills the child after
+    /// `limit`.
     pub fn finish(&mut self, limit: Duration) -> Output {
         let status = self.wait(limit);
         self.kill();
         Output { status, stdout: self.stdout(), stderr: self.stderr() }
     }
 
-    /// Returns its standard output so far.
+    /// Returns the child's standard output so far.
     #[must_use]
     pub fn stdout(&self) -> String {
         contents(&self.stdout)
     }
 
-    /// Returns its standard error so far.
+    /// Returns the child's standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         contents(&self.stderr)

@@ -40,21 +40,21 @@ impl Plan {
         Self { name: name.to_owned(), scratch: Scratch::new(), address: None, control, sections }
     }
 
-    /// Other hosts reach it on the loopback interface, with a server certificate.
+    /// Lets other hosts reach the daemon on the loopback interface, with a server certificate.
     #[must_use]
     pub fn reached(self, authority: &Authority) -> Self {
         let files = authority.server(self.scratch.dir());
         self.listening(&files, LOOPBACK, free_port())
     }
 
-    /// As `reached`; it also uses the certificate for calls to other hosts, which know it by that common
-    /// name.
+    /// Like `reached`. The daemon also uses the certificate for calls to other hosts. They identify
+    /// the daemon by the certificate's common name.
     #[must_use]
     pub fn reached_as(self, authority: &Authority, common_name: &str) -> Self {
         self.reached_at(authority, common_name, LOOPBACK, free_port())
     }
 
-    /// As `reached_as`, at an address of its own.
+    /// Like `reached_as`, but the daemon has its own address.
     #[must_use]
     pub fn reached_at(self, authority: &Authority, common_name: &str, address: &str, port: u16) -> Self {
         let files = authority.host(self.scratch.dir(), common_name, address);
@@ -74,34 +74,38 @@ impl Plan {
         self.says(&format!("[[control.client]]\ncertificate = \"cn:{common_name}\"\nrole = {role:?}"))
     }
 
-    /// It calls other hosts with this certificate instead of its control socket's.
+    /// Makes the daemon call other hosts with this certificate instead of the certificate of its
+    /// control socket.
     #[must_use]
     pub fn calls_as(self, files: &Files) -> Self {
         let Files { cert, key, ca, .. } = files;
         self.says(&format!("[migrate]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}"))
     }
 
-    /// Makes it a member of a cluster; `more` are lines of the same section.
+    /// Makes the daemon a member of a cluster. `more` contains further lines of that section of
+    /// hob.toml.
     #[must_use]
     pub fn joins(self, etcd: &Etcd, more: &str) -> Self {
         let head = format!("[cluster]\netcd = {}\nhost = {:?}", etcd.endpoints(), self.name);
         self.says(&head).says(more)
     }
 
-    /// Adds the pool `fast` on a file of its own; `more` are lines of the same section.
+    /// Adds the pool `fast` on a separate file. `more` contains further lines of that section of
+    /// hob.toml.
     #[must_use]
     pub fn pool(self, more: &str) -> Self {
         let head = format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]", self.scratch.path("flash"));
         self.says(&head).says(more)
     }
 
-    /// Adds a disk; `more` are lines of the same section, and its subsections.
+    /// Adds a disk. `more` contains further lines of that section of hob.toml, and the section's
+    /// subsections.
     #[must_use]
     pub fn disk(self, name: &str, backing: &str, more: &str) -> Self {
         self.says(&format!("[[disk]]\nname = {name:?}\nbacking = {backing:?}")).says(more)
     }
 
-    /// Adds any other lines.
+    /// Adds any other lines to hob.toml.
     #[must_use]
     pub fn says(mut self, lines: &str) -> Self {
         writeln!(self.sections, "{lines}").expect("a string takes all");
@@ -118,7 +122,7 @@ impl Plan {
         self.address.as_deref().expect("other hosts reach it")
     }
 
-    /// Returns a path of its own; nothing is created.
+    /// Returns a path in the daemon's scratch directory. Nothing is created.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
@@ -133,7 +137,7 @@ impl Plan {
         side
     }
 
-    /// Starts the daemon on a host of its own.
+    /// Starts the daemon on a separate host.
     #[must_use]
     #[track_caller]
     pub fn start_inside(self, host: &Host) -> Side {
@@ -157,7 +161,7 @@ impl Plan {
     }
 }
 
-/// A configured daemon; see the module documentation. Dropping it kills the daemon.
+/// A configured daemon; see the module documentation. Dropping the value kills the daemon.
 #[derive(Debug)]
 pub struct Side {
     name: String,
@@ -175,7 +179,8 @@ impl Side {
         self.path("ctl.sock")
     }
 
-    /// Returns a path of its own: `flash` is its pool's file, `state` its state directory.
+    /// Returns a path in the daemon's scratch directory: `flash` is the file of the daemon's pool,
+    /// `state` the daemon's state directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
@@ -187,7 +192,7 @@ impl Side {
         text(&self.path(name))
     }
 
-    /// Returns its scratch directory.
+    /// Returns the scratch directory of the daemon.
     #[must_use]
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
@@ -212,7 +217,8 @@ impl Side {
         self.daemon = Some(Daemon::start(&self.config(), &self.control()));
     }
 
-    /// Kills it with SIGKILL. Returns its output, which is also printed as a help in failures.
+    /// Kills the daemon with SIGKILL. Returns the daemon's output, which is also printed to explain
+    /// failures.
     ///
     /// # Panics
     /// If it is not running.
@@ -225,10 +231,10 @@ impl Side {
         said
     }
 
-    /// Sends SIGTERM; it must end with status 0.
+    /// Sends SIGTERM to the daemon, which must end with status 0.
     ///
     /// # Panics
-    /// If it does not.
+    /// If the daemon does not end with status 0.
     #[track_caller]
     pub fn stop(&mut self) {
         self.daemon.take().expect("it runs").stop();
@@ -243,7 +249,7 @@ impl Side {
         self.daemon.as_mut().expect("it runs").process.signal(signal);
     }
 
-    /// Returns the daemon.
+    /// Returns the running daemon.
     ///
     /// # Panics
     /// If it is not running.
@@ -272,10 +278,10 @@ impl Side {
         self.daemon().try_ctl(args)
     }
 
-    /// Runs a client command, which must succeed and return JSON.
+    /// Runs a `hob` command against the daemon. The command must succeed and return JSON.
     ///
     /// # Panics
-    /// If it does not.
+    /// If the command fails, or does not return JSON.
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
@@ -283,7 +289,7 @@ impl Side {
         serde_json::from_str(&said).unwrap_or_else(|e| panic!("{args:?}: {e}: {said}"))
     }
 
-    /// Returns a disk as in `hob disk list`; null if it does not exist.
+    /// Returns a disk's entry in `hob disk list`; null if the disk does not exist.
     #[must_use]
     #[track_caller]
     pub fn disk(&self, name: &str) -> Value {
@@ -292,37 +298,37 @@ impl Side {
         found.cloned().unwrap_or_default()
     }
 
-    /// Returns a disk's state, `absent` if it does not exist.
+    /// Returns a disk's state; `absent` if the disk does not exist.
     #[must_use]
     #[track_caller]
     pub fn state(&self, disk: &str) -> String {
         self.disk(disk)["state"].as_str().unwrap_or("absent").to_owned()
     }
 
-    /// Returns why a disk is not served, empty if it is.
+    /// Returns why a disk is not served; empty if the disk is served.
     #[must_use]
     #[track_caller]
     pub fn reason(&self, disk: &str) -> String {
         self.disk(disk)["reason"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Returns true if a disk is served here.
+    /// Returns true if this host serves a disk.
     #[must_use]
     #[track_caller]
     pub fn serves(&self, disk: &str) -> bool {
         self.state(disk) == "online"
     }
 
-    /// Waits until the disk is served here.
+    /// Waits until this host serves the disk.
     ///
     /// # Panics
-    /// If it is not in time.
+    /// If this host does not serve the disk in time.
     #[track_caller]
     pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
         wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
     }
 
-    /// Returns its NBD address.
+    /// Returns the NBD address of the daemon.
     #[must_use]
     pub fn nbd(&self) -> Address {
         Address::Unix(self.path("nbd.sock"))
@@ -331,7 +337,7 @@ impl Side {
     /// Opens a new NBD connection to a disk.
     ///
     /// # Panics
-    /// If it is not served here.
+    /// If this host does not serve the disk.
     #[must_use]
     #[track_caller]
     pub fn connect(&self, disk: &str) -> Client {

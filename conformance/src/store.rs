@@ -7,14 +7,14 @@ use crate::process::Process;
 use crate::scratch::{text, wait_until};
 use crate::tool::Tool;
 
-/// Maximum time until it serves.
+/// Maximum time until nbdkit serves.
 const READY_MAX: Duration = Duration::from_secs(30);
 
 /// Makes nbdkit handle each client's requests one by one. Otherwise version 1.32 may abort
 /// (`raw_send_socket: Assertion`) if a client is killed while several of its requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 
-/// nbdkit on a Unix socket. Dropping it ends it.
+/// A running nbdkit on a Unix socket. Dropping the value ends the process.
 #[derive(Debug)]
 pub struct Store {
     socket: PathBuf,
@@ -25,7 +25,7 @@ impl Store {
     /// Starts nbdkit at `socket` with these arguments.
     ///
     /// # Panics
-    /// If it does not serve in time.
+    /// If nbdkit does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {

@@ -13,7 +13,7 @@ const TIME_MAX: Duration = Duration::from_secs(120);
 /// Returns the path of a program, searched in `PATH` and in the system administration directories.
 ///
 /// # Panics
-/// If it is not found: the suite fails rather than skips.
+/// If the program is not found: the test suite fails instead of skipping tests.
 #[must_use]
 #[track_caller]
 pub fn find(program: &str) -> PathBuf {
@@ -65,7 +65,7 @@ impl Tool {
         self
     }
 
-    /// Runs it on a host of its own.
+    /// Runs the program on a separate host.
     #[must_use]
     #[track_caller]
     pub fn inside(mut self, host: &Host) -> Self {
@@ -80,14 +80,14 @@ impl Tool {
         self
     }
 
-    /// Starts it without waiting.
+    /// Starts the program, without waiting for its end.
     #[must_use]
     #[track_caller]
     pub fn start(mut self) -> Process {
         Process::start(&self.name, &mut self.command).unwrap_or_else(|e| panic!("start {}: {e}", self.name))
     }
 
-    /// Runs it until it ends, with any result.
+    /// Runs the program until it ends, with any result.
     #[must_use]
     #[track_caller]
     pub fn output(mut self) -> Output {
@@ -96,10 +96,10 @@ impl Tool {
         process.finish(self.time_max)
     }
 
-    /// Runs it, which must succeed; returns its standard output.
+    /// Runs the program, which must succeed. Returns the program's standard output.
     ///
     /// # Panics
-    /// If it fails or times out, with all its output.
+    /// If the program fails or times out. The message contains all output of the program.
     #[track_caller]
     pub fn run(self) -> String {
         let line = format!("{:?}", self.command);
@@ -109,10 +109,10 @@ impl Tool {
         output.stdout
     }
 
-    /// Runs it, which must fail by itself; returns both streams.
+    /// Runs the program, which must fail by itself. Returns standard output and standard error.
     ///
     /// # Panics
-    /// If it succeeds or times out.
+    /// If the program succeeds or times out.
     #[track_caller]
     pub fn run_failing(self) -> Output {
         let line = format!("{:?}", self.command);

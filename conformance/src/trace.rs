@@ -20,9 +20,9 @@ pub struct Trace {
     pub records: u64,
     /// Number of missing requests in the header.
     pub dropped: u64,
-    /// What was asked.
+    /// The recorded requests.
     pub requests: Vec<Request>,
-    /// Their times, nanoseconds from the start.
+    /// Times of the requests, nanoseconds from the start.
     pub at_ns: Vec<u64>,
 }
 

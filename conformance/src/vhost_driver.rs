@@ -1,7 +1,7 @@
 //! A virtio-blk driver without a guest: it speaks vhost-user to a server and drives one queue itself.
 //!
-//! It produces load that an emulated guest could not, and acts as a hostile driver. It shares no code with
-//! the product.
+//! The driver produces load that an emulated guest could not produce, and acts as a hostile driver.
+//! The driver shares no code with hob.
 
 use std::fs::File;
 use std::io;
@@ -50,7 +50,7 @@ pub enum Kind {
     Read,
     /// Write the slot's data to the disk.
     Write,
-    /// Flush what was written.
+    /// Flush earlier writes.
     Flush,
 }
 
@@ -163,8 +163,8 @@ impl Driver {
         Ok(self)
     }
 
-    /// Connects to the server at `socket` after the earlier one has gone, as a VM does, with the same
-    /// memory.
+    /// Connects to the server at `socket` after the earlier server has ended, as a VM does, with
+    /// the same memory.
     ///
     /// # Errors
     /// The server's or the system's.
@@ -326,7 +326,7 @@ impl Driver {
         self.kick.write(1).expect("an eventfd takes a one");
     }
 
-    /// Makes the server signal another eventfd for answers, or the driver's own again.
+    /// Makes the server signal another eventfd for answers, or the driver's own eventfd again.
     ///
     /// # Errors
     /// The server's.

@@ -46,7 +46,7 @@ impl Written {
     /// Returns true if a file has exactly this content.
     ///
     /// # Panics
-    /// If it cannot be read.
+    /// If the file cannot be read.
     #[must_use]
     #[track_caller]
     pub fn is_in(&self, file: &Path) -> bool {

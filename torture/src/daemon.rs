@@ -30,7 +30,7 @@ pub struct Daemon {
     child: Option<Child>,
 }
 
-/// Result of an upgrade.
+/// How an upgrade of the running daemon ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upgrade {
     /// The daemon runs the new program.

@@ -157,7 +157,7 @@ impl Files {
     }
 
     /// Simulates a power cut while no process uses the files: unflushed data is lost. Returns the
-    /// number of lost units.
+    /// number of lost units of 512 bytes.
     #[must_use]
     pub fn lose(&self) -> usize {
         self.all().iter().map(|file| file.medium().lose()).sum()

@@ -15,9 +15,9 @@ use crate::model::{Checked, Flush, Kind, Model, Read, Write};
 use crate::stamp::UNIT;
 
 const DEPTH: usize = 8;
-/// Number of units in a sector of 4 KiB.
+/// Number of 512-byte units in a sector of 4 KiB.
 const SECTOR: u64 = 8;
-/// Maximum length of a request, units (64 KiB).
+/// Maximum length of a request, units of 512 bytes (64 KiB in total).
 const UNITS_MAX: u64 = 128;
 /// Number of past requests that are kept as evidence for a violation.
 const HISTORY: usize = 4000;
@@ -151,9 +151,9 @@ pub struct Habits {
 struct Note {
     ms: u64,
     first: u64,
-    /// Number of units, or 0 for an event without units.
+    /// Number of 512-byte units, or 0 for an event without units.
     units: u64,
-    /// Versions that a write wrote to consecutive units; empty for other events.
+    /// Versions that a write wrote to consecutive 512-byte units; empty for other events.
     versions: Vec<u32>,
     what: String,
 }
@@ -284,7 +284,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes units of uncertain content again, as a guest does after an error, and flushes.
+    /// Writes the 512-byte units of uncertain content again, as a guest does after an error, and
+    /// flushes them.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {

@@ -20,9 +20,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A request of a test guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// Reads units.
+    /// Reads units of 512 bytes.
     Read {
-        /// Number of units to read.
+        /// Number of 512-byte units to read.
         units: u64,
     },
     /// Writes the given data.
@@ -32,12 +32,12 @@ pub enum Ask {
     },
     /// Writes zeroes.
     WriteZeroes {
-        /// Number of units to zero.
+        /// Number of 512-byte units to zero.
         units: u64,
     },
-    /// Discards units.
+    /// Discards units of 512 bytes.
     Discard {
-        /// Number of units to discard.
+        /// Number of 512-byte units to discard.
         units: u64,
     },
     /// Makes acknowledged writes durable.
@@ -55,7 +55,7 @@ pub struct Answer {
     pub data: Vec<u8>,
 }
 
-/// Address of a disk.
+/// Address at which a test guest connects to a disk.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
     /// An export of an NBD server.

@@ -87,7 +87,7 @@ impl Medium {
         whole[at..at + bytes].to_vec()
     }
 
-    /// Reads a range of whole units.
+    /// Reads a range of whole 512-byte units.
     pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
         let at = offset as usize;
         let mut data = self.durable[at..at + bytes].to_vec();
@@ -150,7 +150,7 @@ impl Medium {
     }
 
     /// Loses unflushed data, except a random part that counts as written back. Returns the number
-    /// of lost units.
+    /// of lost units of 512 bytes.
     pub fn lose(&mut self) -> usize {
         let kept_of_16 = self.noise.below(12);
         let units: Vec<u64> = self.cached.keys().copied().collect();
@@ -164,7 +164,7 @@ impl Medium {
         lost
     }
 
-    /// Returns the number of unflushed units.
+    /// Returns the number of unflushed 512-byte units.
     #[must_use]
     pub fn unflushed(&self) -> usize {
         self.cached.len()

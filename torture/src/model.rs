@@ -72,9 +72,9 @@ struct Unit {
 /// A write in flight.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// First unit of the write on the disk.
+    /// First 512-byte unit of the write on the disk.
     pub first: u64,
-    /// Versions of consecutive units.
+    /// Versions of consecutive 512-byte units, from `first`.
     versions: Vec<u32>,
     /// Kind of content that the write leaves.
     pub kind: Kind,
@@ -82,7 +82,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// Returns the versions of consecutive units, from `first`.
+    /// Returns the versions of consecutive 512-byte units, from `first`.
     #[must_use]
     pub fn versions(&self) -> &[u32] {
         &self.versions
@@ -92,9 +92,9 @@ impl Write {
 /// A read in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
-    /// First unit of the read on the disk.
+    /// First 512-byte unit of the read on the disk.
     pub first: u64,
-    /// Number of units to read.
+    /// Number of 512-byte units to read.
     pub units: u64,
     faults: u64,
 }
@@ -113,9 +113,9 @@ pub struct Wrong {
 /// Result of checking a read.
 #[derive(Debug)]
 pub struct Checked {
-    /// Units with content that is not allowed.
+    /// 512-byte units with content that is not allowed.
     pub wrong: Vec<Wrong>,
-    /// Number of units whose content was uncertain before the read.
+    /// Number of 512-byte units whose content was uncertain before the read.
     pub settled: u64,
 }
 
@@ -142,7 +142,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a region of zeroes: `units` units from unit `first` of the disk.
+    /// Creates a region of zeroes: `units` units of 512 bytes from unit `first` of the disk.
     #[must_use]
     pub fn new(origin: Origin, first: u64, units: u64) -> Self {
         let durable = Version { number: 0, kind: Kind::Zeroes, fate: Fate::Acknowledged };
@@ -166,13 +166,13 @@ impl Model {
         self.first
     }
 
-    /// Returns the number of units in the region.
+    /// Returns the number of 512-byte units in the region.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.units.len() as u64
     }
 
-    /// Returns true if the region has no units.
+    /// Returns true if the region is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
@@ -182,7 +182,7 @@ impl Model {
         &mut self.units[(unit - self.first) as usize]
     }
 
-    /// Starts a write of `count` units.
+    /// Records the start of a write of `count` units of 512 bytes.
     pub fn begin_write(&mut self, first: u64, count: u64, kind: Kind) -> Write {
         let mut versions = Vec::with_capacity(count as usize);
         for at in first..first + count {

@@ -100,7 +100,7 @@ impl BackingKind {
     }
 }
 
-/// Plan of one disk.
+/// The backing, cache and guests that a round gives to one disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskPlan {
     /// Kind of the disk's backing.
@@ -212,7 +212,7 @@ pub enum Fault {
     MemoryLimit {
         /// Memory above the daemon's current size, KiB.
         headroom_kib: u64,
-        /// Duration of the limit.
+        /// Duration of the memory limit.
         time: Duration,
     },
     /// Many SIGSTOP and SIGCONT in a row interrupt the daemon's system calls.

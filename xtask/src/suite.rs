@@ -45,7 +45,7 @@ pub(crate) fn all() -> Result<()> {
     Ok(())
 }
 
-/// Runs these test files in parallel. The output lines of the files are mixed; the returned results
+/// Runs these test files in parallel. The output lines of the files are mixed. The returned results
 /// have the failures.
 fn beside_each_other(files: &[&'static str]) -> Vec<Result<()>> {
     let run = |file| move || against_release(&["--test", file, "--", WAITING_THREADS], &[]);

@@ -1,6 +1,6 @@
 //! `cargo xtask test` runs the checks that developers run before a commit and CI runs after it.
 //!
-//! Each step runs even if an earlier one failed, so that one run reports all failures; the summary
+//! Each step runs even if an earlier step failed, so that one run reports all failures. The summary
 //! at the end lists the steps with their durations.
 
 use std::fs;

@@ -42,7 +42,7 @@ pub enum ClientError {
     Unreachable {
         /// The daemon's address.
         endpoint: Endpoint,
-        /// Why.
+        /// Why the connection failed.
         source: io::Error,
     },
     /// The address is on TCP and the client has no TLS settings: name the CA of the daemon's

@@ -45,7 +45,7 @@ pub enum ClusterState {
 /// A member of the cluster, in `GET /v1/cluster/hosts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterHost {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
     /// Random identity of the member. The identity differs from earlier members of the same name.
     pub id: String,
@@ -54,7 +54,7 @@ pub struct ClusterHost {
     pub address: Option<String>,
     /// The member's version of hob.
     pub version: String,
-    /// Its pools.
+    /// Pools of the host.
     pub pools: Vec<ClusterPool>,
     /// Number of disks that the member owns.
     pub disks: u64,
@@ -63,7 +63,7 @@ pub struct ClusterHost {
 /// A pool of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterPool {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
     /// Space for caches in the pool.
     pub size: Size,
@@ -76,7 +76,7 @@ pub struct ClusterPool {
 pub struct ClusterDisk {
     /// Name of the disk, the same on all hosts.
     pub name: String,
-    /// Its state.
+    /// State of the disk in the cluster.
     pub state: ClusterDiskState,
     /// The host that owns the disk, or owned it last.
     pub host: String,

@@ -98,7 +98,7 @@ pub enum EtcdError {
     Refused {
         /// The etcd member.
         endpoint: String,
-        /// Its error.
+        /// Error that etcd reported.
         why: String,
     },
     /// No endpoint answered in time, or the response was invalid.

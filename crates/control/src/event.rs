@@ -42,13 +42,13 @@ pub enum Effect {
 pub struct EventInfo {
     /// The event.
     pub event: LifeEvent,
-    /// Its name.
+    /// Name of the event.
     pub name: &'static str,
     /// Effect on a volatile cache (preset `vfrc`).
     pub of_volatile: Effect,
     /// Effect on a persistent cache (all other presets).
     pub of_persistent: Effect,
-    /// When to report the event to hob, and the reason for its effect.
+    /// One sentence: when to report the event to hob, and why the event has its effect.
     pub sentence: &'static str,
 }
 
@@ -81,7 +81,7 @@ events! {
 }
 
 impl LifeEvent {
-    /// Its row.
+    /// Returns the event's row of [`EVENTS`].
     pub fn info(self) -> &'static EventInfo {
         &EVENTS[self as usize]
     }

@@ -14,7 +14,7 @@ pub struct Peers {
     pub borrowed: Vec<RemoteFlash>,
 }
 
-/// A lease of flash of this host to another host.
+/// A flash lease: space on this host's flash that another host may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlashLease {
     /// Identity of the borrower.
@@ -25,12 +25,12 @@ pub struct FlashLease {
     pub lender: String,
     /// Size of the leased flash.
     pub size: Size,
-    /// State of the lease.
+    /// Whether the borrower can use the flash.
     pub state: FlashLeaseState,
     /// Path of the file on the lender.
     pub path: String,
-    /// Incarnation of the lease, which changes when unflushed writes may have been lost. A connection
-    /// belongs to one incarnation.
+    /// Incarnation of the flash lease, which changes when unflushed writes may have been lost. A
+    /// connection belongs to one incarnation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
 }
@@ -39,11 +39,11 @@ pub struct FlashLease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlashLeaseState {
-    /// The borrower has not requested the lease since the lender's daemon started.
+    /// The borrower has not requested the flash lease since the lender's daemon started.
     Idle,
     /// The borrower can use the flash.
     Open,
-    /// The lease was ended, and the borrower can no longer use the flash.
+    /// The flash lease was ended, and the borrower can no longer use the flash.
     Ended,
 }
 

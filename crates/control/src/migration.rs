@@ -185,8 +185,8 @@ pub struct Migration {
     pub total_ms: u64,
 }
 
-/// The migration attempt that a call between the hosts belongs to. The call's URL has it as query
-/// parameters.
+/// The migration attempt that a call of the source to the destination belongs to. The query
+/// parameters of the call's URL name the attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 pub struct CarrySession {
     /// Generation of the owner.
@@ -213,7 +213,7 @@ pub struct Arrival {
     /// How long the disk's requests wait for its backing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
-    /// Its size, bytes.
+    /// Size of the disk, bytes.
     pub size_bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -260,7 +260,7 @@ pub struct ArrivingCache {
     /// Name of the cache's pool at the source. The destination uses its pool of the same name, if
     /// it has one.
     pub like_pool: String,
-    /// Its size.
+    /// Size of the cache.
     pub size: Size,
     /// All its settings.
     #[schema(inline)]

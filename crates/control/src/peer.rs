@@ -40,7 +40,7 @@ pub enum PeerError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// Its error.
+        /// Error that the peer reported.
         problem: Problem,
     },
 }

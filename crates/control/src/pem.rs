@@ -18,7 +18,7 @@ pub enum PemError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why the file cannot be read.
         source: io::Error,
     },
     /// The file does not contain the expected object.

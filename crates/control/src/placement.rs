@@ -101,7 +101,7 @@ pub struct ClusterAdvice {
 /// Flash and load of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedHost {
-    /// Its name.
+    /// Name of the host.
     pub name: String,
     /// Flash for caches.
     pub flash: Size,
@@ -122,7 +122,7 @@ pub struct AdvisedHost {
 /// Cache and load of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedDisk {
-    /// Its name.
+    /// Name of the disk.
     pub name: String,
     /// The host that serves the disk.
     pub host: String,
@@ -178,7 +178,7 @@ pub struct AdvisedMove {
 pub struct AdvisedStay {
     /// Name of the disk.
     pub disk: String,
-    /// Why.
+    /// Why the advice does not move the disk.
     pub why: String,
 }
 

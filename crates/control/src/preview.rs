@@ -33,7 +33,7 @@ pub enum PlannedChange {
     },
     /// Change its cache.
     Set {
-        /// How.
+        /// The settings that change.
         patch: Box<CachePatch>,
     },
 }
@@ -79,10 +79,10 @@ impl Preview {
 /// How connected clients are handled when a disk is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnClients {
-    /// The disk stays.
+    /// hob refuses to remove a disk that has connected clients.
     #[default]
     Refuse,
-    /// They are disconnected.
+    /// The clients are disconnected.
     Disconnect,
 }
 

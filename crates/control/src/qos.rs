@@ -79,7 +79,7 @@ pub struct DiskQos {
     /// The storage policy that the disk follows, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Its entitlement.
+    /// Entitlement of the disk.
     #[serde(flatten)]
     pub qos: Qos,
     /// Remarks about the change.
@@ -90,7 +90,7 @@ pub struct DiskQos {
 /// A storage policy: a named entitlement for several disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoragePolicy {
-    /// Its name.
+    /// Name of the storage policy.
     pub name: String,
     /// Entitlement of each disk that follows the policy.
     #[serde(flatten)]
@@ -102,7 +102,7 @@ pub struct StoragePolicy {
 /// The storage that several backings share and compete for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datastore {
-    /// Its name.
+    /// Name of the datastore.
     pub name: String,
     /// Throttling of the datastore: `off`; `auto` (throttle above `latency_ms`); `knee` (as `auto`,
     /// with a measured latency); or `depth:N` (at most N I/Os at once).
@@ -118,7 +118,7 @@ pub struct Datastore {
     pub peak: u32,
     /// Sum of the reservations of the datastore's disks, units per second.
     pub reserved: u32,
-    /// Its disks.
+    /// Disks whose backings are on the datastore.
     pub disks: Vec<String>,
     /// Number of I/Os that the datastore may have in flight. Absent while the datastore is not
     /// throttled.

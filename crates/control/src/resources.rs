@@ -23,7 +23,7 @@ pub struct Version {
 /// A pool: the flash devices that this host's caches share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
     /// Unit of flash allocation. Cache sizes are rounded up to it.
     pub segment_size: Size,
@@ -31,7 +31,7 @@ pub struct Pool {
     pub size: Size,
     /// Unallocated space on devices that allow allocation.
     pub free: Size,
-    /// Its devices.
+    /// Devices of the pool.
     pub devices: Vec<Device>,
     /// Names of the disks whose caches are in the pool.
     pub caches: Vec<String>,
@@ -55,7 +55,7 @@ pub struct Orphan {
 /// A flash device of a pool, or a file used as one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
-    /// Its path.
+    /// Path of the device.
     pub path: String,
     /// Whether caches can use the device.
     pub state: DeviceState,
@@ -216,7 +216,7 @@ pub enum DiskState {
 pub struct Cache {
     /// Name of the pool.
     pub pool: String,
-    /// Its state.
+    /// Whether requests use the cache.
     pub state: CacheState,
     /// Why the cache's state differs from the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -311,7 +311,7 @@ pub enum CacheState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCreate {
-    /// Its name.
+    /// Name of the pool.
     pub name: String,
     /// Paths of the pool's devices: block devices or files.
     pub devices: Vec<String>,
@@ -358,7 +358,7 @@ pub struct DevicePatch {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAdd {
-    /// Its name.
+    /// Name of the disk.
     pub name: String,
     /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, `objects+file:///DIRECTORY`,
     /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI, VHDX or VPC image.

@@ -113,7 +113,7 @@ pub struct CacheEnable {
     pub pool: String,
     /// Size of the cache, rounded up to whole segments. A journal needs additional space.
     pub size: Size,
-    /// Its settings.
+    /// Settings of the cache.
     #[serde(flatten)]
     pub settings: CacheSettings,
 }

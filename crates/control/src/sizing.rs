@@ -15,13 +15,13 @@ pub struct DiskCurve {
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,
-    /// Their bytes.
+    /// Total bytes of these reads.
     pub read_bytes: u64,
     /// Percentage of reads served entirely from flash or memory.
     pub hit_percent: f64,
     /// Writes.
     pub writes: u64,
-    /// Their bytes.
+    /// Total bytes of these writes.
     pub write_bytes: u64,
     /// The disk's most recent reads.
     #[serde(default)]
@@ -51,9 +51,9 @@ pub struct RecentReads {
 pub struct CurveCache {
     /// Size of the disk's present cache, bytes.
     pub size: Size,
-    /// Its blocks.
+    /// Block size of the cache.
     pub block_size: Size,
-    /// Its policy.
+    /// Replacement policy of the cache.
     pub policy: String,
     /// Write mode.
     pub mode: String,

@@ -48,7 +48,7 @@ pub struct PoolNow {
 pub struct DeviceFigures {
     /// Completed reads, writes and flushes of the device.
     pub ios: u64,
-    /// Failed I/Os among them.
+    /// Number of I/Os that failed.
     pub errors: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -128,9 +128,9 @@ pub struct OutcomeFigures {
 /// I/O of a disk to memory, flash or the backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoFigures {
-    /// That ended.
+    /// Number of I/Os that ended.
     pub ios: u64,
-    /// Failed I/Os among them.
+    /// Number of I/Os that failed.
     pub errors: u64,
     /// Units as counted by shares and limits: 32 KiB by default, at least one for each I/O.
     pub units: u64,

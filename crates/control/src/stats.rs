@@ -163,7 +163,7 @@ pub struct OutcomeStats {
     pub reason: String,
     /// Requests.
     pub count: u64,
-    /// Their bytes.
+    /// Total bytes of these requests.
     pub bytes: u64,
     /// Percentage of all requests of the disk.
     pub percent: f64,

@@ -8,7 +8,7 @@ use crate::Size;
 /// A swap area of this host in a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Swap {
-    /// Its name.
+    /// Name of the swap area.
     pub name: String,
     /// The pool that contains the swap area.
     pub pool: String,
@@ -16,7 +16,7 @@ pub struct Swap {
     pub device: String,
     /// Flash that the swap area occupies, in whole segments.
     pub size: Size,
-    /// Its state.
+    /// State of the swap area.
     pub state: SwapState,
     /// Why the swap area's state differs from the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -35,10 +35,10 @@ pub struct Task {
 pub enum TaskState {
     /// The task is in progress.
     Running,
-    /// It succeeded.
+    /// The task succeeded.
     Done,
     /// The task failed. `hob health` shows the failure until an operator acknowledges it.
     Failed,
-    /// Somebody stopped it.
+    /// An operator or a client of the API stopped the task.
     Cancelled,
 }

@@ -28,7 +28,7 @@ pub enum ClientTlsError {
     /// The client's certificate, key or CA certificates are invalid.
     #[error("cannot use {}: {source}", path.display())]
     Unusable {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// Why.
         source: rustls::Error,

@@ -182,13 +182,14 @@ impl Cache {
     }
 
     /// Returns the segments to release if the cache releases `count`. If exactly `count` segments
-    /// are being vacated, the result is those; otherwise it is the emptiest ones.
+    /// are being vacated, the result is these segments. Otherwise, the result is the emptiest
+    /// segments.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
-    /// Returns true if a sector is dirty in a segment that is being vacated, and readable. `lost`
-    /// has the unreadable sectors.
+    /// Returns true if a sector in a segment that is being vacated is dirty and readable, so that
+    /// it must be moved. `lost` contains the unreadable sectors.
     fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
         self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
     }

@@ -141,7 +141,7 @@ pub struct Alternative {
 pub struct Choice {
     /// Combination in use.
     pub current: Combination,
-    /// State of the cache.
+    /// Whether the cache has been full, and whether the current choice is new.
     pub phase: Phase,
     /// Number of changes of the choice.
     pub changes: u64,

@@ -166,7 +166,7 @@ impl CacheConfig {
     }
 }
 
-/// Settings of a disk's memory tier, an area of the owner's memory to which
+/// Settings of a disk's memory tier, an area of the daemon's memory to which
 /// [`BufferCopy`](crate::io::BufferCopy) refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
@@ -182,17 +182,17 @@ pub const MEMORY_PAGES_MIN: u64 = 4;
 /// Maximum page size of a memory tier in bytes.
 pub const MEMORY_PAGE_BYTES_MAX: u32 = 64 << 10;
 
-/// A new ring for the journal of a persistent cache. See docs/FORMAT.md.
+/// A new journal ring for the journal of a persistent cache. See docs/FORMAT.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRing {
     /// Id of the cache that owns the segments.
     pub cache: [u8; 16],
-    /// Number of the ring, higher than that of any earlier ring of the cache.
+    /// Number of the journal ring, higher than that of any earlier ring of the cache.
     pub number: u32,
     /// The daemon's identifier of the backing.
     pub identity: [u8; 32],
-    /// Segments of the one or two copies of the ring, in order. Two copies have equal numbers of
-    /// segments on different devices. Each copy holds at least
+    /// Segments of the one or two copies of the journal ring, in order. Two copies have equal
+    /// numbers of segments on different devices. Each copy holds at least
     /// [`ring_pages_min`](crate::journal::ring_pages_min) pages.
     pub copies: Vec<Vec<Segment>>,
 }
@@ -277,7 +277,7 @@ pub struct Bitmap {
     pub is_recording: bool,
 }
 
-/// A change to a disk's bitmaps. The engine's owner limits the number of bitmaps.
+/// A change to a disk's bitmaps. The daemon limits the number of bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
     /// Adds a bitmap, empty or with stored content.
@@ -306,7 +306,7 @@ pub enum BitmapChange {
 }
 
 /// A change to one disk's cache. A structural change of a persistent cache provides a new journal
-/// ring. The old ring's segments are then released.
+/// ring. The old journal ring's segments are then released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// Announces a cache that is being recovered, and which requests may go to the backing
@@ -319,14 +319,14 @@ pub enum CacheChange {
     Disable,
     /// Adds segments and keeps the contents.
     Grow(Vec<DataSegment>, Option<NewRing>),
-    /// Releases this many segments, the emptiest first; blocks in other segments stay. Refused if
-    /// dirty data would be lost.
+    /// Releases this number of segments, the emptiest first. Blocks in other segments are kept.
+    /// Refused if dirty data would be lost.
     Shrink(u32, Option<NewRing>),
     /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
-    /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
-    /// Contents stay, and the dirty bitmaps record the new part as changed. A ring is given if, and
-    /// only if, the cache is persistent.
+    /// Sets the disk's size in bytes, which must not shrink. The caller resizes the backing before.
+    /// The cache keeps its contents, and the dirty bitmaps record the new part of the disk as
+    /// changed. The caller passes a journal ring if, and only if, the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
     /// Changes block size, layout, policy or admission. The cache keeps its segments and is
     /// emptied. Refused while there is dirty data.
@@ -335,7 +335,7 @@ pub enum CacheChange {
     Clear(Option<NewRing>),
     /// Changes mode, destaging or copies, immediately. Dirty data stays until it is destaged.
     Tune(Mode, Destage, Copies),
-    /// Changes policy and admission, immediately. Contents and eviction order stay, but usage
+    /// Changes policy and admission, immediately. Contents and eviction order are kept, but usage
     /// counts are lost. Takes time proportional to the number of blocks.
     Replace(PolicyKind, Admission),
     /// Destages until no data is dirty; meanwhile writes go to the backing.
@@ -349,13 +349,13 @@ pub enum CacheChange {
     StopDrain,
     /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// The owner has durably recorded that recovery must not use clean data of rings up to this
-    /// number. After a cache has lost its journal and until it receives this command, the cache
-    /// destages only data that the ring durably records as dirty: where newer data was written, the
-    /// ring may describe older, clean data. Takes effect immediately.
+    /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
+    /// this number. After a cache has lost its journal and until it receives this command, the
+    /// cache destages only data that the journal ring durably records as dirty: where newer data
+    /// was written, the journal ring may describe older, clean data. Takes effect immediately.
     LossRecorded(u32),
-    /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
-    /// on requests bypass the cache; requests that need dirty data wait.
+    /// Close the journal: make all records durable and mark the journal ring as cleanly closed.
+    /// From then on requests bypass the cache; requests that need dirty data wait.
     Close,
 }
 
@@ -372,7 +372,7 @@ pub enum Discard {
 /// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// This many segments, those with the fewest blocks.
+    /// This number of segments: those with the fewest blocks.
     Emptiest(u32),
     /// All segments on a device.
     Device(DeviceId),
@@ -380,15 +380,15 @@ pub enum Vacate {
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
 /// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
-/// `is_void`; later the cache invalidates the changed ranges.
+/// `is_void`. Later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
     /// while this is not empty.
     pub doubtful: Regions,
-    /// True if the cache's rings were durably invalidated, so that no later crash can recover the
-    /// cache from them. Requires that `doubtful` is empty: recovery must not use any data of the
-    /// journal, which was invalidated.
+    /// True if the cache's journal rings were durably invalidated, so that no later crash can
+    /// recover the cache from them. Requires that `doubtful` is empty: recovery must not use any
+    /// data of the journal, which was invalidated.
     pub is_void: bool,
 }
 
@@ -399,7 +399,7 @@ pub struct Enable {
     pub config: CacheConfig,
     /// Segments for data. With `recovered`, exactly the segments that were found.
     pub segments: Vec<DataSegment>,
-    /// Ring of a persistent cache; `None` for a volatile one.
+    /// Journal ring of a persistent cache; `None` for a volatile cache.
     pub journal: Option<NewRing>,
     /// Content of the recovered journal.
     pub recovered: Option<crate::journal::Recovered>,
@@ -419,7 +419,7 @@ impl CacheChange {
         matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
     }
 
-    /// Returns the ring that the change provides.
+    /// Returns the journal ring that the change provides.
     pub fn ring(&self) -> Option<&NewRing> {
         match self {
             CacheChange::Enable(enable) => enable.journal.as_ref(),
@@ -458,7 +458,7 @@ pub enum CommandError {
     TooSmall,
     /// Dirty data would be lost. Drain or discard it first.
     Dirty,
-    /// The mode needs a journal, or the change needs a new ring.
+    /// The mode needs a journal, or the change needs a new journal ring.
     NoJournal,
     /// Some of the dirty data cannot be read from flash.
     Lost,
@@ -517,7 +517,7 @@ pub enum Event {
     },
     /// A cache stopped using segments of a fenced device.
     Lost {
-        /// Disk of the cache.
+        /// The disk that the cache belongs to.
         disk: DiskId,
         /// The segments.
         segments: Vec<Segment>,
@@ -535,9 +535,9 @@ pub enum Event {
         sectors: u64,
     },
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
-    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the owner
-    /// provides a new journal, or drains the cache, records that it is gone and disables it. They
-    /// fail after half a minute.
+    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
+    /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
+    /// They fail after half a minute.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.
@@ -551,7 +551,7 @@ pub enum Event {
         bitmaps: Vec<Bitmap>,
     },
     /// A change waits for a recovering cache, or for another host that will hand the disk over. In
-    /// the first case no data is dirty, and the change can continue when the rings are
+    /// the first case no data is dirty, and the change can continue when the journal rings are
     /// [invalidated](Expect::is_void). The event is sent once for each case.
     ChangeWaits(DiskId),
 }

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use crate::units::{DeviceId, Instant, IoId};
 
-/// Longest pause that raises the time limit of its device, and the highest such limit, in units of
-/// the configured limit.
+/// Longest pause that raises the time limit of its device, and the highest raised limit: multiples
+/// of the configured limit.
 const PAUSE_LIMITS_MAX: u64 = 4;
 /// Time for which a pause raises the limit, nanoseconds.
 const PAUSE_REMEMBERED_NS: u64 = 600_000_000_000;
@@ -76,7 +76,7 @@ impl Device {
         Change::Fenced(self.errors)
     }
 
-    /// Fences a device that its owner reported as unusable.
+    /// Fences a device that the daemon reported as unusable.
     pub(crate) fn give_up(&mut self) -> Change {
         if std::mem::replace(&mut self.fenced, true) { Change::None } else { Change::Fenced(self.errors) }
     }

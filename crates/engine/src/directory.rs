@@ -203,8 +203,8 @@ impl Directory {
         }
     }
 
-    /// Ensures that the block of `span` has a frame for new data. An existing frame counts as used;
-    /// otherwise a new frame is allocated.
+    /// Ensures that the block of `span` has a frame for new data. An existing frame counts as used.
+    /// Otherwise a new frame is allocated.
     #[inline]
     pub(crate) fn bring(
         &mut self,

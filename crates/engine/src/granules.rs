@@ -95,7 +95,7 @@ impl Granules {
         self.words.len() as u64 * 8
     }
 
-    /// Adds a range; the part beyond the disk's end is ignored.
+    /// Adds a range. The part beyond the disk's end is ignored.
     #[inline]
     pub fn insert(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.disk_bytes);

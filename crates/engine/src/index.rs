@@ -159,8 +159,8 @@ impl Index {
     }
 
     /// Moves blocks from another index with the same block size into this empty one. Each block
-    /// moves from a frame of the other index to a frame here, which may hold the second copy of
-    /// another frame's block. The frames here are in ascending order.
+    /// moves from a frame of the other index to a frame of this index, which may hold the second
+    /// copy of another frame's block. The frames of this index are in ascending order.
     pub(crate) fn adopt(
         &mut self,
         other: &Index,

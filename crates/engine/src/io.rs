@@ -25,7 +25,7 @@ pub enum Op {
     Write(Durability),
     /// Makes all acknowledged writes durable.
     Flush,
-    /// Discards the content of the range; later reads return whatever the backing returns.
+    /// Discards the content of the range. Later reads return whatever the backing returns.
     Discard(Durability),
     /// Zeroes the range.
     WriteZeroes(Durability, Zeroing),
@@ -152,11 +152,11 @@ pub struct Reply {
     pub disk: DiskId,
     /// The result for the guest.
     pub result: Result<(), IoError>,
-    /// Outcome of the request.
+    /// How the request was served, such as a hit or a miss, for the statistics.
     pub outcome: Outcome,
 }
 
-/// A part of a buffer.
+/// A contiguous range of a buffer that storage and engine share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSlice {
     /// Id of the buffer.

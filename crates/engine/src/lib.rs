@@ -1,8 +1,9 @@
 //! The cache engine: makes every decision of the cache. It uses no I/O, clock, random numbers or threads.
 //!
 //! [`Engine`] is a state machine: requests, completions, commands and timeouts go in through `handle_*`;
-//! I/O, replies and events come out of `poll_*`. Its owner (the daemon's shard loop, a simulation, or the
-//! lab) performs the I/O and provides the time.
+//! I/O, replies and events come out of `poll_*`. Its caller performs the I/O and provides the time.
+//! The caller is the daemon's shard loop, a simulation, or the lab. Comments in this crate call it
+//! *the daemon*.
 
 pub mod admission;
 mod cache;

@@ -99,8 +99,9 @@ impl Memory {
         })
     }
 
-    /// Serves a read of sectors that the memory tier has. Returns true if any of them was read
-    /// ahead and not read since. Such a read does not count as a use of the page.
+    /// Serves a read of sectors that the memory tier has. Returns true if any of the sectors was
+    /// read ahead and not read since. The first read of sectors that were read ahead does not count
+    /// as a use of the page.
     pub(crate) fn read(
         &mut self,
         first: u64,

@@ -31,7 +31,7 @@ pub enum Outcome {
     WriteCopied,
     /// A write that went to the backing, without a complete copy on flash.
     WriteNotCopied,
-    /// A write to flash; the backing gets the data later.
+    /// A write to flash. The backing gets the data later.
     WriteBack,
     /// A discard or zeroing, which goes to the backing.
     BypassZeroing,

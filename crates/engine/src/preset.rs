@@ -240,7 +240,7 @@ pub struct Preset {
     pub notes: &'static str,
 }
 
-/// All presets; a cache without a preset has the settings of the first row.
+/// All presets. A cache without a preset has the settings of the first row.
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "vfrc",

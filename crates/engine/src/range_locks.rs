@@ -19,7 +19,7 @@ use crate::units::{DiskId, SECTOR_BYTES};
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// Purpose of a lock; the table above lists the conflicts.
+/// Why a range is locked. The table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -102,7 +102,7 @@ impl RangeLocks {
         }
     }
 
-    /// Adds lock `id`. Returns true if the lock is granted immediately; otherwise a later
+    /// Adds lock `id`. Returns true if the lock is granted immediately. Otherwise a later
     /// [`leave`](Self::leave) grants it. The lock has the kind `kind` if it has no conflict, and
     /// `waiting` otherwise.
     pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {

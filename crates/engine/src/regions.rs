@@ -39,7 +39,7 @@ impl Regions {
         self.is_empty
     }
 
-    /// Adds the sectors `first..end`; the part beyond the disk's end is ignored.
+    /// Adds the sectors `first..end`. The part beyond the disk's end is ignored.
     pub fn insert(&mut self, first: u64, end: u64) {
         let end = end.min(self.disk_bytes.div_ceil(SECTOR_BYTES));
         if first >= end {

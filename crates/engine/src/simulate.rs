@@ -33,7 +33,7 @@ pub struct Unworkable;
 pub struct SimStats {
     /// Number of read requests.
     pub reads: u64,
-    /// Bytes of the read requests.
+    /// Total bytes of all read requests.
     pub read_bytes: u64,
     /// Number of read requests whose sectors were all valid.
     pub read_hits: u64,
@@ -50,7 +50,7 @@ pub struct SimStats {
     pub not_admitted: u64,
     /// Number of write requests.
     pub writes: u64,
-    /// Bytes of the write requests.
+    /// Total bytes of all write requests.
     pub write_bytes: u64,
     /// Number of write requests whose first block already had a frame.
     pub write_hits: u64,
@@ -87,7 +87,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Counts of a lookup.
+/// What the lookup of a request found in the simulated cache.
 #[derive(Clone, Copy, Default)]
 struct Found {
     /// Number of valid sectors.

@@ -90,9 +90,9 @@ pub struct DiskStats {
     pub read_hits: u64,
     /// Number of reads served completely from the memory tier.
     pub memory_hits: u64,
-    /// Bytes of the read requests.
+    /// Total bytes of all read requests.
     pub read_bytes: u64,
-    /// Bytes of the write requests.
+    /// Total bytes of all write requests.
     pub write_bytes: u64,
     /// Maximum number of requests answered within one second.
     pub iops_max: u64,
@@ -146,7 +146,7 @@ pub struct DiskStats {
     pub destage_errors: u64,
     /// True if dirty data waits to be destaged and the last attempt failed.
     pub destage_failing: bool,
-    /// Bytes of journal pages written, in all copies of the ring.
+    /// Bytes of journal pages written, in all copies of the journal ring.
     pub journal_bytes: u64,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
@@ -164,7 +164,7 @@ pub struct DiskStats {
     pub memory_held_bytes: u64,
     /// Other memory use that grows with the memory tier, bytes.
     pub memory_index_bytes: u64,
-    /// State of the cache.
+    /// Whether requests use the disk's cache, and if not, why.
     pub cache: CacheState,
     /// Number of requests in flight.
     pub in_flight: u64,

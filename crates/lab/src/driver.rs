@@ -76,7 +76,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Result of a run.
+/// Result of a run of the load driver against an NBD server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Successful requests, in the order of the accesses. Times count from the start of the run,

@@ -128,7 +128,7 @@ pub struct Interval {
     pub read_hit_ratio: Option<f64>,
 }
 
-/// Results of one run.
+/// Results of replaying the trace once, with or without a cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Played {
     /// Latencies of all requests, without refused requests.
@@ -497,7 +497,7 @@ impl Sum {
     }
 }
 
-/// Sums of one run.
+/// Sums of the latencies in one run of the trace.
 struct Tally {
     all: Sum,
     ops: BTreeMap<&'static str, Sum>,

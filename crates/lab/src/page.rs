@@ -4,7 +4,7 @@
 //! dark mode, on paper, and with a keyboard or a screen reader. Scrolling elements can be focused,
 //! and colour never carries information that the text does not have.
 //!
-//! All text is untrusted (users choose names of traces and disks) and is escaped; a caller cannot
+//! All text is untrusted (users choose names of traces and disks) and is escaped. A caller cannot
 //! insert HTML. The only exception is pictures, which must come from [`crate::picture`]. As a
 //! second defence, the page's content security policy forbids scripts and external resources.
 //!

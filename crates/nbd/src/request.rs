@@ -26,7 +26,7 @@ pub enum Command {
     WriteZeroes,
     /// Report the extents of the range.
     BlockStatus,
-    /// A command that this crate does not know; the server replies EINVAL.
+    /// A command that this crate does not know. The server replies EINVAL.
     Unknown(u16),
 }
 
@@ -110,7 +110,7 @@ pub struct Request {
     pub command: Command,
     /// The command's flags.
     pub flags: CommandFlags,
-    /// The client's id of the request; the reply repeats it.
+    /// The client's id of the request. The reply repeats it.
     pub cookie: u64,
     /// First byte concerned.
     pub offset: u64,

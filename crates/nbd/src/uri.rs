@@ -18,7 +18,7 @@ pub const DEFAULT_PORT: u16 = 10809;
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const URI_BYTES_MAX: usize = 16 << 10;
 
-/// Address of an export.
+/// URI of an NBD export: address of the server, and name of the export.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NbdUri {
     /// Address of the server.
@@ -32,14 +32,14 @@ pub struct NbdUri {
 pub enum Address {
     /// Over TCP.
     Tcp {
-        /// Host name or IP address; an IPv6 address has no brackets.
+        /// Host name or IP address. An IPv6 address has no brackets.
         host: String,
         /// Port.
         port: u16,
     },
     /// A server on a Unix socket.
     Unix {
-        /// Path of the socket; a relative path starts at the process's working directory.
+        /// Path of the socket. A relative path starts at the process's working directory.
         path: PathBuf,
     },
 }

@@ -17,9 +17,9 @@ pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Magic number of every request in the transmission phase.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Start of a simple reply.
+/// Magic number at the start of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Start of a structured reply chunk.
+/// Magic number at the start of a structured reply chunk.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Length of the server's greeting: two magic numbers and the handshake flags.
@@ -48,7 +48,7 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 /// (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// Handshake flags of the server; the client's flags use the same bits.
+/// Handshake flags of the server. The client's flags use the same bits.
 pub mod handshake_flags {
     /// The server replies to options, and the client may send several.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;

@@ -1,7 +1,7 @@
 //! The memory tier of one disk: the engine copies payload into it and out of it.
 //!
 //! All pages of the area are allocated at the start, so that no copy waits for a page fault. The
-//! kernel performs no I/O on the area; only [`Area::copy`] accesses it.
+//! kernel performs no I/O on the area. Only [`Area::copy`] accesses it.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -7,7 +7,7 @@
 //!
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
-//!   one, [`Arena::release`] drops one. Operations in the ring hold one each.
+//!   one, [`Arena::release`] drops one. Operations in the I/O ring hold one each.
 //! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
 //!   the caller fills it with zeroes.
 //! * Bytes that the kernel may fill cannot be borrowed: that panics, because it is a bug of the
@@ -299,7 +299,7 @@ impl Arena {
         self.used_pages * PAGE_BYTES
     }
 
-    /// Records that an operation in the ring uses `slice`.
+    /// Records that an operation in the I/O ring uses `slice`.
     pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) {
         let buffer = self.buffer_mut(slice.id);
         buffer.assert_holds(slice);
@@ -309,7 +309,7 @@ impl Arena {
         }
     }
 
-    /// Records that an operation in the ring no longer uses `slice`.
+    /// Records that an operation in the I/O ring no longer uses `slice`.
     pub(crate) fn unpin(&mut self, slice: BufferSlice, traffic: Traffic) {
         if traffic == Traffic::KernelWrites {
             let filling = &mut self.buffer_mut(slice.id).filling;

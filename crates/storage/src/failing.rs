@@ -10,7 +10,7 @@
 //! in place calls [`before_change`] each time.
 //!
 //! # Limits
-//! The I/O of caches is not affected; the simulation injects failures into that I/O itself. Without
+//! The I/O of caches is not affected. The simulation injects failures into that I/O itself. Without
 //! [`fail`] nothing fails.
 
 use std::io;

@@ -1,10 +1,10 @@
 //! The flash devices of one shard: executes the engine's flash I/O, and computes checksums.
 //!
-//! Each flash I/O uses one operation of the ring and one slot of a table. The checksums of a
+//! Each flash I/O uses one operation of the I/O ring and one slot of a table. The checksums of a
 //! completed transfer are in a vector that is reused. Discards are acknowledged without effect,
 //! because a thick pool keeps its space. Zeroing is not supported.
 //!
-//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the ring
+//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the I/O ring
 //! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
 //! the buffer is full, later journal writes wait for earlier ones.
 //!
@@ -362,7 +362,8 @@ impl Flash {
         self.now = now;
     }
 
-    /// Sets the time after which a waiting I/O to remote flash is reported.
+    /// Sets how long an I/O to remote flash may wait before [`poll_silent`](Self::poll_silent)
+    /// reports its device.
     pub fn set_remote_wait(&mut self, wait: Duration) {
         self.remote_wait_ns = wait.as_nanos() as u64;
     }
@@ -389,8 +390,8 @@ impl Flash {
         Some(self.end(ring, number, result))
     }
 
-    /// Returns a remote device with an I/O that has waited too long. Each such device is reported
-    /// once. Call it when [`Flash::poll_remote`] returns `None`.
+    /// Returns a remote device with an I/O that has waited too long. Each device is reported once.
+    /// Call this method when [`Flash::poll_remote`] returns `None`.
     pub fn poll_silent(&mut self) -> Option<DeviceId> {
         self.tidy();
         let (now, wait) = (self.now, self.remote_wait_ns);

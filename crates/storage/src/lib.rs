@@ -1,7 +1,7 @@
-//! Executes the engine's I/O: buffers, the ring, flash devices and backings.
+//! Executes the engine's I/O: buffers, the I/O ring, flash devices and backings.
 //!
 //! The shard's thread calls everything in this crate. The thread owns a [`ring::Ring`], which owns
-//! the payload buffers. Backings and flash devices put operations into the ring, and get the
+//! the payload buffers. Backings and flash devices put operations into the I/O ring, and get the
 //! completions with their [`token::Token`]. Only [`pool::Pool`] belongs to a control thread.
 
 pub mod area;

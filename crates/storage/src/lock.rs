@@ -3,9 +3,10 @@
 //! # Two locks
 //! `flock` excludes another hob, of any version. QEMU and its tools use open-file-description locks
 //! on single bytes (`block/file-posix.c`). A lock on byte 100 + N means that a process uses
-//! permission N, and on byte 200 + N that it does not share N. hob takes the same locks, so that
-//! QEMU refuses a file that hob serves, and vice versa. All of them are read locks. A process
-//! detects a conflict by looking for locks of others after taking its own.
+//! permission N. A lock on byte 200 + N means that a process does not permit others to use
+//! permission N. hob takes the same locks, so that QEMU refuses a file that hob serves, and vice
+//! versa. All of them are read locks. A process detects a conflict by looking for locks of others
+//! after taking its own.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -42,7 +43,7 @@ pub(crate) enum LockError {
     /// Another hob has the file open.
     #[error("another process holds its lock")]
     InUse,
-    /// QEMU has the file open; the text names the conflicting permission.
+    /// QEMU has the file open. The text names the conflicting permission.
     #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
     Qemu(&'static str),
     /// The system's.
@@ -75,7 +76,7 @@ pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
 }
 
 /// Locks a disk's file against other hobs and QEMU. Waits briefly for a process that is just
-/// ending. Several processes may read the file; a writer excludes all others.
+/// ending. Several processes may read the file. A writer excludes all others.
 pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockError> {
     let deadline = Instant::now() + PATIENCE;
     loop {

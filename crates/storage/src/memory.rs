@@ -3,7 +3,7 @@
 //!
 //! Why `unsafe`: the kernel accesses these pages through raw addresses while Rust code borrows
 //! other parts of them, so a `Vec<u8>` is not possible. Every access is bounds-checked in this
-//! file; the arena ensures that no two accesses overlap.
+//! file. The arena ensures that no two accesses overlap.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

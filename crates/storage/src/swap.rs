@@ -96,7 +96,7 @@ pub struct Active {
     pub path: PathBuf,
     /// Amount of data swapped out to the device, bytes.
     pub used: u64,
-    /// Swap priority; the kernel fills devices of higher priority first.
+    /// Swap priority. The kernel fills devices of higher priority first.
     pub priority: i32,
 }
 
@@ -117,7 +117,7 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Why an area cannot be used as swap, or cannot be deactivated.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    /// The kernel cannot safely swap to the device stack; the text continues "The device …".
+    /// The kernel cannot safely swap to the device stack. The text continues "The device …".
     #[error("{0}")]
     Unsafe(String),
     /// A loop device that hob did not create uses the area.
@@ -135,7 +135,7 @@ pub enum SwapError {
     /// The process that worked on the area was killed.
     #[error("the process that turns swap off was killed, perhaps because memory ran out")]
     Killed,
-    /// It was cancelled.
+    /// The preparation was cancelled.
     #[error("the preparation of the swap area was stopped")]
     Stopped,
     /// A system call failed.
@@ -292,7 +292,7 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 }
 
 /// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
-/// Deactivation can take long; a signal that ends the process stops it. **Do not call it in a
+/// Deactivation can take long. A signal that ends the process stops it. **Do not call it in a
 /// daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors

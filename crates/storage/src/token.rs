@@ -6,9 +6,9 @@
 //! | 47…32 | owner | which one of that kind: a backing's slot on the shard, a connection … |
 //! | 31…0 | index | the owner's choice |
 //!
-//! A shard loop dispatches on the kind, then on the owner; only the owner interprets the index.
+//! A shard loop dispatches on the kind, then on the owner. Only the owner interprets the index.
 
-/// Identifies one operation in the ring.
+/// Identifies one operation in the I/O ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
@@ -21,9 +21,10 @@ impl Token {
     pub const PEER: u16 = 3;
     /// Last kind of the tokens of a backing's peers.
     pub const PEER_LAST: u16 = 10;
-    /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts; the owner is the device.
+    /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts. The owner is the
+    /// device.
     pub const FLASH_REMOTE: u16 = 11;
-    /// First token kind for the ring's user. Storage uses lower kinds.
+    /// First token kind for the user of the I/O ring. This crate uses lower kinds.
     pub const CALLER: u16 = 16;
 
     /// Creates a token.

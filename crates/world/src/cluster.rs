@@ -2,12 +2,12 @@
 //! which disk (docs/decisions/0019).
 //!
 //! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. A
-//! simulated host opens disks, acquires them again after a lost lease, and gives them back. While
-//! the host does not know whether its lease is still valid, it delays replies and writes. The
-//! simulated environment has a model of etcd and a network that loses and delays messages. Hosts
-//! are paused, killed and partitioned, clocks drift up to the limit, and wall clocks jump. A guest
-//! on each host writes and reads the disks that the host serves, even on hosts where no guest
-//! should run. The checkers verify:
+//! simulated host opens disks, acquires them again after it has lost its lease in etcd, and gives
+//! them back. While the host does not know whether its lease is still valid, the host delays
+//! replies and writes. The simulated environment has a model of etcd and a network that loses and
+//! delays messages. Hosts are paused, killed and partitioned, clocks drift up to the limit, and
+//! wall clocks jump. A guest on each host writes and reads the disks that the host serves, even on
+//! hosts where no guest should run. The checkers verify:
 //!
 //! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
 //!   only one host acknowledges in each generation;
@@ -48,8 +48,8 @@ pub use plan::Report;
 use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
-/// Time after the last fault within which every disk must be served, nanoseconds. The time of
-/// leases and settling is added.
+/// Time after the last fault within which every disk must be served, nanoseconds. The length of a
+/// lease and the settling time are added.
 const HEALING_NS: u64 = 60_000 * MS;
 
 /// Maximum number of simulation steps per guest request of a history.
@@ -80,15 +80,16 @@ impl Default for Options {
 /// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The host counts its lease from the reply to the renewal, and not from the request.
+    /// The host counts the length of its etcd lease from the reply to the renewal, and not from the
+    /// request.
     CountsFromAnswer,
-    /// The host uses its lease in full length, without a safety margin.
+    /// The host uses the full length of its etcd lease, without a safety margin.
     NoMargin,
     /// The host does not check its clock before replies.
     UncheckedAnswers,
     /// The host does not check its clock before writes to the backing.
     UncheckedChanges,
-    /// The host measures leases with the wall clock.
+    /// The host measures its etcd lease with the wall clock.
     WallClock,
     /// The host takes a disk although another host has the ownership lock.
     TakesHeld,
@@ -100,12 +101,12 @@ pub enum Sabotage {
     BelievesFlash,
     /// The host starts write-back before the ownership record permits it.
     EarlyWriteBack,
-    /// The host sends delayed replies with the next lease, before the disk's ownership is
+    /// The host sends delayed replies when it gets a new etcd lease, before the disk's ownership is
     /// confirmed.
     ReleasesEarly,
     /// The host accepts a renewal that a deposed etcd leader answered.
     BelievesDeposed,
-    /// The host keeps the disks that it acquired under an expired lease.
+    /// The host keeps the disks that it acquired under an etcd lease that has expired.
     IgnoresEnd,
     /// A host that loses its replica continues without it before the ownership record permits that.
     FailsEarly,
@@ -123,7 +124,7 @@ pub enum Sabotage {
     BelievesAdopted,
     /// The host does not check its clock when a write that waited in the process starts.
     UncheckedQueue,
-    /// The host renews its lease although a shard hangs.
+    /// The host renews its etcd lease although a shard hangs.
     RenewsWhileHung,
     /// A daemon process whose shard hangs keeps running.
     NoWatchdog,

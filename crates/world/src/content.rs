@@ -8,10 +8,10 @@ use crate::rng::scatter;
 /// Size of a unit in bytes. A unit is the smallest part of a device that is written atomically.
 pub const UNIT_BYTES: u64 = 512;
 
-/// Number of units per sector.
+/// Number of units ([`UNIT_BYTES`]) per sector.
 pub const SECTOR_UNITS: usize = (hob_engine::units::SECTOR_BYTES / UNIT_BYTES) as usize;
 
-/// Simulated content of one unit.
+/// Simulated content of one unit: a number in place of the unit's 512 bytes.
 pub type Tag = u64;
 
 /// Tag of a zeroed unit.

@@ -125,10 +125,11 @@ pub enum Sabotage {
     BelievedAwaited,
     /// The source answers standby reads after the hand-over of the disk.
     AwayServesStandby,
-    /// The new owner reads data that it has written since the hand-over from the former owner.
+    /// The new owner reads all data from the former owner, even data that the new owner has written
+    /// since the hand-over.
     FormerOwnerForAll,
-    /// The new owner reads data that it has written from the former owner if a later page of the
-    /// former owner's list names the data.
+    /// The new owner reads from the former owner all data that later pages of the former owner's
+    /// list name, even data that the new owner has written since the hand-over.
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,

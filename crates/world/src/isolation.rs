@@ -33,7 +33,7 @@ pub enum Sabotage {
     OneQueue,
 }
 
-/// Counts of a simulated history.
+/// Numbers of hung datastores, held requests and answered requests in one simulated history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     /// Number of datastores that hung.

@@ -40,9 +40,11 @@ pub enum DeviceDefect {
 /// How an engine process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// The power fails: devices keep durable data and any part of the other data.
+    /// The power fails. Devices keep durable data, and a random part (none, some or all) of the
+    /// other data.
     PowerCut,
-    /// The process is killed: devices keep all completed I/O and any part of the I/O in flight.
+    /// The process is killed. Devices keep all completed I/O, and a random part (none, some or all)
+    /// of the I/O in flight.
     Kill,
 }
 
@@ -59,7 +61,8 @@ pub struct Done {
     pub sums: Vec<u32>,
 }
 
-/// Applies any part of a write in flight whose result nobody receives.
+/// Applies a random part (none, some or all) of a write in flight, as if the submitting process had
+/// ended before the completion.
 fn abandon(change: &Transfer, medium: &mut Medium, rng: &mut SimRng) {
     let share = rng.pick(&[0, 500, 1000]);
     for unit in change.moving(Moment::Completion) {
@@ -83,7 +86,8 @@ struct Transfer {
     count: usize,
     /// Data of a write, or the data that a read has seen so far.
     tags: Vec<Tag>,
-    /// Random bits that decide which units take effect at submission.
+    /// Random bits. They decide which 512-byte units of the I/O take effect at its submission. The
+    /// others take effect at its completion.
     mix: u64,
 }
 
@@ -93,7 +97,7 @@ impl Transfer {
         Transfer { io, first, count, tags, mix: rng.roll() }
     }
 
-    /// Returns the units of the I/O that take effect at this time.
+    /// Returns the 512-byte units of the I/O that take effect at this time.
     fn moving(&self, when: Moment) -> impl Iterator<Item = usize> + use<> {
         let mix = self.mix;
         self.units().filter(move |unit| {

@@ -6,10 +6,10 @@
 //! model's time is a counter of events.
 //!
 //! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
-//! backing, and it is not compared until the cache is drained. A crash ends all changes in progress
-//! and lowers the floors to the durable state. Values that a read returned since the last crash do
-//! not change, nor do values that were read before a flush. After a discard, a unit may have its
-//! old content or zeroes. Once this content was read and flushed, it must not change.
+//! backing. The backing is not compared until the cache is drained. A crash ends all changes in
+//! progress and lowers the floors to the durable state. Values that a read returned since the last
+//! crash do not change, nor do values that were read before a flush. After a discard, a unit may
+//! have its old content or zeroes. Once this content was read and flushed, it must not change.
 //!
 //! The model allows overlapping changes to take effect in any order.
 
@@ -21,10 +21,10 @@ use crate::{Violation, ensure};
 /// End time of a change that is still in progress.
 const PENDING: u32 = u32::MAX;
 
-/// Effect of a change on its units.
+/// Effect of a change on the 512-byte units that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The change writes its own tag.
+    /// The change writes a tag (simulated content) that no other change writes.
     Data,
     /// The change writes zeroes.
     Zero,
@@ -183,8 +183,8 @@ impl Model {
         }
     }
 
-    /// Sets the number of units. New units have the tag `tag(1, disk, unit)`, like the initial
-    /// units.
+    /// Sets the number of the disk's 512-byte units. New units have the tag `tag(1, disk, unit)`,
+    /// like the initial units.
     pub fn grow(&mut self, units: u32) {
         self.changes[0].end = units;
         self.units.resize(units as usize, Unit::NEW);
@@ -314,7 +314,8 @@ impl Model {
         self.in_flash.insert(serial);
     }
 
-    /// Records that the backing lost any part of the data that no flush covers.
+    /// Records that the backing lost a random part (none, some or all) of the data that no flush
+    /// covers.
     pub fn lose(&mut self) {
         let floors = self.durable_floors();
         self.losses += 1;
@@ -444,7 +445,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records the start of a read of these units.
+    /// Records the start of a read of these 512-byte units.
     pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
         let units = &self.units[first as usize..(first + count) as usize];
         let floors = units.iter().map(|unit| unit.floor).collect();
@@ -524,8 +525,8 @@ impl Model {
         found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
     }
 
-    /// Returns the end time of the change that wrote this value. Returns an error if there is no
-    /// such change.
+    /// Returns the end time of the change that wrote this value. Returns an error if no change
+    /// wrote this value.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
         if value == ZERO {
@@ -571,7 +572,7 @@ impl Model {
         floors
     }
 
-    /// Returns the number of units of the disk.
+    /// Returns the number of 512-byte units of the disk.
     pub fn units(&self) -> usize {
         self.units.len()
     }
@@ -665,8 +666,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data was given up, so that reads must return the backing's data from now on.
-    /// Units that no change touched since have the backing's content.
+    /// Records that hob discarded data, so that reads must return the backing's data from now on.
+    /// The 512-byte units that no later change covers have the backing's content.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {
@@ -676,7 +677,8 @@ impl Model {
         }
     }
 
-    /// Records a durable change of these units by a foreign writer while the disk was not served.
+    /// Records a durable change of these 512-byte units by a foreign writer while the disk was not
+    /// served.
     pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
         let serial = self.begin_change(Kind::Data, first, count);
         let ended = self.tick();

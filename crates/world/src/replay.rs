@@ -78,7 +78,7 @@ pub struct Served {
     pub outcome: Outcome,
 }
 
-/// Counts of one replay run.
+/// Number of requests, I/Os and bytes of one replay of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Number of answered requests.
@@ -184,7 +184,7 @@ impl Replay {
     /// Changes a disk's cache, and advances the virtual time until the change is complete.
     ///
     /// # Errors
-    /// Returns the engine's error; the cache is unchanged.
+    /// Returns the engine's error. The cache is unchanged.
     pub fn change(&mut self, disk: u32, change: CacheChange) -> Result<(), CommandError> {
         self.command(disk, Command::Cache(change))
     }

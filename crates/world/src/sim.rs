@@ -217,7 +217,8 @@ pub enum Sabotage {
     RepeatedRelease,
     /// The simulation sends some flash I/O to another segment.
     MisroutedIo,
-    /// The simulation does not count some requests.
+    /// The simulation omits some requests from its own counts, so they differ from the engine's
+    /// statistics.
     Uncounted,
     /// The simulation loses some I/O completions.
     LostCompletion,
@@ -363,7 +364,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Returns the number of units of the disk's backing.
+    /// Returns the number of 512-byte units of the disk's backing.
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
     }
@@ -767,7 +768,7 @@ impl<'a> Simulation<'a> {
         self.options.sabotage == Some(sabotage) && self.rng.chance(permille)
     }
 
-    /// Converts an offset and a length in bytes to units.
+    /// Converts an offset and a length from bytes to units of 512 bytes ([`UNIT_BYTES`]).
     fn units(offset: u64, len: u64) -> (u32, u32) {
         ((offset / UNIT_BYTES) as u32, (len / UNIT_BYTES) as u32)
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::tidy::source::{Kind, closing, code_only, identifiers, line_of, spans};
 
-/// Maximum length of an item's signature in characters; the rest is cut off.
+/// Maximum length of an item's signature in characters. The rest is cut off.
 const LENGTH_MAX: usize = 120;
 
 /// Keywords of items with a body that is worth naming.

@@ -23,7 +23,7 @@ pub struct EtcdEvent {
     pub key: String,
     /// New value of the key; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
-    /// When that happened.
+    /// Revision of etcd at which the key changed.
     pub revision: u64,
 }
 

@@ -59,7 +59,7 @@ pub enum Popularity {
 pub struct AdmissionInfo {
     /// The form that users type.
     pub form: &'static str,
-    /// Its effect.
+    /// Effect of the admission policy, for help texts.
     pub summary: &'static str,
 }
 

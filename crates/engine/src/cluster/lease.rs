@@ -1,12 +1,12 @@
-//! The lease of a host: grants a lease, registers the host's name under it, renews it, and gets a
-//! new one after a loss.
+//! The lease of a host in etcd. The lease manager gets a lease, registers the host's name under it,
+//! renews it, and gets a new one after a loss.
 //!
 //! Call [`LeaseManager::poll_call`] until it returns `None`, and again at
-//! [`LeaseManager::poll_timeout`]. Call [`LeaseManager::handle_answer`] when a call to the store
-//! has ended in any way. One call is in flight at a time. The caller limits a call's duration to
+//! [`LeaseManager::poll_timeout`]. Call [`LeaseManager::handle_answer`] when a call to etcd has
+//! ended in any way. One call is in flight at a time. The caller limits a call's duration to
 //! [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
-//! Lease times are counted from the time at which a call was *sent*, because the store acted later.
+//! Lease times are counted from the time at which a call was *sent*, because etcd handled it later.
 
 use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;
@@ -17,7 +17,7 @@ const AGAIN_NS: u64 = 200_000_000;
 /// Pause after another host was found to have the same name, nanoseconds.
 const TAKEN_NS: u64 = 1_000_000_000;
 
-/// A request to the store.
+/// A request of the lease manager to etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Grants a lease of this many nanoseconds.
@@ -26,15 +26,15 @@ pub enum Ask {
     LookUp,
     /// Writes the key of the host's name.
     Register(Txn),
-    /// Renews the lease, and then reads the host's key with a read that the majority of the store
-    /// confirms. The caller checks that the same etcd leader gave both answers (equal terms), and
-    /// that the key is bound to the lease.
+    /// Renews the lease, and then reads the host's key with a read that the majority of the etcd
+    /// members confirms. The caller checks that the same etcd leader gave both answers (equal
+    /// terms), and that the key is bound to the lease.
     Renew(LeaseId),
     /// Revokes a lease that is not needed any more. The result does not matter.
     Revoke(LeaseId),
 }
 
-/// A call to the store.
+/// A request of the lease manager to etcd, with its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Number of the call.
@@ -43,7 +43,7 @@ pub struct Call {
     pub ask: Ask,
 }
 
-/// Result of a call.
+/// The answer of etcd to a call of the lease manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A lease was granted.
@@ -101,7 +101,7 @@ pub struct LeaseManager {
     me: Member,
     lease_ns: u64,
     state: State,
-    /// The lease length that the store granted.
+    /// The lease length that etcd granted.
     granted_ns: u64,
     /// Lease of an earlier process, which must be revoked.
     to_revoke: Option<LeaseId>,

@@ -1,12 +1,10 @@
-//! Disk ownership among hosts that share a backing, decided through a store that all hosts can
-//! reach (docs/decisions/0019-cluster.md).
-//!
-//! The store is linearizable and has leases: it is etcd, or a model of etcd in a simulation.
-//! [`LeaseManager`] renews this host's lease, and determines until when the host may acknowledge
-//! requests. [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take
-//! disks of other hosts. The first two return requests to the store as values ([`Ask`], [`Txn`])
-//! and handle the store's answers. The caller does the communication with the store. All times are
-//! of the host's own clock.
+//! Disk ownership among hosts that share a backing. A key-value store that all hosts can reach
+//! decides it (docs/decisions/0019-cluster.md). The store is linearizable and has leases: it is
+//! etcd, or a model of etcd in a simulation. These comments call both *etcd*. [`LeaseManager`]
+//! renews this host's lease, and determines until when the host may acknowledge requests.
+//! [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take disks of other
+//! hosts. The first two return requests to etcd as values ([`Ask`], [`Txn`]) and handle etcd's
+//! answers. The caller sends the requests to etcd. All times are of the host's own clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|
@@ -28,10 +26,11 @@ pub use waiting::{CHECK_NS, ClusterEvent, LOOK_NS, LOOKS_PER_SECOND_MAX, SPREAD_
 
 use crate::units::Instant;
 
-/// Minimum length of a lease, nanoseconds. etcd with its default settings grants no shorter lease.
+/// Minimum length of a host's lease in etcd, nanoseconds. etcd with its default settings grants no
+/// shorter lease.
 pub const LEASE_NS_MIN: u64 = 3_000_000_000;
 
-/// Maximum length of a lease, nanoseconds.
+/// Maximum length of a host's lease in etcd, nanoseconds.
 pub const LEASE_NS_MAX: u64 = 600_000_000_000;
 
 /// Maximum time from the lease check to the sending of a reply, nanoseconds.
@@ -40,13 +39,13 @@ pub const SCHEDULING_NS_MAX: u64 = 500_000_000;
 /// Maximum difference between the rates of two hosts' clocks: one part in this number.
 pub const DRIFT_ONE_IN: u64 = 50;
 
-/// Returns how long a host may rely on a lease of this length after it sent the renewal,
+/// Returns how long a host may rely on an etcd lease of this length after it sent the renewal,
 /// nanoseconds.
 pub const fn usable_ns(lease_ns: u64) -> u64 {
     (lease_ns - lease_ns / DRIFT_ONE_IN).saturating_sub(SCHEDULING_NS_MAX)
 }
 
-/// Identifies a lease in its store. 0 means no lease.
+/// Identifies a host's lease in etcd. 0 means no lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
@@ -92,7 +91,7 @@ pub struct SecondCopy {
     pub cache: String,
 }
 
-/// A member that served a disk, with the generation.
+/// A member that served a disk, with the disk's generation (number of hand-overs) at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The member.
@@ -105,10 +104,10 @@ pub struct Served {
 /// about further ones.
 pub const ADOPTED_MAX: usize = 16;
 
-/// Value and revision of a key in the store.
+/// Value and revision of a key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
-    /// Its value.
+    /// Value of the key.
     pub value: T,
     /// Revision of the key's last change. No two changes have the same revision.
     pub revision: u64,
@@ -116,7 +115,7 @@ pub struct Found<T> {
     pub lease: LeaseId,
 }
 
-/// A key of the store.
+/// A key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     /// A member, by name.
@@ -127,10 +126,10 @@ pub enum Key {
     OwnershipRecord(String),
 }
 
-/// Value of a key in the store.
+/// Value of a key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// This host as a member. The code that reaches the store adds other properties.
+    /// This host as a member. The code that writes the key to etcd adds other properties.
     Host(Member),
     /// The member that holds the lock.
     OwnershipLock(Member),

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::units::Instant;
 
-/// The keys of a disk in the store, all read at one revision.
+/// The keys of a disk in etcd, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnershipSnapshot {
     /// The ownership record.
@@ -199,8 +199,8 @@ impl OwnershipState {
         verdict
     }
 
-    /// Records that the deletion of the lock was reported at `at`, at a revision after that of the
-    /// record.
+    /// Records that the deletion of the lock was reported at `at`, at a later revision than the
+    /// record's revision.
     ///
     /// If the record still has that revision, the lock has been absent since then, because one
     /// transaction writes a lock together with its record. If the record has another revision, the
@@ -267,8 +267,8 @@ impl OwnershipState {
 
     /// Returns the transaction that records the replica of all dirty data, or that there is none,
     /// while this host has the disk. Record a replica only after it is complete. Before the replica
-    /// becomes incomplete, its absence must have been recorded successfully. Like that of
-    /// [`OwnershipState::mark`], the transaction may still take effect after an error.
+    /// becomes incomplete, its absence must have been recorded successfully. Like the transaction
+    /// of [`OwnershipState::mark`], this transaction may still take effect after an error.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }
@@ -341,8 +341,8 @@ impl OwnershipState {
         ]
     }
 
-    /// Returns the conditions that this host has the lock and the record did not change since. So
-    /// an earlier transaction that arrives late has no effect.
+    /// Returns the conditions of a transaction: this host has the ownership lock, and the ownership
+    /// record still has this revision. So an earlier transaction that arrives late has no effect.
     fn as_known(&self, lease: LeaseId, revision: u64) -> Vec<(Key, Is)> {
         vec![(self.hold(), Is::Under(lease)), (self.title(), Is::At(revision))]
     }

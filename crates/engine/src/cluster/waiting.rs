@@ -1,7 +1,7 @@
 //! Schedules attempts to take disks that other hosts have.
 //!
 //! A cluster has many disks, and each disk is known to many hosts. If every host read every disk's
-//! keys each second, the store would be overloaded. So a host *watches* changes
+//! keys each second, etcd would be overloaded. So a host *watches* changes
 //! ([`Waiting::handle_news`]) and tries to take a disk when the disk's lock is released. Watch
 //! events are only hints: an attempt first reads the keys, and takes the disk in a transaction.
 //! Events may be late, repeated, reordered or missing. Attempts are spread over time, differently

@@ -1,19 +1,20 @@
 //! Requests that wait for a new journal after the old one was lost.
 //!
 //! After a journal cannot be written any more, its ring stays on flash, and recovery after a crash
-//! would use it. So the following rules hold until the owner provides a new ring, or removes the
-//! cache and records that:
+//! would use it. So the following rules hold until the daemon provides a new journal ring, or
+//! removes the cache and records that:
 //!
-//! - No change is sent to the backing, because a crash would replace it by dirty data of the ring,
-//!   or hide it by clean data.
+//! - No change is sent to the backing, because a crash would replace it by dirty data of the
+//!   journal ring, or hide it by clean data.
 //! - No change is reported as durable, and no flush is answered.
 //!
-//! Reads and destaging continue. If the ring does not durably record data as dirty, the ring may
-//! describe older, clean data there. Such data is destaged only after the owner has recorded that
-//! recovery must not use clean data of the ring (`LossRecorded`). Waiting requests release their
-//! range locks, so that the destager can work. Only a write that was partly written to flash is
-//! sent to the backing, because the flash content must not be read; its reply waits too. Waiting
-//! requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests fail immediately.
+//! Reads and destaging continue. If the journal ring does not durably record data as dirty, the
+//! journal ring may describe older, clean data there. Such data is destaged only after the daemon
+//! has recorded that recovery must not use clean data of the journal ring (`LossRecorded`). Waiting
+//! requests release their range locks, so that the destager can work. Only a write that was partly
+//! written to flash is sent to the backing, because the flash content must not be read; its reply
+//! waits too. Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests
+//! fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;
@@ -23,7 +24,8 @@ use crate::outcome::Outcome;
 use crate::range_locks::Kind;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Time limit for the owner to provide a new ring, or to drain and remove the cache, nanoseconds.
+/// Time limit for the daemon to provide a new journal ring, or to drain and remove the cache,
+/// nanoseconds.
 pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
 
 /// Requests of one disk that wait for a new journal.
@@ -78,8 +80,8 @@ impl Engine {
         self.disk_mut(request.disk).awaiting_journal.unanswered.push(slot);
     }
 
-    /// Resumes the waiting requests after everything was recorded in a new ring, or the cache was
-    /// removed.
+    /// Resumes the waiting requests after everything was recorded in a new journal ring, or the
+    /// cache was removed.
     pub(super) fn resume_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
@@ -99,8 +101,8 @@ impl Engine {
         }
     }
 
-    /// Sends a change to the backing again, because the backing may have lost it before it was
-    /// acknowledged.
+    /// Sends a change to the backing again. hob has not acknowledged the change to the guest yet,
+    /// and the backing may have lost it.
     fn repeat_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, resends, edges, .. } = &mut self.requests[slot];
         // The range lock was released, so other requests may have changed the partly covered

@@ -12,17 +12,18 @@
 //!   sector's write ended. No possible loss may have occurred since that write was sent. Until then
 //!   the journal records the sector as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
-//!   covered by such a backing flush, or was already reported as lost to this session.
+//!   covered by a flush of the backing, or was already reported as lost to this session.
 //!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
-//! cannot be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. hob
-//! remembers for each session the last failure that was reported to the session. A flush that began
-//! before the end of the last possibly lost change fails too, but does not count as a report,
-//! because its error says nothing about that change. If a guest disconnects before it receives the
-//! report, a later session receives it. This applies only to sessions that changed data: if a
-//! client only read or flushed, no later session receives a report. If a possible loss occurs while
-//! a change is in flight, hob sends that change again before it acknowledges it. The cache
-//! invalidates its clean copies of possibly lost changes, so reads return the backing's data.
+//! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
+//! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
+//! the session. A flush that began before the end of the last possibly lost change fails too. Its
+//! failure does not count as a report, because its error says nothing about that change. If a guest
+//! disconnects before it receives the report, a later session receives it. This applies only to
+//! sessions that changed data: if a client only read or flushed, no later session receives a
+//! report. If a possible loss occurs while a change is in flight, hob sends that change again
+//! before it acknowledges it. The cache invalidates its clean copies of possibly lost changes, so
+//! reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +100,7 @@ struct Told {
     has_changed: bool,
 }
 
-/// Sectors of a disk.
+/// A set of sectors of a disk.
 #[derive(Default)]
 struct Ranges {
     list: Vec<(u64, u64)>,
@@ -185,7 +186,7 @@ impl Backed {
         self.bypassed > self.flushed
     }
 
-    /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush; an
+    /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush. An
     /// empty range is already durable.
     pub(super) fn note_bypass(&mut self, first: u64, end: u64) {
         self.writes += 1;
@@ -258,7 +259,7 @@ impl Backed {
     }
 
     /// Records the discard of acknowledged changes that only flash had. Current sessions get a
-    /// report; later sessions never relied on these changes. Earlier data of the same ranges on the
+    /// report. Later sessions never relied on these changes. Earlier data of the same ranges on the
     /// backing may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;

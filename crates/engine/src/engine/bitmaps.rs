@@ -5,10 +5,10 @@
 //! in flight while bitmaps are [rotated](BitmapChange::Rotate) is recorded in the new bitmap. The
 //! reader of the old bitmap may see all, part or nothing of that change. The whole disk counts as
 //! changed if its content changes in another way: acknowledged writes were discarded
-//! (`structure.rs`), another host had the disk (`ownership.rs`), or the owner reports a change
+//! (`structure.rs`), another host had the disk (`ownership.rs`), or the daemon reports a change
 //! ([`BitmapChange::InsertAll`]).
 //!
-//! When a disk is removed, [`Event::Bitmaps`] has the content of its bitmaps, and the owner stores
+//! When a disk is removed, [`Event::Bitmaps`] has the content of its bitmaps, and the daemon stores
 //! it. If the process is killed before that, each bitmap starts again with everything marked.
 
 use super::Engine;

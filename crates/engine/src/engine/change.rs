@@ -222,8 +222,8 @@ impl Engine {
                 CacheChange::Leave(device, ..) if disk.cache.is_some() => Some(*device),
                 _ => None,
             };
-            // A volatile cache does not use a ring. The cache may have been persistent when the
-            // change was requested.
+            // A volatile cache does not use a journal ring. The cache may have been persistent when
+            // the change was requested.
             let ring: Vec<Segment> = change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
             if change.empties_memory() {
                 disk.empty_memory();
@@ -245,8 +245,8 @@ impl Engine {
         }
     }
 
-    /// Fences a device that its owner cannot use any more. I/O in flight on the device ends by
-    /// itself.
+    /// Fences a flash device that the daemon cannot use any more. I/O in flight on the device ends
+    /// by itself.
     pub fn give_up_device(&mut self, device: DeviceId) {
         let change = self.devices.get(device).give_up();
         self.device_changed(device, change);

@@ -1,10 +1,10 @@
 //! Commits of one cache's journal: packs records into pages and makes the pages durable.
 //!
 //! A request that needs durability waits for the next commit. A commit packs all records so far
-//! into pages and writes the pages to every copy of the ring. Then it flushes each device that was
-//! written since the last commit. A commit covers all requests that arrived before it began. Full
-//! pages are written without waiting for a commit, and so are pages that a guest's flush will soon
-//! need. The rules are in docs/decisions/0006-write-back.md.
+//! into pages and writes the pages to every copy of the journal ring. Then it flushes each device
+//! that was written since the last commit. A commit covers all requests that arrived before it
+//! began. Full pages are written without waiting for a commit, and so are pages that a guest's
+//! flush will soon need. The rules are in docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::records::{Commit, Journal};
@@ -15,14 +15,15 @@ use crate::journal::Writer;
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
-/// Number of failed writes of one run of pages after which a copy of the ring is abandoned. A
-/// failed flush is not retried: a later success is no evidence about earlier writes (`backed.rs`).
+/// Number of failed writes of one run of pages after which a copy of the journal ring is abandoned.
+/// A failed flush is not retried: a later success is no evidence about earlier writes
+/// (`backed.rs`).
 const TRIES_MAX: u8 = 3;
 
 /// A journal I/O in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JournalIo {
-    /// A write of pages to one copy of the ring; `first` is the first page.
+    /// A write of pages to one copy of the journal ring; `first` is the first page.
     Pages { first: u64, copy: u8, tries: u8 },
     /// A flush of a device for the commit in progress.
     Flush,
@@ -99,7 +100,7 @@ impl Engine {
         }
     }
 
-    /// Writes sealed pages to every writable copy of the ring.
+    /// Writes sealed pages to every writable copy of the journal ring.
     pub(super) fn write_pages(&mut self, now: Instant, disk: DiskId, first: u64, bytes: Vec<u8>) {
         let journal = self.journal_mut(disk).expect("the journal sealed these pages");
         let copies: Vec<u8> =
@@ -270,8 +271,8 @@ impl Engine {
     }
 
     /// Excludes a device that cannot make data durable. Returns true if every byte on that device
-    /// has another copy: the ring and all dirty data are on other devices too. Sectors being
-    /// written become dirty only after all their copies are written.
+    /// has another copy: the journal ring and all dirty data are on other devices too. Sectors
+    /// being written become dirty only after all their copies are written.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
         let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
@@ -284,8 +285,8 @@ impl Engine {
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
-    /// existing dirty data is destaged. If a new ring fails while it is being created, its command
-    /// reports that, because the cache still has the previous ring.
+    /// existing dirty data is destaged. If a new journal ring fails while it is being created, its
+    /// command reports that, because the cache still has the previous journal ring.
     pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("a lost journal still exists");

@@ -290,7 +290,7 @@ impl Engine {
     }
 
     /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
-    /// in ascending order; those that are not dirty any more are skipped.
+    /// in ascending order. Those that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
@@ -439,8 +439,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a range has dirty data for a job of this kind, and all of this data must
-    /// wait for a commit before it is destaged.
+    /// Returns true if a job of this kind would destage dirty data of a range, but all of this data
+    /// must wait for a journal commit before.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;

@@ -13,7 +13,7 @@ use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
 const GRAINS: u32 = 64;
 
-/// All buffers and their free grains.
+/// All buffers, and which of their grains (64ths of a buffer) are free.
 #[derive(Debug)]
 pub(super) struct DestageBuffers {
     buffers: Vec<Buffer>,
@@ -43,7 +43,7 @@ struct Buffer {
     id: BufferId,
     grain_bytes: u32,
     grains: u32,
-    /// Free grains of the buffer, one bit each.
+    /// Free grains (64ths) of the buffer, one bit each.
     free: u64,
 }
 
@@ -52,9 +52,9 @@ struct Buffer {
 struct Withheld {
     disk: DiskId,
     id: BufferId,
-    /// Withheld grains, one bit each.
+    /// Withheld grains (64ths of the buffer), one bit each.
     grains: u64,
-    /// Withheld grains whose owner has given them back meanwhile.
+    /// Withheld grains that their job has given back meanwhile.
     kept: u64,
 }
 
@@ -174,7 +174,8 @@ impl DestageBuffers {
         self.free(piece, mask(first, count));
     }
 
-    /// Frees grains of a part, except withheld grains.
+    /// Frees grains (64ths of a buffer), except withheld grains: storage may still use their
+    /// memory.
     fn free(&mut self, piece: &DestageBuffer, mut grains: u64) {
         for withheld in self.withheld.iter_mut().filter(|withheld| withheld.id == piece.id) {
             withheld.kept |= withheld.grains & grains;
@@ -208,7 +209,8 @@ impl DestageBuffers {
         self.shares.give_back(disk, bytes);
     }
 
-    /// Returns the grains of a slice, or `None` if the slice is not in one of these buffers.
+    /// Returns the grains (64ths of a buffer) of a slice, one bit each. Returns `None` if the slice
+    /// is not in one of these buffers.
     fn grains(&self, slice: BufferSlice) -> Option<u64> {
         let buffer = self.buffers.iter().find(|buffer| buffer.id == slice.id)?;
         let first = slice.offset / buffer.grain_bytes;
@@ -236,7 +238,7 @@ impl DestageBuffers {
 }
 
 impl Buffer {
-    /// Returns the number of grains for `bytes`, which may exceed the number of grains in a buffer.
+    /// Returns the number of grains (64ths of a buffer) for `bytes`. This number may exceed 64.
     fn grains_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.grain_bytes.into()).clamp(1, u64::from(u32::MAX)) as u32
     }

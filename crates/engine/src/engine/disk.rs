@@ -77,7 +77,7 @@ pub(super) struct Disk {
     pub(super) draining: Option<CommandId>,
     /// The command that vacates segments of the cache.
     pub(super) vacating: Option<Vacating>,
-    /// True if requests wait until the change of a persistent cache is complete; the waiting
+    /// True if requests wait until the change of a persistent cache is complete. The waiting
     /// requests are in `held`.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,

@@ -1,7 +1,7 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
 //! Each datastore and each flash device has a gate. A gate is open while its resource is not
-//! throttled and the disk has no limit; an open gate costs one check. At a closed gate, an I/O
+//! throttled and the disk has no limit. An open gate costs one check. At a closed gate, an I/O
 //! waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O belongs to its disk's
 //! flow. Fills after the reply, destaging, cache maintenance and their flushes are one flow for all
 //! disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the gates, because guests' flushes wait
@@ -213,7 +213,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if no guest waits for the owner's I/O.
+    /// Returns true if no guest waits for the I/O of this request or job.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,

@@ -40,7 +40,7 @@ pub(super) struct Job {
     pub(super) doubts: u64,
 }
 
-/// Purpose of a job.
+/// What a job of the engine does in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobKind {
     /// Writes dirty sectors to the backing.

@@ -154,7 +154,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Read);
     }
 
-    /// Handles the end of a read of a part of a frame.
+    /// Handles the end of a read of some sectors of a frame.
     pub(super) fn maintenance_read_done(
         &mut self,
         now: Instant,
@@ -231,7 +231,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Write(Durability::Volatile));
     }
 
-    /// Handles the end of a write of a part of a second copy.
+    /// Handles the end of a write of some sectors of a frame's second copy.
     pub(super) fn maintenance_write_done(
         &mut self,
         now: Instant,

@@ -112,7 +112,7 @@ const OWN_EACH: u32 = 16;
 /// at most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of requests in flight; the engine hands further requests back. Some slots are
+    /// Maximum number of requests in flight. The engine hands further requests back. Some slots are
     /// [reserved](Limits::guests_max) for the daemon's own requests.
     pub requests_max: u32,
     /// Maximum number of buffer bytes that answered requests may hold while they fill flash. Beyond
@@ -163,7 +163,7 @@ impl Default for Limits {
     }
 }
 
-/// The cache engine of one shard; the module's text gives the order of calls.
+/// The cache engine of one shard. The module's text gives the order of calls.
 pub struct Engine {
     limits: Limits,
     health: Health,
@@ -225,7 +225,7 @@ struct Active {
     run: Run,
     /// Findings of the memory tier about the run that the request belongs to.
     seen: Seen,
-    /// Present outcome of the request; it can change until the reply.
+    /// Present outcome of the request. The outcome can change until the reply.
     outcome: Outcome,
     /// Buffer bytes of this request that `Engine::fill_bytes` includes.
     fill_bytes: u64,
@@ -252,7 +252,7 @@ struct Active {
     /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
     /// Number of writes to the backing that were complete when the request's flush of the backing
-    /// began; the flush covers these.
+    /// began. The flush covers these.
     flush_mark: u64,
     /// Number of the disk's writes to the backing at the end of the last guest's change that had
     /// bypassed flash when the request began; see `backed.rs`.
@@ -286,7 +286,7 @@ enum Phase {
     CommitThenFlush,
 }
 
-/// The owner of an I/O.
+/// The request or job that an I/O belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Request(u32),
@@ -425,7 +425,7 @@ impl Engine {
     }
 
     /// Handles an I/O that storage abandoned. The I/O failed, and storage may use its memory until
-    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests; the
+    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests. The
     /// engine keeps its own memory.
     pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
         assert!(self.ios.contains(id.0), "I/O {id} completed twice");

@@ -12,9 +12,9 @@
 //! | `Settle` | refused | refused | served | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby the owner takes the place of the backing: it serves reads that bypass the cache, and
-//! pulls. The caller, which performs the I/O, sends these reads to the owner's host. Waiting
-//! requests have no range lock, so no other request waits for them.
+//! In standby, the host that owns the disk takes the place of the backing: it serves reads that
+//! bypass the cache, and pulls. The caller of the engine, which performs the I/O, sends these reads
+//! to that host. Waiting requests have no range lock, so no other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};
@@ -283,8 +283,8 @@ impl Engine {
         request.op == Op::ReadForPeer && self.disk(request.disk).ownership.role == Role::Away
     }
 
-    /// Returns the blocks of a disk's cache, hottest first, for
-    /// [`valid_extents`](Self::valid_extents).
+    /// Returns the numbers of a disk's cached blocks, hottest first.
+    /// [`valid_extents`](Self::valid_extents) takes these numbers.
     pub fn hottest_blocks(&self, disk: DiskId) -> Vec<u64> {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return Vec::new() };

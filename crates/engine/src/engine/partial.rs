@@ -120,7 +120,7 @@ impl Active {
     }
 
     /// Forgets the merged edges, because the range lock is released and the sectors may change.
-    /// Bytes that flash may have lost stay, because only the buffer has them.
+    /// Bytes that flash may have lost are kept in the buffer, because only the buffer has them.
     pub(super) fn forget_edges(&mut self) {
         if !self.failed {
             self.edges = Edges::default();

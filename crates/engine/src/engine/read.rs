@@ -1,5 +1,5 @@
-//! Reads and prefetches. Memory or flash serves a read if every sector of it is valid there;
-//! otherwise the backing serves all of it.
+//! Reads and prefetches. Memory or flash serves a read if every sector of it is valid there.
+//! Otherwise the backing serves all of it.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
@@ -11,13 +11,13 @@ use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
 use crate::units::Instant;
 
-/// Source of a read.
+/// Where a read gets its data.
 enum Source {
     /// Memory holds all data of the read.
     Memory,
     /// Flash holds every sector of the read; `Engine::runs` has the locations.
     Flash,
-    /// The backing serves the read; the field is the outcome if no error occurs.
+    /// The backing serves the read. The field is the outcome if no error occurs.
     Backing(Outcome),
 }
 

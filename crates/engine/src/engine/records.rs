@@ -20,7 +20,7 @@ pub(super) struct Journal {
     pub(super) writer: Writer,
     pub(super) ring: NewRing,
     pub(super) segment_bytes: u64,
-    /// For each copy of the ring, true if the copy cannot be written any more.
+    /// For each copy of the journal ring, true if the copy cannot be written any more.
     pub(super) lost: Vec<bool>,
     /// Page runs being written: for each first page, the number of copies in flight.
     pub(super) in_flight: BTreeMap<u64, u8>,
@@ -42,7 +42,7 @@ pub(super) struct Journal {
     /// Sectors without a recorded checksum that were overwritten since their checksum was last
     /// known, and are not being overwritten now.
     pub(super) rewritten: BTreeSet<u64>,
-    /// Dirty cache sectors that must be written again before the ring is complete.
+    /// Dirty cache sectors that must be written again before the journal ring is complete.
     pub(super) rewrite: Vec<u64>,
     /// True if a request waits for a commit and is not in the list of waiting requests.
     pub(super) asked: bool,
@@ -54,12 +54,12 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// True if the owner has recorded that recovery must not use clean data of this ring.
+    /// True if the daemon has recorded that recovery must not use clean data of this journal ring.
     pub(super) loss_recorded: bool,
     /// True if an excluded device flushes again. The device is used again when no data is dirty.
     pub(super) mends: bool,
     /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
-    /// not be durable, so it is destaged before a new ring records it as dirty.
+    /// not be durable, so it is destaged before a new journal ring records it as dirty.
     pub(super) distrusted: bool,
     /// Time at which the journal was lost, if it had been in service.
     pub(super) lost_at: Option<Instant>,
@@ -190,8 +190,9 @@ impl Journal {
         self.in_flight.len()
     }
 
-    /// Records that the sectors from `sector` on were filled and are valid. They are clean, except
-    /// for second copies of dirty data, because either copy may be the one that remains.
+    /// Records that the sectors from `sector` on were filled and are valid. The sectors are clean,
+    /// except second copies of dirty data. A second copy of dirty data is dirty too, because the
+    /// first copy may be lost.
     pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
             let ((frame, block, inside), sum) = (index.locate(at), *sum);
@@ -347,8 +348,8 @@ impl Journal {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
     }
 
-    /// Seals the pages of one I/O: at most [`RUN_PAGES_MAX`] pages, not beyond the end of the ring
-    /// or of a segment.
+    /// Seals the pages of one I/O: at most [`RUN_PAGES_MAX`] pages, not beyond the end of the
+    /// journal ring or of a segment.
     pub(super) fn seal_run(
         &mut self,
         index: &Index,
@@ -371,7 +372,7 @@ impl Journal {
         first.map(|first| (first, bytes))
     }
 
-    /// Returns the location of a page in one copy of the ring.
+    /// Returns the location of a page in one copy of the journal ring.
     pub(super) fn place(&self, copy: usize, number: u64) -> (DeviceId, u64) {
         let at = number * PAGE_BYTES as u64;
         let segment = self.ring.copies[copy][(at / self.segment_bytes) as usize];
@@ -384,8 +385,8 @@ impl Journal {
         self.seal_run(index, |writer| writer.pending() > 0)
     }
 
-    /// Begins a commit, which packs all records into pages. If the ring is full, the waiting
-    /// requests keep waiting.
+    /// Begins a commit, which packs all records into pages. If the journal ring is full, the
+    /// waiting requests keep waiting.
     pub(super) fn begin_round(&mut self) {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;

@@ -8,12 +8,12 @@
 //! | change | waits | waits, and is reported | passes, and is recorded |
 //! | flush | waits | passes | passes |
 //!
-//! While the new ring of a recovered cache is being written, its index has all dirty data. Then
-//! reads of clean data continue, and all other requests wait.
+//! While the new journal ring of a recovered cache is being written, its index has all dirty data.
+//! Then reads of clean data continue, and all other requests wait.
 //!
 //! A change that passes makes flash's copy of its range stale. Normally the recovered index drops
-//! this copy before the cache serves requests. If the host crashes before that, the rings must not
-//! be used any more. So the owner invalidates the rings first
+//! this copy before the cache serves requests. If the host crashes before that, the journal rings
+//! must not be used any more. So the daemon invalidates the journal rings first
 //! (docs/decisions/0008-requests-during-recovery.md).
 
 use super::Engine;
@@ -109,8 +109,8 @@ impl Engine {
         passes
     }
 
-    /// Returns true if a read has no dirty data while the new ring of a recovered cache is being
-    /// written. The index is known then, and the backing has all clean data.
+    /// Returns true if a read has no dirty data while the new journal ring of a recovered cache is
+    /// being written. The index is known then, and the backing has all clean data.
     fn passes_opening(&self, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let disk = self.disk(range.disk);

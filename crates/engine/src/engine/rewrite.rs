@@ -4,7 +4,7 @@
 //! and that a power failure loses. A process that starts then cannot detect this. The records up to
 //! the last known commit are durable, with their data. The later records are the tail; their data
 //! is known to be readable, but perhaps not durable. So the tail's data is written again, in place,
-//! before a new ring records it as durable. The commit of the new ring flushes it.
+//! before a new journal ring records it as durable. The commit of the new journal ring flushes it.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};

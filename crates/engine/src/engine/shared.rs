@@ -26,9 +26,9 @@ impl Engine {
         }
     }
 
-    /// Handles the completion of a successful read of which another disk served the sectors
-    /// `shared`. These are ranges `first..end` of the disk, inside the read and without overlaps.
-    /// The effect is otherwise that of [`handle_completion`](Self::handle_completion).
+    /// Handles the completion of a successful read. Another disk served the sectors `shared` of the
+    /// read. These are ranges `first..end` of the disk, inside the read and without overlaps. The
+    /// effect is otherwise that of [`handle_completion`](Self::handle_completion).
     pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)], sums: &[u32]) {
         let io = &mut self.ios[id.0];
         assert!(!io.is_write, "another disk serves only reads");

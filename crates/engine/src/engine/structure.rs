@@ -1,19 +1,19 @@
-//! Structural changes of a persistent cache, which involve its journal: a new ring, a clean close,
-//! a discard of dirty data, and a final end.
+//! Structural changes of a persistent cache, which involve its journal: a new journal ring, a clean
+//! close, a discard of dirty data, and a final end.
 //!
 //! Every structural change begins when the cache is quiesced, and requests wait until the change is
 //! complete. Except before a discard, the backing is flushed first, so that no zone needs its
 //! bypass mark any more. The changes are:
-//! - A *new ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete dump, a
-//!   flush, and a page that names the ring. Until that page is durable, the old ring is valid. If
-//!   writing fails, the cache stays as it was.
+//! - A *new journal ring* is written, after the tail of a recovered ring (`rewrite.rs`): a complete
+//!   dump, a flush, and a page that names the journal ring. Until that page is durable, the old
+//!   journal ring is valid. If writing fails, the cache stays as it was.
 //! - A *clean close* records the current state and ends with a closing page. If the disk is being
 //!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
 //!   then works as after a crash.
 //! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
 //!   failed, so zones keep their bypass marks.
 //! - A *final end* sets the bypass marks of all zones: recovery will use no clean data although the
-//!   ring still exists. It succeeds even if the backing cannot be flushed.
+//!   journal ring still exists. It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -43,15 +43,16 @@ pub(super) struct Opening {
     old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
-    /// True if a flush of flash failed during the change, so that the old ring is not trusted
-    /// either.
+    /// True if a flush of flash failed during the change, so that the old journal ring is not
+    /// trusted either.
     pub(super) distrusted: bool,
     /// Sectors of the disk whose clean copies the old cache must drop if it is restored.
     forget: Vec<(u64, u64)>,
 }
 
 impl Opening {
-    /// Returns true if the change writes a new ring, which is valid only when it is complete.
+    /// Returns true if the change writes a new journal ring, which is valid only when it is
+    /// complete.
     pub(super) fn makes_ring(&self) -> bool {
         self.kind == Kind::Ring
     }
@@ -72,10 +73,10 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns true if the backing must be flushed first, after `tries` attempts. A new ring and a
-    /// clean close record which data is clean, so they need the flush. A cache that is removed has
-    /// no dirty data, so it is removed even if the flush fails. The backing of another host's disk
-    /// is not flushed. A discard does not need the backing.
+    /// Returns true if the backing must be flushed first, after `tries` attempts. A new journal
+    /// ring and a clean close record which data is clean, so they need the flush. A cache that is
+    /// removed has no dirty data, so it is removed even if the flush fails. The backing of another
+    /// host's disk is not flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,
@@ -87,12 +88,12 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The backing is being flushed up to this number of writes; the second field counts the
+    /// The backing is being flushed up to this number of writes. The second field counts the
     /// attempts.
     FlushBacking(u64, u8),
     /// The journal tail of a recovered cache is being written again.
     Rewrite,
-    /// The dump of a new ring is being written.
+    /// The dump of a new journal ring is being written.
     Dump,
     /// The dump is being made durable.
     DumpCommit,
@@ -105,8 +106,8 @@ enum Stage {
 
 impl Engine {
     /// Starts the first pending change of a disk if it concerns a persistent cache and the cache is
-    /// quiesced. Returns false if the change concerns a volatile cache or no cache, and can be
-    /// carried out.
+    /// quiesced. Returns false if no change is pending, or if the caller may apply the change now
+    /// because no journal is involved.
     pub(super) fn settle_persistent(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.opening.is_some() {
@@ -308,9 +309,9 @@ impl Engine {
                     return;
                 }
                 return match kind {
-                    // No data is dirty, and the owner records that the cache has ended.
+                    // No data is dirty, and the daemon records that the cache has ended.
                     Kind::Void => self.complete(now, id, kind),
-                    // The owner does not trust the ring any more.
+                    // The owner does not trust the journal ring any more.
                     Kind::Discard(discard) => {
                         disk.discard(now, discard);
                         self.complete(now, id, kind)
@@ -599,8 +600,8 @@ impl Engine {
 }
 
 impl Disk {
-    /// Records that recovery must not use clean data of rings up to this number, including the ring
-    /// that is restored if the current change fails.
+    /// Records that recovery must not use clean data of journal rings up to this number, including
+    /// the journal ring that is restored if the current change fails.
     pub(super) fn record_loss(&mut self, upto: u32) {
         let old = self.opening.as_deref_mut().and_then(|opening| opening.old.as_mut());
         let old_journal = old.and_then(|(_, journal)| journal.as_deref_mut());
@@ -632,7 +633,7 @@ impl Disk {
 
     /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
     /// journal I/O may be in flight. No change of the backing may be in flight either, because a
-    /// new ring has no bypass marks for it.
+    /// new journal ring has no bypass marks for it.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal

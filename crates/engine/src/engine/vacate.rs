@@ -115,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a flush of the backing; the data that the flush covered is clean.
+    /// Handles the end of a flush of the backing. The data that the flush covered is clean.
     pub(super) fn vacating_flushed(&mut self, now: Instant, id: DiskId, is_durable: bool) {
         self.end_insisting(id);
         let disk = self.disk_mut(id);

@@ -36,9 +36,9 @@ const UNSETTLED_NS: u64 = 100_000_000;
 /// Time until the next attempt after an error of the backing, nanoseconds.
 const ERROR_NS: u64 = 1_000_000_000;
 
-/// Minimum number of compared sectors before the rest is dropped because most of them differ: the
-/// larger of this number and a part of all sectors. Sectors near guests' reads may differ more
-/// often than others.
+/// Minimum number of compared sectors before the rest is dropped because most compared sectors
+/// differ: the larger of this number and one eighth of all sectors ([`COMPARED_PART`]). Sectors
+/// near guests' reads may differ more often than others.
 const COMPARED_MIN: u64 = 16;
 const COMPARED_PART: u64 = 8;
 

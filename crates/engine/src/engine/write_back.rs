@@ -408,7 +408,7 @@ impl Engine {
     }
 
     /// Handles the end of destaging a request's partly covered dirty sectors. On success they are
-    /// on the backing; an error means that flash could not be read or the backing could not be
+    /// on the backing. An error means that flash could not be read or the backing could not be
     /// written.
     pub(super) fn edges_destaged(
         &mut self,
@@ -428,7 +428,8 @@ impl Engine {
         }
     }
 
-    /// Sends a change to the backing after its record in the journal is durable.
+    /// Sends a change to the backing. If the change needs a bypass mark, the caller has made the
+    /// mark durable in the journal before.
     pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         self.recent_edges.forget(request.disk, range.first, range.end);
@@ -484,7 +485,7 @@ impl Engine {
     }
 
     /// Records that the zones of a request are being written. Returns true if one of the zones had
-    /// no bypass mark; the mark must then be durable before the write is sent.
+    /// no bypass mark. The mark must then be durable before the write is sent.
     fn mark_zones(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let zones = self.zones_of(slot);
@@ -504,7 +505,8 @@ impl Engine {
         waits
     }
 
-    /// Records that the request does not write to its zones after all.
+    /// Stops counting the request as a writer of its zones, because it sent no write to the
+    /// backing.
     pub(super) fn leave_zones(&mut self, slot: u32) {
         self.requests[slot].zoned = false;
         let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);

@@ -43,7 +43,8 @@ impl Engine {
         true
     }
 
-    /// Releases the buffer of a zero write after its flash I/O ended.
+    /// Releases the buffer of a zero write, if the write has one. The caller does this after the
+    /// write's flash I/O has ended.
     pub(super) fn give_back_zeroes(&mut self, slot: u32) {
         if let Some(piece) = self.requests[slot].zeroes.take() {
             self.destage_buffers.give_back(&piece);

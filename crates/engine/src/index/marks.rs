@@ -23,7 +23,7 @@ pub(super) struct Marks {
     /// Number of dirty sectors in segments that are being vacated, included in `dirty_sectors`.
     pub(super) dirty_leaving: u64,
     /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
-    /// recovered; hob computes it at the next read.
+    /// recovered. hob computes it at the next read.
     pub(super) unknown: BTreeSet<u64>,
     /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,

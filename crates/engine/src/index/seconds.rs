@@ -11,7 +11,7 @@ impl Index {
     }
 
     /// Allocates a second frame, in another device group, for the block in this frame. Returns
-    /// `None` if no such frame is free.
+    /// `None` if no frame in another device group is free.
     pub(crate) fn insert_second(&mut self, first: FrameNo) -> Option<FrameNo> {
         let second = FrameNo(self.free.pop_apart(&self.block_of, first.0)?);
         self.block_of[second.0 as usize] = self.block_of[first.0 as usize];

@@ -2,8 +2,8 @@
 //!
 //! docs/FORMAT.md specifies the bytes, and docs/decisions/0006-write-back.md gives the reasons. The
 //! module does no I/O: its pages are bytes in memory. [`Writer`] writes pages. [`Survey`] reads
-//! every page of a ring and determines which pages are valid. [`Replay`] applies the valid pages,
-//! and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
+//! every page of a journal ring and determines which pages are valid. [`Replay`] applies the valid
+//! pages, and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
 
 mod copies;
 mod crc;
@@ -32,8 +32,8 @@ pub const CHANGES_MAX: usize = 54;
 /// Maximum number of zones of a disk.
 pub const ZONES: usize = 4096;
 
-/// Recovers from a ring of arbitrary bytes, 4096 per page, for fuzzers. With `sealed`, each page
-/// gets the correct magic, checksum and position first. Returns the summary of a successful
+/// Recovers from a journal ring of arbitrary bytes, 4096 per page, for fuzzers. With `sealed`, each
+/// page gets the correct magic, checksum and position first. Returns the summary of a successful
 /// recovery.
 #[doc(hidden)]
 pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {

@@ -11,7 +11,7 @@ pub struct Recovered {
     pub(crate) index: Index,
     /// Dirty cache sectors that the journal does not record as durable.
     pub(super) tail: Vec<u64>,
-    /// Summary of the recovery.
+    /// State of the journal, and numbers of sectors that the recovery found.
     pub summary: Summary,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
@@ -20,7 +20,7 @@ pub struct Recovered {
 /// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of the ring.
+    /// Number of the journal ring.
     pub ring: u32,
     /// True if the cache was closed cleanly.
     pub clean: bool,
@@ -51,11 +51,11 @@ pub struct Summary {
 /// A dirty sector of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtySector {
-    /// Sector of the disk.
+    /// Number of the sector on the disk.
     pub sector: u64,
-    /// Position of the first copy.
+    /// Position of the first copy on flash.
     pub place: FlashSector,
-    /// Position of the second copy, if there is one.
+    /// Position of the second copy on flash, if there is a second copy.
     pub second: Option<FlashSector>,
 }
 

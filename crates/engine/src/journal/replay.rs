@@ -1,4 +1,4 @@
-//! Second reading of a ring: builds an index from the records and the dump of its pages.
+//! Second reading of a journal ring: builds an index from the records and the dump of its pages.
 //!
 //! Records up to the last known commit are all valid. Later records are the *journal tail*: their
 //! pages may have reached flash before the data that they describe. That data may also have been
@@ -29,7 +29,7 @@ use super::{Plan, Recovered, Summary, ZONES};
 use crate::index::restore::{Copy, Restoring};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 
-/// Reason why a ring cannot be replayed.
+/// Reason why a journal ring cannot be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayError {
     /// A page changed between the two readings.
@@ -68,7 +68,7 @@ impl fmt::Display for ReplayError {
 
 impl std::error::Error for ReplayError {}
 
-/// The replay of a ring. Call [`page`](Replay::page) for each of [`Plan::reads`], then
+/// The replay of a journal ring. Call [`page`](Replay::page) for each of [`Plan::reads`], then
 /// [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
 #[derive(Debug)]
 pub struct Replay {

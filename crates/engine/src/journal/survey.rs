@@ -1,5 +1,5 @@
-//! First reading of a ring: finds the valid pages, the end of the journal, and the start of the
-//! second reading.
+//! First reading of a journal ring: finds the valid pages, the end of the journal, and the start of
+//! the second reading.
 //!
 //! | pages | result |
 //! |---|---|
@@ -21,7 +21,7 @@ use super::format::{FrameState, Header, Kind, Page};
 use crate::regions::Regions;
 use crate::units::SECTOR_BYTES;
 
-/// State of a page.
+/// Contents of the header of one journal page, as the first reading saw them.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// Sequence number; 0 if there is no page.
@@ -33,7 +33,7 @@ struct Seen {
     clean: bool,
 }
 
-/// The first reading of a ring. Call [`page`](Survey::page) for each page, then
+/// The first reading of a journal ring. Call [`page`](Survey::page) for each page, then
 /// [`finish`](Survey::finish).
 #[derive(Clone, Debug)]
 pub struct Survey {
@@ -51,24 +51,25 @@ pub struct Survey {
     dirty: Vec<u32>,
 }
 
-/// State of a ring.
+/// Result of the first reading of a journal ring.
 #[derive(Clone, Debug)]
 pub enum Ring {
-    /// The ring was never completed, so the ring with the next lower number is valid.
+    /// The journal ring was never completed, so the journal ring with the next lower number is
+    /// valid.
     Unfinished,
     /// A durable page is missing.
     Damaged {
         /// Sequence number of a missing page.
         missing: u64,
     },
-    /// The ring is readable.
+    /// The journal ring is readable.
     Whole(Plan),
 }
 
-/// Pages of a ring to read again, and the facts known from the first reading.
+/// Pages of a journal ring to read again, and the facts known from the first reading.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Number of the ring.
+    /// Number of the journal ring.
     pub ring: u32,
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
@@ -88,7 +89,7 @@ pub struct Plan {
     pub(super) end: u64,
     pub(super) committed: u64,
     pub(super) dump_end: u64,
-    /// Number of pages of the ring.
+    /// Number of pages of the journal ring.
     pages: u64,
     /// Copy to read and checksum of each page from `begin` on.
     pub(super) chosen: Vec<(u8, u32)>,
@@ -97,7 +98,7 @@ pub struct Plan {
 }
 
 impl Survey {
-    /// Creates a survey of a ring of `pages` pages in each of its `copies` copies.
+    /// Creates a survey of a journal ring of `pages` pages in each of its `copies` copies.
     pub fn new(cache: [u8; 16], ring: u32, copies: usize, pages: u64) -> Survey {
         assert!((1..=2).contains(&copies), "a ring has one or two copies");
         let nothing = Seen { sequence: 0, committed: 0, dump_begin: 0, dump_end: 0, crc: 0, clean: false };

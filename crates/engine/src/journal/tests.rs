@@ -49,7 +49,7 @@ fn descriptor(block_shift: u32, segment_frames: u32, ordinals: &[u32]) -> Descri
     }
 }
 
-/// Returns the state of a ring with these pages.
+/// Returns the state of a journal ring with these pages.
 fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
     let mut survey = Survey::new(CACHE, RING, copies.len(), copies[0].len() as u64);
     for (copy, pages) in copies.iter().enumerate() {

@@ -1,6 +1,7 @@
-//! Writes a journal: turns changes into pages, and keeps all data in the ring that recovery needs.
+//! Writes a journal: turns changes into pages, and keeps all data in the journal ring that recovery
+//! needs.
 //!
-//! # Duties of the owner
+//! # Duties of the caller
 //!
 //! - A change is pushed after the index shows it. A *set* is pushed after its data was written, but
 //!   not necessarily flushed.
@@ -62,7 +63,7 @@ pub(crate) enum Change {
     Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
 }
 
-/// Properties of the cache that a ring describes.
+/// Properties of the cache that a journal ring describes.
 #[derive(Clone, Debug)]
 pub(crate) struct Descriptor {
     pub(crate) cache: [u8; 16],
@@ -85,7 +86,7 @@ pub(crate) struct Writer {
     pub(super) limits: Limits,
     pending: VecDeque<Change>,
     /// Sectors that became dirty, with the number of the change, until that change is committed.
-    /// `newest` has the last such change of each sector.
+    /// For each sector, `newest` has the number of the last change in this list.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
     /// Number of pushed changes, and of those in sealed pages.
@@ -96,7 +97,8 @@ pub(crate) struct Writer {
     /// For each sealed page that is not committed: the `dump_begin` that the page names, and the
     /// number of changes recorded up to the page.
     uncommitted: VecDeque<(u64, u64)>,
-    /// The `dump_begin` that the newest committed page names; 0 while the ring is not valid yet.
+    /// The `dump_begin` that the newest committed page names; 0 while the journal ring is not valid
+    /// yet.
     keep_from: u64,
     /// Next frame to dump, and the page in which this dump began.
     cursor: u32,
@@ -112,7 +114,7 @@ pub(crate) struct Writer {
     scratch: Box<FrameState>,
 }
 
-/// Limits of the pages and of the ring.
+/// Limits of the pages and of the journal ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of changes in a page.
@@ -137,9 +139,9 @@ fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
     frames.div_ceil(n)
 }
 
-/// Returns the number of pages that each copy of a ring needs for this many frames. With that
-/// number, the ring always holds a complete dump. `block_bytes` and `segment_bytes` are powers of
-/// two.
+/// Returns the number of pages that each copy of a journal ring needs for this many frames. With
+/// that number, the journal ring always holds a complete dump. `block_bytes` and `segment_bytes`
+/// are powers of two.
 pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 {
     let block_shift = (block_bytes / crate::units::SECTOR_BYTES as u32).trailing_zeros();
     let dump = dump_pages_max(frames, block_shift, (segment_bytes / u64::from(block_bytes)).max(1));
@@ -147,7 +149,7 @@ pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 
 }
 
 impl Writer {
-    /// Creates the writer of a ring of `pages` pages, at least [`ring_pages_min`].
+    /// Creates the writer of a journal ring of `pages` pages, at least [`ring_pages_min`].
     pub(crate) fn new(of: Descriptor, pages: u64) -> Writer {
         let segment_frames = u64::from(of.segment_frames);
         assert!(of.segment_frames.is_power_of_two());
@@ -230,7 +232,7 @@ impl Writer {
         self.sealed
     }
 
-    /// Returns the page number in the ring for a sequence number.
+    /// Returns the page number in the journal ring for a sequence number.
     pub(crate) fn page_number(&self, sequence: u64) -> u64 {
         sequence % self.pages
     }
@@ -240,7 +242,8 @@ impl Writer {
         self.named.1 > 0 || !self.complete.is_empty()
     }
 
-    /// Returns true if recovery would find this ring. The result never changes back to false.
+    /// Returns true if recovery would find this journal ring. The result never changes back to
+    /// false.
     pub(crate) fn exists(&self) -> bool {
         self.keep_from > 0
     }
@@ -252,7 +255,7 @@ impl Writer {
             (false, _) => false,
             // The page that names the first dump is sealed only when that dump is durable, and
             // later pages only when this page is durable. If the page were lost and a later one
-            // kept, the ring would look damaged.
+            // kept, the journal ring would look damaged.
             (true, false) => uncommitted > 0,
             (true, true) => uncommitted >= self.limits.uncommitted,
         }
@@ -389,8 +392,8 @@ impl Writer {
             && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
     }
 
-    /// Removes a zone's bypass mark in the first page after all changes pushed until now are
-    /// recorded.
+    /// Removes a zone's bypass mark, if the zone has one. The journal page that removes the mark
+    /// follows the records of all changes that were pushed before this call.
     pub(crate) fn unmark(&mut self, zone: usize) {
         if self.is_marked(zone) {
             self.unmarks.push_back((self.pushed, zone));

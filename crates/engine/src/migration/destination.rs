@@ -3,9 +3,9 @@
 //!
 //! The destination records that it awaits an unknown disk before it answers the source. So after a
 //! restart it still awaits the disk, trusts no cached data, and answers the source's calls as
-//! before. Cached data of an awaited disk was read from the owner since this state machine was
-//! created. Before `changed` is answered, ranges that the owner changed after they were read are
-//! invalidated.
+//! before. Cached data of an awaited disk was read from the source since this state machine was
+//! created. Before the destination answers `changed`, it invalidates the ranges that the source
+//! changed after they were read.
 //!
 //! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
 //! the same attempt. A source that has sent `yours` never serves the disk again.
@@ -19,11 +19,12 @@ use crate::units::Instant;
 /// Maximum delay of the answer to a call that has no news, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
-/// Maximum number of calls that wait for answers. Beyond this number, the oldest call is refused.
+/// Maximum number of the source's calls that the destination has not answered yet. Beyond this
+/// number, the oldest call is refused.
 const CALLS_MAX: usize = 16;
 
-/// An action that the destination requests from its owner. When an action has ended, the owner
-/// calls [`Destination::handle_done`].
+/// An action that the destination requests from its caller (the daemon on the destination host).
+/// When an action has ended, the caller calls [`Destination::handle_done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DestinationAct {
     /// Store this record durably.
@@ -76,7 +77,7 @@ pub struct Destination {
     /// The latest session whose `Awaiting` record was written, or may have been written.
     tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
-    /// Actions that the owner has not polled yet.
+    /// Actions that the caller has not polled yet.
     acts_out: Vec<(Ticket, DestinationAct)>,
     answers_out: Vec<(Ticket, Answer)>,
     /// The `Forget` actions in progress, each with the call that it serves.
@@ -124,7 +125,8 @@ impl Destination {
         destination
     }
 
-    /// Returns the next action for the owner to execute. Its result goes to `handle_done`.
+    /// Returns the next action that the caller must execute. The caller passes the action's result
+    /// to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, DestinationAct)> {
         if self.acts_out.is_empty() { None } else { Some(self.acts_out.remove(0)) }
     }

@@ -1,4 +1,4 @@
-//! A compact list of a cache's content, hottest first.
+//! A compact list of a cache's content. Its pages are in order of heat, hottest first.
 //!
 //! A list is a sequence of *pages*. Inside a page, ranges are in the order of the disk, so that
 //! they can be joined and the distances between them are short. A page has no length field, so the

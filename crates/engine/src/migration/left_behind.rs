@@ -6,9 +6,10 @@
 //! owner. So changed ranges stay excluded even if they are listed later. The new owner makes no
 //! change before the hand-over, so it suffices to record each change before it is issued.
 //!
-//! The set takes up to 1 MiB. On a large disk, ranges are extended to regions of equal length, at
-//! most 2²². So an added range may include neighbouring sectors, which the former owner reports as
-//! not cached. A changed range excludes neighbouring sectors.
+//! The set takes up to 1 MiB. On a large disk, ranges are extended to whole regions. All regions
+//! have equal length, and a disk has at most 2²² regions. So an added range may include
+//! neighbouring sectors, which the former owner reports as not cached. A changed range excludes
+//! neighbouring sectors.
 
 use crate::units::SECTOR_BYTES;
 

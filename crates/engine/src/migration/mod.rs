@@ -3,13 +3,13 @@
 //!
 //! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
 //! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
-//! reordered. Both state machines request actions of their owner ([`Source::poll_act`],
-//! [`Destination::poll_act`]) and get the results. Each side relies only on statements of the other
-//! host, and a host makes a statement only after it is durable.
+//! reordered. Both state machines request actions of their caller, the daemon
+//! ([`Source::poll_act`], [`Destination::poll_act`]), and get the results. Each side relies only on
+//! statements of the other host, and a host makes a statement only after it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
-//! list of blocks, hottest first, that it starts with. [`LeftBehind`] is the list of the source's
-//! cached data that the destination may still read from the source after the hand-over.
+//! list of blocks, hottest first, that [`Puller`] starts with. [`LeftBehind`] is the list of the
+//! source's cached data that the destination may still read from the source after the hand-over.
 
 mod destination;
 pub mod heat;
@@ -28,13 +28,13 @@ pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 /// any attempt of a later owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
-    /// The owner's generation, which grows by one with each hand-over.
+    /// Generation of the disk's owner, which grows by one with each hand-over.
     pub generation: u64,
-    /// Number of the owner's attempt to hand the disk over.
+    /// Number of the attempt of the disk's owner to hand the disk over.
     pub attempt: u32,
 }
 
-/// A host's durable record of a disk. A host without a record has no such disk.
+/// A host's durable record of a disk. A host without a record of a disk does not have the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// This host owns the disk.
@@ -117,18 +117,19 @@ pub enum Refusal {
     /// The destination awaits the disk in another session, or not at all.
     NotAwaited,
     /// The destination owns the disk, with this generation. Or the destination has a record of an
-    /// owner with a later generation than the caller's.
+    /// owner with a later generation than the source's.
     Owner(u64),
     /// An action of the destination failed; the same call may succeed later.
     Failed,
     /// The destination has another disk of that name, or cannot take this one. The source need not
-    /// repeat the call.
+    /// send the call again.
     Never,
 }
 
-/// The destination's answer.
+/// The destination's answer to a call of the source.
 pub type Answer = Result<View, Refusal>;
 
-/// Identifies a call or an action of one state machine.
+/// Identifies a call of the source to the destination, or an action that one of the two state
+/// machines requests of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);

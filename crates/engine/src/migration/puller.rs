@@ -1,5 +1,5 @@
-//! Selects the ranges that the destination reads from the owner next: first a list, hottest first,
-//! then ranges that changed since.
+//! Selects the ranges that the destination reads from the source next: first a list of ranges,
+//! hottest first, then ranges that changed since they were read.
 //!
 //! The puller moves no data. The caller asks for the [`next`](Puller::next) range whenever another
 //! read may be in flight, and reports the end of each read with [`ended`](Puller::ended).
@@ -23,12 +23,12 @@ impl Pull {
     }
 }
 
-/// Result of a pull.
+/// How an attempt of the destination to read a range from the source ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
     /// The data is in flash, or the pull gave up on it permanently.
     Done,
-    /// Flash is busy, or the owner did not answer, so the range must be pulled again later.
+    /// Flash is busy, or the source did not answer, so the range must be read again later.
     Again,
 }
 
@@ -63,7 +63,8 @@ impl Puller {
         );
     }
 
-    /// Handles a change by the owner. The caller has invalidated the pulled data of the range.
+    /// Handles a change of the range by the source. The caller has invalidated the data of the
+    /// range that was read before.
     pub fn changed(&mut self, first: u64, end: u64) {
         for gone in take_out(&mut self.pulled, first, end) {
             put_in(&mut self.again, gone.0, gone.1);

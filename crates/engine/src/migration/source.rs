@@ -35,7 +35,7 @@ const GATHER_NS: u64 = 50_000_000;
 /// Time during which the call that cancels the hand-over is repeated, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
-/// Options of a migration.
+/// Settings of a migration that the source follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
     /// True if a change that waits at the destination triggers the hand-over.
@@ -56,13 +56,13 @@ pub enum Order {
     Cancel,
 }
 
-/// An action that the source requests from its owner. When an action has ended, the owner calls
-/// [`Source::handle_done`].
+/// An action that the source requests from its caller (the daemon on the source host). When an
+/// action has ended, the caller calls [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
     /// Store this record durably.
     Record(Record),
-    /// Write through and drain the cache; then record which regions of the disk change.
+    /// Write through and drain the cache. Then record which regions of the disk change.
     Prepare,
     /// Report the changes since the last report with [`Source::handle_changes`], then call
     /// `handle_done`.
@@ -94,15 +94,15 @@ pub enum Phase {
     Copying,
     /// The guest's requests wait for the hand-over.
     Frozen,
-    /// The other host owns the disk, but may not know that yet.
+    /// The destination owns the disk, but may not know that yet.
     HandingOver,
-    /// The other host has the disk, and reads this host's cache.
+    /// The destination has the disk, and reads this host's cache.
     Serving,
     /// The migration has ended, and the disk was handed over.
     Over,
-    /// The disk stays here, and the destination is being notified.
+    /// The disk is not handed over, and the destination is being notified.
     Cancelling,
-    /// The migration has ended, and the disk stays here.
+    /// The migration has ended, and this host keeps the disk.
     Kept,
 }
 

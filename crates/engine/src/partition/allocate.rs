@@ -18,7 +18,8 @@ const LARGEST: u64 = 1 << 30;
 /// Maximum number of steps in which the remainder is assigned.
 const REMAINDER_STEPS_MAX: usize = 32;
 
-/// Sizes of the grid, in segments, ascending. Steps above [`FINE`] are 1/32 of the size.
+/// The cache sizes whose values are computed, in segments, ascending. Steps above [`FINE`] are 1/32
+/// of the size.
 pub(super) static GRID: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let coarse = std::iter::successors(Some(FINE), |size| Some(size + size / 32));
     (0..FINE).chain(coarse.take_while(|size| *size < LARGEST)).chain([LARGEST]).collect()
@@ -46,7 +47,7 @@ impl Bidder {
         interpolate(&self.values, size)
     }
 
-    /// Returns `from`, `to`, and the grid points between them.
+    /// Returns the sizes `from` and `to`, and all sizes of [`GRID`] between them, ascending.
     fn sizes(from: u64, to: u64) -> impl Iterator<Item = u64> {
         let first = GRID.partition_point(|size| *size <= from);
         let end = GRID.partition_point(|size| *size < to).max(first);

@@ -50,7 +50,7 @@ pub const MOVE_MAX_PART: u64 = 12;
 /// Shares of a cache whose settings specify none, as in QoS.
 pub const SHARES_DEFAULT: u32 = 1000;
 
-/// Limits of one cache.
+/// Limits of one cache's size, and the cache's shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Smallest size, segments.
@@ -72,7 +72,7 @@ impl Default for Limits {
 /// A cache that shares the capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Disk of the cache.
+    /// The disk that the cache belongs to.
     pub disk: DiskId,
     /// Number of segments that the cache has.
     pub segments: u64,
@@ -122,7 +122,7 @@ pub struct Status {
     pub gained_hits: f64,
 }
 
-/// Result of a round.
+/// Result of one round of repartitioning: how the caches of a pool change their sizes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Repartition {
     /// Changes of sizes: first the caches that release segments, then those that receive segments.

@@ -69,7 +69,7 @@ impl Disk {
     }
 }
 
-/// Limits of the advice.
+/// Limits of the placement advice: number of moves, and the gain that a move must have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
     /// Maximum number of moves, not counting moves from hosts that every disk must leave.

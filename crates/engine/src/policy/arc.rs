@@ -171,7 +171,8 @@ impl Policy for Arc {
         side(ONCE).chain(side(OFTEN)).collect()
     }
 
-    /// The target is not restored; the former length of T1 takes its place.
+    /// Restores a frame into its list. The target length of T1 is not saved, so it becomes the
+    /// length of the restored T1.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         let side = usize::from(heat).min(OFTEN);
         self.side[frame.0 as usize] = side as u8;

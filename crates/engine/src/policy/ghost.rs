@@ -1,6 +1,6 @@
 //! Recently evicted blocks, remembered by fingerprint: about 5 bytes for each remembered block.
 //!
-//! The table has sets of 16 entries; each set is a cache line. An entry is 20 bits of fingerprint
+//! The table has sets of 16 entries. Each set is a cache line. An entry is 20 bits of fingerprint
 //! and a 12-bit stamp that counts insertions coarsely. An entry is valid for as many insertions as
 //! the ghost's capacity. A set that overflows forgets its oldest entry. The probability of a false
 //! positive is 16 / 2²⁰.
@@ -68,7 +68,7 @@ impl Ghost {
         self.insertions += 1;
     }
 
-    /// Returns true if the block was evicted recently, and forgets it.
+    /// Returns true if the block was evicted recently, and then removes the block from the list.
     pub(crate) fn take(&mut self, block: BlockNo) -> bool {
         let (set, print) = self.locate(block);
         let (now, life) = (self.stamp(), self.life);

@@ -32,7 +32,7 @@ const HIR_MIN: u32 = 2;
 const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
 const HEAT_LIR: u8 = 1;
 
-/// State of a frame.
+/// Which of LIRS's two lists (stack S, queue Q) contain a frame's block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// A LIR block, which is in S and not in Q.

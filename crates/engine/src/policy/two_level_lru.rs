@@ -6,7 +6,7 @@
 //! The source has two more states, which concern the write-back cache. Clean is an Inactive block
 //! whose data is on the backing, and Free is a frame without a block. While every write is written
 //! through, all blocks are clean, and the earliest Inactive block is the first one to evict. When
-//! data can be dirty, only clean blocks may be evicted; the caller's `look` function says which
+//! data can be dirty, only clean blocks may be evicted. The caller's `look` function says which
 //! frames are evictable.
 //!
 //! A block counts its uses since its insertion, at most 15. All counts are halved after ten

@@ -1,6 +1,6 @@
 //! 2Q: new blocks enter a FIFO, and a block that is missed again soon after it left the FIFO enters
 //! an LRU. Johnson and Shasha: "2Q: a low overhead high performance buffer management replacement
-//! algorithm", VLDB 1994; this is the full version.
+//! algorithm", VLDB 1994. This is the full version.
 //!
 //! The FIFO (A1in in the paper) is limited to a quarter of the cache. Uses of a block in the FIFO
 //! do not count, because they are mostly part of the same request. Blocks that leave the FIFO are
@@ -8,7 +8,7 @@
 //!
 //! The implementation differs from the paper in three ways, so that 10.4 bytes per frame suffice,
 //! which the daemon can use. A1out has as many identifiers as 48 % of the cache has frames, instead
-//! of 50 %. It stores fingerprints ([`Ghost`]), so an identifier stays for that number of
+//! of 50 %. A1out stores fingerprints ([`Ghost`]), so an identifier is kept for that number of
 //! evictions, even if other identifiers were removed meanwhile. An identifier stays for one more
 //! eviction, because a returning block is looked up after the eviction that makes room for it.
 

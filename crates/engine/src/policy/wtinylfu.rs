@@ -5,10 +5,11 @@
 //! A new block enters the window, an LRU list of a hundredth of the cache. The rest is a segmented
 //! LRU: *probation*, and *protected* (four fifths of the rest) for blocks that were used in
 //! probation. When the window is full, its oldest block competes with the oldest block in
-//! probation. The block that was requested more often stays, and the one in probation in a tie.
-//! Requests are counted up to 15, both hits and misses. After ten requests per frame, all counts
-//! are halved, and so is the number of requests. So later, counts are halved again after only five
-//! requests per frame. The paper's doorkeeper, which saves counters, is left out.
+//! probation. The block that was requested less often is evicted. In a tie, the block from the
+//! window is evicted. Requests are counted up to 15, both hits and misses. After ten requests per
+//! frame, all counts are halved, and so is the number of requests. So later, counts are halved
+//! again after only five requests per frame. The paper's doorkeeper, which saves counters, is left
+//! out.
 //!
 //! The implementation differs from the paper in where it stores counts. A block in the cache has
 //! its own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are

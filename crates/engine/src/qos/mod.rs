@@ -1,8 +1,8 @@
 //! I/O scheduling among disks that share a datastore or a flash device.
 //!
 //! A disk has *shares* (its relative part of the rate under contention), a *limit* that it does not
-//! exceed, and a *reservation* that it gets at least. I/O is counted in *units*, 32 KiB by default;
-//! each I/O counts as at least one unit. [`Scheduler`] orders waiting I/O by mClock (Gulati,
+//! exceed, and a *reservation* that it gets at least. I/O is counted in *units*, 32 KiB by default.
+//! Each I/O counts as at least one unit. [`Scheduler`] orders waiting I/O by mClock (Gulati,
 //! Merchant, Varman, OSDI 2010). [`Window`] limits the I/Os in flight by the latency (PARDA:
 //! Gulati, Ahmad, Waldspurger, FAST 2009). Reads and writes count alike. Hosts that share a
 //! datastore [agree] on each host's part.

@@ -5,7 +5,7 @@
 //! hosts' weights. Such a window ignores reservations and disks with little demand. In dmClock
 //! (Gulati, Merchant, Varman, OSDI 2010), servers tell each client what other servers did for it.
 //! In hob, one resource has many senders, so the hosts report their *demand* to each other, and
-//! each host takes its part.
+//! each host computes its own part of the datastore's rate.
 //!
 //! The *level* is the rate per share: the units per second that one share receives when the
 //! datastore is overloaded. It is equal for every disk of the datastore. A throttled disk demands

@@ -1,8 +1,8 @@
 //! mClock scheduler: serves reservations first, then shares, and never exceeds a limit.
 //!
-//! Each flow has three tags for its first waiting I/O. The *reservation* tag is the time at which
-//! its reservation entitles it to service. The *limit* tag is the earliest time of service. Both
-//! are in real time. The *share* tag is in a virtual time that runs slower for flows with more
+//! Each flow has three tags (times) for its first waiting I/O. The *reservation* tag is the time at
+//! which its reservation entitles it to service. The *limit* tag is the earliest time of service.
+//! Both are in real time. The *share* tag is in a virtual time that runs slower for flows with more
 //! shares. A flow whose reservation tag has passed is served first, the oldest tag before others.
 //! Otherwise the flow with the smallest share tag is served, among those whose limit permits
 //! service. I/O served for shares does not count against the reservation. I/O served for a
@@ -33,7 +33,7 @@ pub(super) const CREDIT_NS: u64 = 100_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Virtual time of one unit for a flow with one share. In 64 bits, virtual time would overflow
-/// after 2³⁴ such units, which take two days at 100 000 units per second.
+/// after the flow's 2³⁴ units, which take two days at 100 000 units per second.
 const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
@@ -61,11 +61,13 @@ struct Waiting<T> {
 #[derive(Debug)]
 pub struct Scheduler<T> {
     flows: Vec<Flow<T>>,
-    /// Waiting flows that may be served, by share tag. `by_reservation` has those with a
-    /// reservation, by reservation tag.
+    /// Waiting flows that may be served, by share tag (virtual time of the next service).
+    /// `by_reservation` has the flows with a reservation, by reservation tag (real time,
+    /// nanoseconds).
     by_shares: TagHeap<u128>,
     by_reservation: TagHeap<u64>,
-    /// Waiting flows that may not be served yet, by limit tag.
+    /// Waiting flows that may not be served yet, by limit tag (earliest time of service,
+    /// nanoseconds).
     held: TagHeap<u64>,
     /// Current virtual time.
     virtual_now: u128,

@@ -60,7 +60,7 @@ impl Guest {
     }
 }
 
-/// Results of a run.
+/// Results of a simulated run of the scheduler.
 #[derive(Default)]
 struct Outcome {
     /// For each flow, the time of each admission and the number of units.
@@ -326,8 +326,8 @@ fn unused_shares_go_to_the_other_flows() {
     assert!(is_near(rates[0], 210.0, 0.05) && is_near(rates[1], 420.0, 0.05), "{rates:?}");
 }
 
-/// A flow that was idle gets no more than its part when it returns, and the others no less than
-/// theirs.
+/// A flow that was idle gets no more than its share when it returns, and the other flows get no
+/// less than their shares.
 #[test]
 fn an_idle_flow_saves_up_no_shares() {
     let guests = [Guest::new(Demand::Bursts(32), 1000), Guest::new(Demand::Depth(32), 1000)];

@@ -72,7 +72,7 @@ pub enum Late {
     PastKnee(u64),
 }
 
-/// State of a window.
+/// The window of a resource (maximum I/Os in flight) and its use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowState {
     /// Number of I/Os in flight in the resource.

@@ -88,7 +88,7 @@ pub struct BlockSizing {
 /// Result for a disk.
 #[derive(Clone, Debug)]
 pub struct Sizing {
-    /// Duration of the counting, nanoseconds.
+    /// Time since the counts began, nanoseconds.
     pub elapsed_ns: u64,
     /// Counts of requests.
     pub seen: Seen,

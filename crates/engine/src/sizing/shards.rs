@@ -23,8 +23,8 @@
 //!   theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A
 //!   deficit beyond one standard deviation of N′ is attributed to a hot block, as in SHARDS-adj.
 //!
-//! Sizes below one block per sample are beyond the resolution. There the curve falls with the
-//! logarithm of the size.
+//! One sample stands for 1 / (sampling rate) blocks. The samples say nothing about smaller caches:
+//! there the curve falls with the logarithm of the cache size.
 
 use std::ops::Range;
 
@@ -43,10 +43,9 @@ const SAMPLES_FIRST: u32 = 64;
 const REGION_BITS: u32 = 12;
 /// Step from the position of one block to the next in its region: 2⁶⁴ / φ.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Step from the position of one region to the next: 2⁶⁴ (√3 − 1). Among the usual badly
-/// approximable numbers, it combines best with the step between blocks. Among the numbers that are
-/// usual for such sequences (badly approximable ones), this number combines best with the step
-/// between blocks.
+/// Step from the position of one region to the next: 2⁶⁴ (√3 − 1). Among the numbers that are usual
+/// for such sequences (badly approximable ones), this number combines best with the step between
+/// blocks.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
 /// Estimates the miss-ratio curve of accesses to whole blocks.

@@ -4,16 +4,16 @@
 //! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer
 //! is free, the caller passes the same message again later. [`Session::poll_request`] returns
 //! requests for the engine, and [`Session::handle_reply`] takes the engine's replies.
-//! [`Session::poll_answer`] returns answers to write to /dev/fuse; the caller calls
+//! [`Session::poll_answer`] returns answers to write to /dev/fuse. The caller calls
 //! [`Session::handle_written`] after each.
 //!
 //! # Refused operations
-//! The file has the disk's size. Operations that would change the file's size fail with EPERM, and
-//! writes beyond the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is
-//! notified to drop its cached size. The file is opened with direct I/O, so that the page cache
-//! holds no data of it. So changes through other front ends are visible. A write is answered when
-//! the engine has acknowledged it. Owner and permission bits can be changed, but are lost when the
-//! file is unmounted.
+//! The file has the disk's size. Operations that would change the file's size fail with EPERM.
+//! Writes beyond the end of the file fail with ENOSPC. When the disk grows ([`Session::grow`]), the
+//! kernel is notified to drop its cached size. The file is opened with direct I/O, so that the page
+//! cache contains no data of the file. So changes through other front ends are visible. The session
+//! answers a write when the engine has acknowledged the write. Owner and permission bits can be
+//! changed, but are lost when the file is unmounted.
 //!
 //! # Limits
 //! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns

@@ -267,7 +267,7 @@ fn the_file_has_one_size_and_changing_owners() {
     rig.is_idle();
 }
 
-/// The kernel is notified to read the attributes again; later requests are cut at the new end.
+/// The kernel is notified to read the attributes again. Later requests are cut at the new end.
 #[test]
 fn the_file_grows_with_its_disk() {
     let mut rig = Rig::new(false);

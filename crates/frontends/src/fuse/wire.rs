@@ -3,13 +3,13 @@
 //!
 //! Numbers are in the host's byte order. The layouts are those of Linux's `fuse.h`, protocol 7.23
 //! and later. A message is one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's
-//! arguments, and the payload of a write. Every length, offset and number is checked before use; an
+//! arguments, and the payload of a write. Every length, offset and number is checked before use. An
 //! invalid one becomes an errno.
 
 /// Size of a FUSE request's header in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
 
-/// Size of a FUSE write's header and arguments in bytes; the payload follows them.
+/// Size of a FUSE write's header and arguments in bytes. The payload follows them.
 pub(super) const WRITE_HEAD_BYTES: usize = HEADER_BYTES + 40;
 
 /// Maximum length of a read or write in bytes.
@@ -26,7 +26,7 @@ const MAJOR: u32 = 7;
 const MINOR_MIN: u32 = 23;
 const MINOR: u32 = 38;
 
-/// Maximum number of background requests in flight; the kernel sends asynchronous direct I/O in the
+/// Maximum number of background requests in flight. The kernel sends asynchronous direct I/O in the
 /// background.
 const BACKGROUND_MAX: u16 = 512;
 
@@ -139,7 +139,7 @@ pub(super) enum Call {
         /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
     },
-    /// Write to the file; the payload follows the first `WRITE_HEAD_BYTES` of the message.
+    /// Write to the file. The payload follows the first `WRITE_HEAD_BYTES` of the message.
     Write {
         /// First byte.
         offset: u64,
@@ -213,7 +213,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Decodes a message's header. Returns `None` if it is invalid; then no answer is possible.
+/// Decodes a message's header. Returns `None` if it is invalid. Then no answer is possible.
 #[inline]
 pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
     let head = Arguments(message.get(..HEADER_BYTES)?);
@@ -422,7 +422,7 @@ impl Answer {
         notice.body(24)
     }
 
-    /// Creates an answer with the file system's size; no space is free.
+    /// Creates an answer with the file system's size. No space is free.
     pub(super) fn statfs(unique: u64, size: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u64(0, size.div_ceil(4096));

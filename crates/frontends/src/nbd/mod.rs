@@ -5,7 +5,7 @@
 //! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
 //! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
 //! status queries for the backing. The results go to [`Connection::handle_reply`] and
-//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send; the
+//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send. The
 //! next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
@@ -15,7 +15,7 @@
 //! parsed, only this connection ends.
 //!
 //! # Buffers
-//! The engine has one reference to a payload buffer; the shard loop drops that reference when the
+//! The engine has one reference to a payload buffer. The shard loop drops that reference when the
 //! engine releases the buffer. The connection has a second reference to the buffer of a read, and
 //! drops it when the data was sent.
 
@@ -117,7 +117,7 @@ pub struct Connection {
     /// Bytes of the buffers in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
     sending_bytes: usize,
-    /// The emptied list of the previous send; the next list reuses its memory.
+    /// The emptied list of the previous send. The next list reuses its memory.
     spare: Gather,
     /// Whether the connection is quiesced: no new command starts.
     resting: bool,

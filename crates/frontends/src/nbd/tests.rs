@@ -377,7 +377,7 @@ fn a_quiesced_connection_begins_nothing_and_its_successor_loses_nothing() {
     assert!(next.connection.is_at_rest());
 }
 
-/// Each context has its own chunk with any number of extents; the last chunk ends the reply.
+/// Each context has its own chunk with any number of extents. The last chunk ends the reply.
 #[test]
 fn block_status_answers_for_each_context() {
     let dirty = vec![Extent { length: 65536, state: Extent::DIRTY }];

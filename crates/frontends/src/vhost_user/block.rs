@@ -88,7 +88,7 @@ pub struct Info {
     pub block_bytes: u32,
     /// Whether the backing supports discards.
     pub can_discard: bool,
-    /// Id string for the guest; only its first 20 bytes are used.
+    /// Id string for the guest. Only its first 20 bytes are used.
     pub name: String,
 }
 

@@ -5,8 +5,8 @@
 //!
 //! # Refused chains
 //! [`Fault`] lists the reasons. If only one part of a chain is invalid and the device can follow
-//! the rest, it records the fault and continues to the end of the chain. The status byte then
-//! reports the fault to the driver. All lengths are in bytes.
+//! the rest, the device records the fault. Then it continues to the end of the chain. The status
+//! byte then reports the fault to the driver. All lengths are in bytes.
 
 use super::memory::{GuestMap, Part};
 use super::queue::DESCRIPTOR_BYTES;

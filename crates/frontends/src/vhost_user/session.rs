@@ -217,7 +217,7 @@ impl<S: Shard> Session<S> {
         self.start_all()
     }
 
-    /// Resets the session to its state after connecting. Negotiated features stay.
+    /// Resets the session to its state after connecting, except the negotiated features.
     fn reset(&mut self) {
         self.stop_all();
         for ring in &mut self.rings {

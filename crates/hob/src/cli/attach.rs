@@ -67,7 +67,7 @@ impl FromStr for Target {
     }
 }
 
-/// What both commands understand.
+/// Options that `hob attach` and `hob detach` have in common.
 #[derive(Debug, Args)]
 struct Common {
     /// Print the plan, and change nothing

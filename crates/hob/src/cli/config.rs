@@ -12,7 +12,8 @@ use super::{Global, NotInOrder};
 pub(crate) enum Config {
     /// Show differences between the running daemon and hob.toml; exit status 0 if there are none
     Diff,
-    /// Apply hob.toml to the running daemon; dirty data is drained, never lost
+    /// Apply hob.toml to the running daemon. Before a change empties or removes a cache or ends
+    /// write-back, the daemon writes the cache's dirty data to the backing
     Apply {
         /// Do not ask for confirmation: also make changes that empty a cache or remove something
         #[arg(long)]

@@ -20,7 +20,7 @@ pub(crate) enum Objects {
         /// az://CONTAINER/PREFIX
         #[arg(value_name = "SPEC")]
         spec: String,
-        /// Its size
+        /// Size of the disk
         #[arg(long)]
         size: Size,
         /// Size of each object, a power of two from 64K to 64M: small ones for scattered small

@@ -17,7 +17,7 @@ use super::remote::{ask, converse, explain};
 pub(crate) enum Pool {
     /// Create a pool of one or more devices
     Create {
-        /// Its name
+        /// Name of the pool
         name: String,
         /// Block devices, or files, which are created
         #[arg(required = true, value_name = "DEVICE")]
@@ -68,7 +68,7 @@ pub(crate) enum Pool {
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Remove a pool that no cache uses
+    /// Remove a pool without caches and swap areas
     Remove {
         /// The pool
         pool: String,

@@ -41,14 +41,14 @@ pub(crate) enum Qos {
 pub(crate) enum Policy {
     /// Create a storage policy, or change it for all its disks
     Set {
-        /// Its name
+        /// Name of the storage policy
         name: String,
         #[command(flatten)]
         rules: Rules,
     },
     /// Remove a storage policy that no disk uses
     Remove {
-        /// Its name
+        /// Name of the storage policy
         name: String,
     },
     /// List all storage policies

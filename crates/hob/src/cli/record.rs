@@ -55,7 +55,7 @@ enum TraceFormat {
     Csv,
 }
 
-/// Result of the recording.
+/// The result of `hob record`, as `-o json` prints it.
 #[derive(Debug, Serialize)]
 struct Recorded {
     disk: String,

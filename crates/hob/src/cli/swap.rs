@@ -21,7 +21,7 @@ use crate::daemon::swap::turn_off_as_child;
 pub(crate) enum Swap {
     /// Create a swap area in a pool, and turn it on
     Create {
-        /// Its name [default: swap0, swap1, …]
+        /// Name of the swap area [default: swap0, swap1, …]
         name: Option<String>,
         /// Size of the swap area, rounded up to whole segments of the pool
         #[arg(long)]

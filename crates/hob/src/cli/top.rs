@@ -188,7 +188,7 @@ async fn follow(
     }
 }
 
-/// Effect of a key.
+/// Whether `hob top` continues or ends after a key was pressed.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Stay,

@@ -22,7 +22,7 @@ use super::tls::{CertificateMatch, PeerCertificate};
 pub(crate) struct Peer {
     /// Address of the client; `None` on a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// Its TLS certificate.
+    /// TLS certificate of the client.
     pub(crate) certificate: Option<PeerCertificate>,
     /// Name of the pre-shared key that the client has.
     pub(crate) key: Option<String>,
@@ -55,7 +55,7 @@ pub(crate) enum ClientMatch {
         /// Length of the prefix in bits.
         prefix_bits: u32,
     },
-    /// Clients with this TLS certificate.
+    /// `sha256:HEX`, `cn:NAME` or `san:NAME`: clients whose TLS certificate has this hash or name.
     Certificate(CertificateMatch),
     /// `psk:NAME`: clients with this pre-shared key.
     Key(String),
@@ -104,7 +104,7 @@ pub(crate) enum ClientMatchError {
         text: String,
         /// Address of the network: the given address without the bits after its prefix.
         base: IpAddr,
-        /// Its prefix.
+        /// Length of the network's prefix in bits.
         prefix_bits: u32,
     },
 }
@@ -164,7 +164,7 @@ impl AllowList {
     }
 
     /// Returns true if a client may see this export of this disk. Entries that name the export
-    /// decide; without such entries, those of its disk.
+    /// decide. If no entry names the export, the entries that name the disk decide.
     fn permits(&self, export: &str, disk: &str, peer: &Peer) -> bool {
         let is_named = |what: &str| self.0.iter().any(|entry| entry.disks.iter().any(|name| name == what));
         let named = if is_named(export) { export } else { disk };
@@ -199,7 +199,7 @@ impl Visible {
         }
     }
 
-    /// Returns true if the disk of this export is being opened, and the client may see it.
+    /// Returns true if the disk of this export is being opened and this client may see the export.
     pub(crate) fn is_opening(&self, name: &str) -> bool {
         self.exports.is_opening(name, |export, disk| self.allow.permits(export, disk, &self.peer))
     }

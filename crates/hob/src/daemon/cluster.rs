@@ -1,7 +1,7 @@
-//! Membership of this host in a cluster: its lease, and the disks that it owns according to etcd
-//! (docs/decisions/0019).
+//! Membership of this host in a cluster: the host's lease in etcd, and the disks that the host owns
+//! according to etcd (docs/decisions/0019).
 //!
-//! [`hob_engine::cluster`] makes the decisions; this module calls etcd and passes on its responses.
+//! [`hob_engine::cluster`] makes the decisions. This module calls etcd and passes on its responses.
 //! A separate thread renews the lease ([`keep`]), so that no other work of the daemon delays it.
 //! Code that opens disks calls [`Cluster::take`] first.
 
@@ -57,11 +57,11 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 /// Number of attempts to acquire a disk when other hosts compete or responses are lost.
 const GOES: usize = 5;
 
-/// Maximum number of disks acquired at the same time, because many concurrent requests would delay
-/// the lease's renewal.
+/// Maximum number of disks acquired at the same time, because many concurrent requests to etcd
+/// would delay the renewal of the host's lease.
 const COMMITS_MAX: usize = 16;
 
-/// This host's lease while it is a member of the cluster.
+/// This host's lease in etcd while the host is a member of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     lease: LeaseId,
@@ -75,7 +75,7 @@ struct DiskMembership {
     /// The disk's ownership record, as last read or written, while this host has the ownership
     /// lock.
     title: Option<Found<OwnershipRecord>>,
-    /// The lease of the ownership lock.
+    /// The lease in etcd that the ownership lock is bound to.
     lease: LeaseId,
     /// True if a request to etcd had no response. The request may still take effect until a later
     /// one has succeeded.
@@ -111,8 +111,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Joins the cluster. `directory` keeps this host's identity. The lease is renewed while the
-    /// `shards` respond.
+    /// Joins the cluster. `directory` keeps this host's identity. The host's lease in etcd is
+    /// renewed while the `shards` respond.
     pub(crate) fn join(
         config: &ClusterConfig,
         directory: &Path,
@@ -222,7 +222,8 @@ impl Cluster {
         answer
     }
 
-    /// Ends the membership. The lease ends with the process, or immediately if `is_over`.
+    /// Ends the membership. The host's lease in etcd expires some time after the process has ended,
+    /// or is revoked immediately if `is_over`.
     pub(crate) async fn end(&self, is_over: bool) {
         let keeping = self.keeping.clone();
         let ended = tokio::task::spawn_blocking(move || keeping.stop(is_over));

@@ -107,7 +107,7 @@ pub(crate) struct Config {
     /// The text that was read.
     #[serde(skip)]
     text: String,
-    /// Reason why the current file is not in use; this is the configuration of the last start.
+    /// Reason why the current file is not in use. This is the configuration of the last start.
     #[serde(skip)]
     refused: Option<String>,
 }

@@ -133,9 +133,9 @@ impl Exports {
         OpeningDisk { exports: self.clone(), disk: disk.to_owned() }
     }
 
-    /// Returns true if a disk with an export of this name is being opened, and `may` returns true
-    /// for it. The empty name matches every export. The arguments of `may` are the export's name
-    /// and its disk's.
+    /// Returns true if an export of this name belongs to a disk that is being opened, and `may`
+    /// returns true for the export. The empty name matches every export. The arguments of `may` are
+    /// the names of the export and of its disk.
     pub(crate) fn is_opening(&self, name: &str, may: impl Fn(&str, &str) -> bool) -> bool {
         let opening = self.opening();
         opening.iter().any(|(export, disk)| (name.is_empty() || name == export) && may(export, disk))

@@ -1,8 +1,8 @@
-//! A shard for tests: a real engine that decides, and nothing that moves payload.
+//! A shard for tests. It has a real engine, but moves no payload.
 //!
-//! It is a task of the test's own runtime, so that tests can let time-outs pass in no time. It can
-//! be told to hang, to let the backings fail, and to take a guest's writes. All that guests write are zeroes, which is what
-//! the files of tests hold anyway; pages of journals are really written, so that caches can be recovered.
+//! The shard is a task of the test's runtime, whose time tests can advance. Tests can make the
+//! shard hang, make backings fail, and send writes as a guest. Guests write only zeroes, which the
+//! test files contain anyway. Journal pages are really written, so that caches can be recovered.
 
 mod cache_transfer;
 
@@ -25,7 +25,7 @@ use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, Shard
 /// How often time passes for the engine.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The test's end.
+/// The test's handle of the shard.
 #[derive(Clone)]
 pub(crate) struct FakeShard {
     state: Arc<Mutex<State>>,
@@ -38,16 +38,17 @@ struct State {
     hangs: bool,
     users: u64,
     refuses_devices: bool,
-    /// Recovered caches wait until they may come.
+    /// Calls that enable a recovered cache wait in `held`.
     holds_recovered: bool,
     held: Vec<ShardCall>,
     backings_fail: bool,
-    /// Nothing can be written to it any more.
+    /// The flash device that refuses all writes.
     sick: Option<DeviceId>,
-    /// It does not answer, and this is what it was asked.
+    /// The flash device that completes no I/O. The next field has the I/O that was sent to this
+    /// device.
     silent: Option<DeviceId>,
     kept: Vec<Io>,
-    /// What it would report.
+    /// Events that the shard would report to the daemon.
     events: Vec<ShardEvent>,
     devices: BTreeMap<DeviceId, LocalFlash>,
     backings: BTreeMap<DiskId, Backing>,
@@ -56,11 +57,11 @@ struct State {
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     failures_owed: BTreeMap<DiskId, u32>,
     commands: u64,
-    /// What was done to caches.
+    /// Names of the changes that were made to caches.
     changes: Vec<&'static str>,
     waiting: BTreeMap<CommandId, Waiting>,
     requests: u64,
-    /// How requests ended that have not been asked for.
+    /// Results of requests that no test has taken yet.
     replies: BTreeMap<RequestId, Result<(), IoError>>,
 }
 
@@ -114,23 +115,23 @@ impl FakeShard {
         (handle, fake)
     }
 
-    /// Answers nothing from now on, or answers what has piled up.
+    /// Makes the shard hang (`true`), or makes it continue and answer the calls that have waited.
     pub(crate) fn set_hangs(&self, hangs: bool) {
         self.state.lock().unwrap().hangs = hangs;
         self.calls.notify_one();
     }
 
-    /// So many clients use each disk.
+    /// Sets the number of clients that use each disk.
     pub(crate) fn set_users(&self, users: u64) {
         self.state.lock().unwrap().users = users;
     }
 
-    /// Takes no device from now on, or does again.
+    /// Makes the shard refuse new devices, or accept them again.
     pub(crate) fn set_refuses_devices(&self, refuses: bool) {
         self.state.lock().unwrap().refuses_devices = refuses;
     }
 
-    /// Recovered caches do not come from now on, or do.
+    /// Makes calls that enable a recovered cache wait, or handles the calls that have waited.
     pub(crate) fn set_holds_recovered(&self, holds: bool) {
         let mut state = self.state.lock().unwrap();
         state.holds_recovered = holds;
@@ -138,22 +139,24 @@ impl FakeShard {
         held.into_iter().for_each(|call| state.call(call));
     }
 
-    /// What was done to caches since this was asked last: `drain`, `clear`, `discard`, `another`.
+    /// Returns the changes that were made to caches since the last call: `drain`, `clear`,
+    /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
     }
 
-    /// Backings take no writes from now on, or do again.
+    /// Makes backings refuse writes, or accept them again.
     pub(crate) fn set_backings_fail(&self, fail: bool) {
         self.state.lock().unwrap().backings_fail = fail;
     }
 
-    /// Writes to a device fail from now on.
+    /// Makes all writes to a flash device fail.
     pub(crate) fn set_sick(&self, device: DeviceId) {
         self.state.lock().unwrap().sick = Some(device);
     }
 
-    /// A device answers nothing from now on, or answers what has piled up.
+    /// Makes a flash device complete no I/O (`Some`), or completes the I/O that has waited
+    /// (`None`).
     pub(crate) fn set_silent(&self, device: Option<DeviceId>) {
         let mut state = self.state.lock().unwrap();
         state.silent = device;
@@ -163,12 +166,12 @@ impl FakeShard {
         state.settle();
     }
 
-    /// What it has to report, and has not.
+    /// Returns the events that the shard has not reported yet.
     pub(crate) fn take_events(&self) -> Vec<ShardEvent> {
         std::mem::take(&mut self.state.lock().unwrap().events)
     }
 
-    /// Closes everything at once, as a shard does that is killed.
+    /// Closes everything immediately, like a shard that is killed.
     pub(crate) fn stop(&self) {
         *self.state.lock().unwrap() = State::new();
     }
@@ -397,7 +400,7 @@ impl State {
         request.id
     }
 
-    /// Does the engine's I/O, and passes on what it says.
+    /// Performs the engine's I/O, and passes on the engine's events and replies.
     fn settle(&mut self) {
         while self.engine.poll_copy().is_some() {}
         while let Some(io) = self.engine.poll_io() {

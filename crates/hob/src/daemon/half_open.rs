@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 /// Maximum number of half-open connections of a listener.
 pub(crate) const HALF_OPEN_MAX: usize = 32;
 
-/// Maximum time that a connection may be half-open.
+/// Maximum time until a new connection has chosen an export (NBD) or sent an authorized request
+/// (HTTP).
 pub(crate) const HALF_OPEN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The half-open connections of one listener; clones share them.

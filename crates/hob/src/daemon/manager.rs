@@ -7,8 +7,8 @@
 //! [`Manager`] connects the services and has no other task: the control API calls the services.
 //!
 //! # Changes
-//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
-//! one change of a disk or pool runs at a time; a second one is refused meanwhile
+//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only one
+//! change of a disk or pool runs at a time. A second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 
 mod api_error;

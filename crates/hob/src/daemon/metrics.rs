@@ -1,8 +1,8 @@
 //! `GET /metrics`: the daemon's metrics, for Prometheus and compatible programs.
 //!
-//! [`METRICS`] lists them. A [`Page`] is filled with the daemon, its pools and its disks one by
-//! one, so that the counters of only one disk are in memory at a time. The page is written as
-//! Prometheus text format 0.0.4 or as OpenMetrics 1.0.
+//! [`METRICS`] lists them. A [`Page`] is filled with the metrics of the daemon, then of the pools,
+//! then of one disk after the other. So the counters of only one disk are in memory at a time. The
+//! page is written as Prometheus text format 0.0.4 or as OpenMetrics 1.0.
 //!
 //! # Number of series
 //! About 105 per disk, and 25 for each outcome that has occurred: [`BOUNDS`] buckets and three

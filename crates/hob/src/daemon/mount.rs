@@ -36,7 +36,7 @@ pub(crate) enum MountError {
     Unfit {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// Why hob cannot mount the file there.
         what: String,
     },
     /// A program or a mount uses the path.

@@ -1,13 +1,13 @@
 //! Threads for NBD connections inside TLS.
 //!
-//! A shard serves sockets that its ring reads and writes. TLS needs a relay: a task with the TLS
-//! session and one end of a Unix socket pair, whose other end the shard serves like a client. Relay
-//! tasks have their own threads, so that encryption delays neither unencrypted I/O nor the control
-//! API.
+//! A shard serves sockets that its I/O ring reads and writes. TLS needs a relay: a task with the
+//! TLS session and one end of a Unix socket pair, whose other end the shard serves like a client.
+//! Relay tasks have their own threads, so that encryption delays neither unencrypted I/O nor the
+//! control API.
 //!
 //! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] each way, the session's own, and
-//! the socket pair's. If a client does not read, the pair fills up, and the shard handles it like
-//! any such client.
+//! the socket pair's. If a client does not read, the pair fills up, and the shard handles the
+//! connection like that of any client that does not read.
 
 use std::io;
 use std::time::Duration;
@@ -27,7 +27,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Relays {
     threads: Vec<Thread>,
-    /// Cloned into each task; closed when the last task has ended.
+    /// Sender that each relay task has a clone of. The channel closes when the last task has ended.
     alive: mpsc::Sender<()>,
     ended: mpsc::Receiver<()>,
 }

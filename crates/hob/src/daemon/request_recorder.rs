@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use hob_control::{TraceOp, TraceRecord};
 
-/// Capacity of a ring in records: a quarter of a second at half a million requests per second, 3
-/// MiB.
+/// Capacity of a recording's ring buffer in records: a quarter of a second at half a million
+/// requests per second, 3 MiB.
 const RECORDS_MAX: usize = 1 << 17;
 
 /// Number of words per record: time, offset, and length with the operation in the upper half.
@@ -20,8 +20,8 @@ const WORDS: usize = 3;
 
 #[derive(Debug)]
 struct RecordRing {
-    /// Words of the ring. Only the recorder writes a word, before it advances `written`, and again
-    /// only after `read` has advanced.
+    /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
+    /// `written`, and again only after `read` has advanced.
     words: Box<[AtomicU64]>,
     /// Number of records written.
     written: AtomicU64,
@@ -35,7 +35,7 @@ struct RecordRing {
     origin: Instant,
 }
 
-/// Creates a ring whose time starts now.
+/// Creates a ring buffer for a recording whose time starts now.
 pub(crate) fn new() -> (Recorder, Reader) {
     with_room(RECORDS_MAX)
 }
@@ -72,7 +72,7 @@ impl RecordRing {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records; the next field is the last seen value of
+    /// Local copy of the number of written records. The next field is the last seen value of
     /// `read`.
     written: u64,
     read: u64,
@@ -119,7 +119,7 @@ impl Drop for Recorder {
     }
 }
 
-/// The reading end of a ring.
+/// The reading end of a recording's ring buffer.
 #[derive(Debug)]
 pub(crate) struct Reader {
     ring: Arc<RecordRing>,
@@ -178,12 +178,13 @@ impl Drop for Reader {
     }
 }
 
-/// Counter of a recording, which does not keep the ring alive.
+/// Reads the numbers of recorded and dropped requests. This handle does not keep the buffer of the
+/// recording alive.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(Weak<RecordRing>);
 
 impl Counter {
-    /// Numbers of recorded and dropped requests, while a recording is in progress.
+    /// Returns the numbers of recorded and dropped requests, while a recording is in progress.
     pub(crate) fn read(&self) -> Option<hob_control::Recording> {
         let ring = self.0.upgrade().filter(|ring| !ring.abandoned.load(Ordering::Relaxed))?;
         Some(hob_control::Recording {

@@ -89,7 +89,7 @@ pub(crate) enum ShardCall {
         /// Receives the resources of the disk when its last request has been answered.
         answer: Answer<Gone>,
     },
-    /// Serve a disk under this lease.
+    /// Serve a disk under this lease of the host in etcd.
     SetLease {
         id: DiskId,
         clock: Arc<LeaseClock>,
@@ -226,9 +226,9 @@ pub(crate) enum ShardCall {
     Attach {
         id: DiskId,
         socket: OwnedFd,
-        /// Result of the negotiation.
+        /// Settings that the NBD client and hob agreed on in the NBD handshake.
         negotiated: Box<Negotiated>,
-        /// Bytes received after the negotiation.
+        /// Bytes received after the NBD handshake.
         leftover: Vec<u8>,
         /// How reads of this client promote blocks into the cache.
         promote: Promote,
@@ -262,7 +262,8 @@ pub(crate) enum ShardCall {
     },
     /// End the quiesced state and accept requests again.
     Resume,
-    /// Hand over the quiesced connections. Busy or unsupported connections stay.
+    /// Hand over the quiesced connections. The shard keeps connections that are busy or that cannot
+    /// be handed over.
     HandOver {
         answer: Answer<AtRest>,
     },
@@ -352,7 +353,7 @@ pub(crate) struct AtRest {
 #[derive(Debug)]
 pub(crate) struct ClientAtRest {
     pub(crate) socket: OwnedFd,
-    /// Result of the negotiation.
+    /// Settings that the NBD client and hob agreed on in the NBD handshake.
     pub(crate) negotiated: Negotiated,
     /// Bytes received after the client's last complete request.
     pub(crate) received: Vec<u8>,

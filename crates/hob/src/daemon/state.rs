@@ -2,7 +2,7 @@
 //!
 //! One JSON file, replaced as a whole: a new file is written and synced, the files are exchanged,
 //! and the directory is synced. The previous file stays beside it with its space, so a full
-//! filesystem does not prevent the next save. A malformed file is never overwritten; the daemon
+//! filesystem does not prevent the next save. A malformed file is never overwritten. The daemon
 //! refuses to start and reports the error.
 
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
-    /// Version of the format.
+    /// Version of the state file's format.
     pub(crate) version: u32,
     /// Pools.
     pub(crate) pools: Vec<PoolState>,
@@ -85,7 +85,7 @@ pub(crate) struct State {
 pub(crate) struct FailedTask {
     /// The command.
     pub(crate) what: String,
-    /// Its subject.
+    /// Subject of the change, such as the name of a disk.
     pub(crate) subject: String,
     /// Why it failed.
     pub(crate) error: String,
@@ -95,11 +95,11 @@ pub(crate) struct FailedTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
-    /// Its name.
+    /// Name of the pool.
     pub(crate) name: String,
     /// Paths of its devices.
     pub(crate) devices: Vec<PathBuf>,
-    /// The devices among them on which allocation is off.
+    /// The devices of the pool on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
     /// Devices of the pool that are on other hosts.
@@ -128,7 +128,7 @@ pub(crate) struct PeerState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SwapSpec {
-    /// Its name.
+    /// Name of the swap area.
     pub(crate) name: String,
     /// Name of the pool.
     pub(crate) pool: String,
@@ -150,7 +150,7 @@ pub(crate) struct SwapSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskState {
-    /// Its name.
+    /// Name of the disk.
     pub(crate) name: String,
     /// Path or URI of its data.
     pub(crate) backing: String,

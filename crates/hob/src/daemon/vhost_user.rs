@@ -1,6 +1,6 @@
 //! Vhost-user listeners: a socket and a thread for each export that has one.
 //!
-//! A socket serves one client at a time; a second one waits until the first has disconnected. The
+//! A socket serves one client at a time. A second one waits until the first has disconnected. The
 //! socket exists while the disk is served. If it cannot be created at a restart, the daemon
 //! retries.
 
@@ -87,7 +87,7 @@ pub(crate) struct SocketPlace {
     pub(crate) access: SocketAccess,
 }
 
-/// What to do if a socket cannot be created.
+/// How the daemon handles a socket that cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
     /// Return an error.

@@ -2,8 +2,8 @@
 //!
 //! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
 //! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
-//! three cases. The first is work that only reads flash or a file ([`contained`]), because a
-//! journal that makes recovery panic must not end the daemon at each start. The others are the
+//! three cases. The first case is work that only reads flash or a file ([`contained`]). A journal
+//! that makes recovery panic must not end the daemon at each start. The other cases are the
 //! connection of one client, and requests that change nothing ([`contained_task`]).
 //!
 //! Many disks share a shard, and the disks of a dead shard would never answer. Therefore the

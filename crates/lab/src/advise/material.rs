@@ -8,10 +8,11 @@
 //!
 //! The *sample* consists of 256 KiB regions, chosen by a hash of the region's position. The
 //! sampling method is spatially hashed sampling (Waldspurger et al., "Efficient MRC construction
-//! with SHARDS", USENIX FAST 2015). A request inside one region stays whole, so request hits are
-//! exact at every block size up to 256 KiB. A cache that is smaller by the sampling rate represents
-//! the real cache. Hot regions may give the sample more or fewer requests than its rate suggests.
-//! As in SHARDS-adj, the difference is counted as hits.
+//! with SHARDS", USENIX FAST 2015). A request inside one region is sampled completely or not at
+//! all. So sampling splits no request into a hit and a miss, at any block size up to 256 KiB. A
+//! cache that is smaller by the sampling rate represents the real cache. Hot regions may give the
+//! sample more or fewer requests than its rate suggests. As in SHARDS-adj, the difference is
+//! counted as hits.
 
 use std::borrow::Cow;
 

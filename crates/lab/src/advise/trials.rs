@@ -86,7 +86,7 @@ pub struct Trial {
     pub memory_bytes: u64,
 }
 
-/// Input of the simulations.
+/// The sampled trace and the settings that all trial simulations share.
 pub(super) struct Trials<'a, 'b> {
     sample: &'a Sample<'a>,
     held: &'a Held,

@@ -24,7 +24,7 @@ struct Manners {
     delay: Duration,
     /// Number of requests that it answers.
     answers_max: u64,
-    /// True if it then disconnects; otherwise it stops answering.
+    /// True if it then disconnects. Otherwise it stops answering.
     hangs_up: bool,
     flags: u16,
 }

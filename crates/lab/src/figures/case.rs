@@ -103,7 +103,7 @@ pub(super) struct Measured {
     elapsed_ns: u64,
     /// Statistics of the first disk. Plans that use them have only one disk.
     pub(super) stats: DiskStats,
-    /// Results by the generator's tag.
+    /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
     /// Results by the plan's disks, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,

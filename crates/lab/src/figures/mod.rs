@@ -5,7 +5,7 @@
 //! for flash and disks, the real engine). [`run()`] writes one page with a picture, a table and a
 //! CSV file for each figure.
 //!
-//! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked; the
+//! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked. The
 //! figures fit no further parameters. The checks compare ratios and orders. If hob differs from the
 //! source, the check fails and a note gives the reason. Figures that cannot be measured are listed
 //! with the reason and not run.
@@ -108,7 +108,7 @@ impl fmt::Debug for FigureInfo {
     }
 }
 
-/// Size of the workloads.
+/// Length of the workloads that the figures run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
     /// Workloads of a few minutes. The checks apply to this size.
@@ -131,7 +131,7 @@ enum Work {
     NotYet(&'static str),
 }
 
-/// Evaluation of the runs.
+/// What the runs of a figure showed: measured values with their checks, and notes.
 struct Findings {
     lines: Vec<Line>,
     /// Limits of the measurement, and reasons of failed checks.

@@ -27,13 +27,13 @@ pub struct Options {
     pub out: PathBuf,
     /// Number of parallel simulations, at least one.
     pub threads: usize,
-    /// Size of the workloads.
+    /// Length of the workloads.
     pub size: Size,
     /// Command and version that the page prints as its origin.
     pub made_by: String,
 }
 
-/// Progress of the figures.
+/// Progress of running the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Number of completed simulations.

@@ -55,7 +55,7 @@ pub struct GeneratorInfo {
     pub name: &'static str,
     /// Summary of the generator in one line.
     pub summary: &'static str,
-    /// Publication of the experiment.
+    /// The publication that describes the reproduced experiment.
     pub source: &'static str,
     /// Parameters of the generator with their defaults.
     pub parameters: fn() -> Vec<Parameter>,
@@ -134,7 +134,7 @@ impl fmt::Debug for Load {
     }
 }
 
-/// Clients of a closed load.
+/// Clients that send their next request only after a reply (a closed load).
 pub trait Clients {
     /// Returns the number of clients.
     fn count(&self) -> u32;

@@ -97,7 +97,7 @@ pub(super) struct HotSpots {
 
 impl HotSpots {
     /// Creates `spots` hot spots on a disk of `disk_bytes` bytes. `small_percent` % of the spots
-    /// have 4 KiB; the others have 8 or 16 KiB.
+    /// have 4 KiB. The others have 8 or 16 KiB.
     pub(super) fn new(
         spots: u64,
         disk_bytes: u64,

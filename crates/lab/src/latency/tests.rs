@@ -11,7 +11,7 @@ const BLOCK: u32 = 4096;
 const PLACES: u64 = 500;
 const MS: u64 = 1_000_000;
 
-/// Returns Zipf requests over 500 blocks with intervals of about `gap_ns`; one in `writes` is a
+/// Returns Zipf requests over 500 blocks with intervals of about `gap_ns`. One in `writes` is a
 /// write.
 fn zipf(requests: u64, gap_ns: u64, writes: Option<u64>) -> Material {
     let (zipf, mut dice) = (Zipf::new(PLACES, 0.9), Prng::new(7));

@@ -145,7 +145,7 @@ fn errors_of_the_kernel_are_counted_and_an_early_end_is_reported() {
     assert_eq!(report.failure.as_deref(), Some("torn"));
 }
 
-/// Bypasses the page cache if the filesystem supports this; otherwise opening returns an error.
+/// Bypasses the page cache if the filesystem supports this. Otherwise opening returns an error.
 #[test]
 fn direct_access_has_aligned_buffers() {
     let dir = tempfile::tempdir_in(".").unwrap();

@@ -41,7 +41,7 @@ pub enum Knowledge {
     },
 }
 
-/// Parameters of a model.
+/// Parameters of a modelled datastore with its hosts and disks.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Number of hosts.
@@ -81,10 +81,10 @@ pub(crate) struct Disk {
     pub(crate) demand: Demand,
 }
 
-/// Result of a model.
+/// Rates and latency in one modelled datastore with many hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Total rate of all disks, units per second.
+    /// Total rate of all disks, I/O units per second.
     pub rate: f64,
     /// Mean latency of the datastore, milliseconds.
     pub latency_ms: f64,
@@ -178,7 +178,7 @@ fn disks(scale: &Scale) -> Vec<Disk> {
     (0..scale.disks).map(disk).collect()
 }
 
-/// Reports of the hosts.
+/// The demand reports that hosts send to each other, with their delay.
 struct Reports {
     every_ns: u64,
     delay_ns: u64,

@@ -49,7 +49,7 @@ pub struct Point {
     pub sample_rate: f64,
 }
 
-/// Result of a simulation.
+/// Counts from one simulation of a cache on a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
     /// Settings of the simulated cache.
@@ -200,7 +200,7 @@ pub fn grid(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Some of the simulations, with their indexes.
+/// The simulations that one thread runs, with their indexes in the list of all simulations.
 type Share = Vec<(usize, Simulation)>;
 
 fn simulate(

@@ -2,7 +2,7 @@
 //! `docs/TRACE.md`.
 //!
 //! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator.
-//! A truncated file is valid up to the last whole record; the reader reports the truncation instead
+//! A truncated file is valid up to the last whole record. The reader reports the truncation instead
 //! of failing. The reader refuses other versions, unknown required flags, and records that
 //! [`Record::check`] refuses.
 
@@ -28,7 +28,7 @@ const FLAGS_REQUIRED: u32 = 0xffff_0000;
 /// Header of a binary trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Number of records. 0 if the writer could not seek back; the file size then gives the number.
+    /// Number of records. 0 if the writer could not seek back. The file size then gives the number.
     pub records: u64,
     /// Highest disk number plus one, or 0 if unknown.
     pub disks: u32,

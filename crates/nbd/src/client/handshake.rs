@@ -30,7 +30,7 @@ const LIST_ENTRY_BYTES: usize = 64;
 /// Purpose of an NBD client connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Goal {
-    /// Use the export with this name; an empty name is the server's default export.
+    /// Use the export with this name. An empty name is the server's default export.
     Connect(String),
     /// List the exports.
     List,

@@ -23,9 +23,10 @@ use crate::wire::{
     chunk,
 };
 
-/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds
-/// add.
+/// Minimum length of an error chunk in bytes: 4 for the code, 2 for the message length.
 const ERROR_BYTES_MIN: u32 = 6;
+/// Maximum length of an error chunk in bytes: with the longest message, and the 8-byte offset of
+/// some kinds.
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
 /// Length of the magic number at the start of every reply header, bytes.
 const MAGIC_BYTES: usize = 4;

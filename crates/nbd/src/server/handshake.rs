@@ -108,7 +108,7 @@ pub enum HandshakeOutcome {
     StartTls,
     /// The client sent ABORT: close the connection.
     Aborted,
-    /// Close the connection; the reason is for the log.
+    /// Close the connection. The reason is for the log.
     Failed(HandshakeError),
 }
 

@@ -56,7 +56,7 @@ pub(super) struct MetaQuery<'a> {
 
 impl MetaQuery<'_> {
     /// Returns true if LIST_META_CONTEXT lists the context. An empty query list matches all
-    /// contexts; a query that ends with a colon matches all contexts with this prefix.
+    /// contexts. A query that ends with a colon matches all contexts with this prefix.
     pub(super) fn lists(&self, context: &str) -> bool {
         let begins = |query: &&[u8]| query.ends_with(b":") && context.as_bytes().starts_with(query);
         self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(begins)

@@ -36,7 +36,7 @@ impl Position {
     }
 }
 
-/// Returns a simple reply header. `error` is zero for success; the data of a READ follows the
+/// Returns a simple reply header. `error` is zero for success. The data of a READ follows the
 /// header.
 #[inline]
 fn simple_header(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {

@@ -79,8 +79,9 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusa
 }
 
 /// Returns true if the command and each of its flags were announced to this client. Equivalent to
-/// [`ExportInfo::transmission_flags`](crate::ExportInfo::transmission_flags), without building the flags
-/// per request; a test compares the two. Write commands on read-only exports were refused before.
+/// [`ExportInfo::transmission_flags`](crate::ExportInfo::transmission_flags), without building the
+/// flags per request. A test compares the two. Write commands on read-only exports were refused
+/// before.
 #[inline]
 fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
     let info = &negotiated.info;

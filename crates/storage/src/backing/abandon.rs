@@ -2,9 +2,10 @@
 //!
 //! No further I/O is submitted to an abandoned backing. Requests that can be cancelled end
 //! immediately ([`Driver::revoke`](super::Driver::revoke)). A request in the kernel or in a library
-//! cannot be cancelled. After [`WAIT_NS`] it is reported as failed, and its memory is not reused
-//! until it ends. Only then the backing can be closed. An abandoned write may still take effect
-//! until it ends. Meanwhile the lock stops other processes from writing a file.
+//! cannot be cancelled. After [`WAIT_NS`] that request is reported as failed. Until the request
+//! ends, its memory is not reused, and the backing cannot be closed. An abandoned write may still
+//! take effect until it ends. Meanwhile the lock on the backing's file stops other processes from
+//! writing the file.
 
 use std::collections::VecDeque;
 

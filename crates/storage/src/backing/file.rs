@@ -67,7 +67,7 @@ use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
 use stale::Stale;
 
-/// Flag in the token index of an I/O with several operations; the other bits are its slot. Without
+/// Flag in the token index of an I/O with several operations. The other bits are its slot. Without
 /// the flag, the index is the I/O's id.
 const SEVERAL: u32 = 1 << 31;
 
@@ -91,7 +91,7 @@ const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KE
 struct Several {
     io: Io,
     step: Step,
-    /// Number of the I/O's operations in the ring.
+    /// Number of the I/O's operations in the I/O ring.
     in_flight: u32,
     result: Result<(), IoError>,
     /// Whether the lease gate or a stale file handle stopped one of the I/O's operations.
@@ -117,7 +117,7 @@ enum Step {
     Zeroes(u64),
 }
 
-/// Descriptors of the file in the ring.
+/// Descriptors of the file in the I/O ring.
 #[derive(Clone, Copy, Debug)]
 struct Attached {
     direct: Option<Fd>,
@@ -163,7 +163,7 @@ struct FileBacking {
     helper: Helper,
     /// Queries that the helper thread has not answered.
     asked: BTreeSet<u64>,
-    /// The helper's eventfd in the ring, and whether a read of it is in flight.
+    /// The helper's eventfd in the I/O ring, and whether a read of it is in flight.
     event: Option<(Fd, bool)>,
     life: Life,
 }
@@ -175,11 +175,11 @@ enum Life {
     Ending,
     /// The helper thread closes the files.
     Closing,
-    /// The files are closed; the value is the time of the last change of the file.
+    /// The files are closed. The value is the time of the last change of the file.
     Closed(Option<ChangeMark>),
 }
 
-/// Reads the file synchronously, without the ring.
+/// Reads the file synchronously, without the I/O ring.
 struct FileReader {
     file: Arc<OwnedFd>,
     volatile: Option<Arc<VolatileFile>>,
@@ -342,7 +342,7 @@ impl FileBacking {
         FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
     }
 
-    /// Starts a job on the helper thread, and awaits its end in the ring.
+    /// Starts a job on the helper thread, and awaits its end in the I/O ring.
     fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
         self.helper.start(job);
         let event = match self.event {
@@ -543,7 +543,7 @@ impl FileBacking {
         self.done.push_back((io, result));
     }
 
-    /// Submits an I/O to the ring.
+    /// Submits an I/O to the I/O ring.
     fn begin(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         let Attached { direct, buffered, tokens } = self.attached();
         if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {

@@ -165,9 +165,9 @@ impl Format {
 pub struct ImageFile {
     /// Absolute.
     pub path: std::path::PathBuf,
-    /// Its format.
+    /// Format of the file.
     pub format: Format,
-    /// Its role.
+    /// Role of the file in the image.
     pub role: Role,
 }
 

@@ -322,7 +322,7 @@ impl Driver for Handover {
 
     fn set_peer(&mut self, ring: &mut Ring, now: Instant, mut peer: Box<dyn Driver>) {
         self.drop_peer(ring);
-        // Abandoned operations may still be in the ring.
+        // Abandoned operations may still be in the I/O ring.
         let is_free = |kind: &u16| self.left.iter().all(|(of, _)| of != kind);
         let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
         self.kind = kind;

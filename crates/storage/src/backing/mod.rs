@@ -145,7 +145,7 @@ pub struct BackingOptions {
     /// Image format of the file or block device at a path; [`Format::assumed`] if absent. Other
     /// backings have no format.
     pub format: Option<Format>,
-    /// The recorded files that belong to an image; hob opens no others. A data file follows the
+    /// The recorded files that belong to an image. hob opens no others. A data file follows the
     /// layer that it belongs to.
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
@@ -226,7 +226,7 @@ pub enum OpenError {
         /// The image permission that QEMU does not share.
         permission: &'static str,
     },
-    /// Its filesystem hangs.
+    /// The filesystem of the backing's file hangs.
     #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
     Unresponsive {
         /// The requested path.
@@ -433,7 +433,7 @@ pub trait Driver: Send {
     }
 }
 
-/// Reads a backing synchronously, in addition to the ring that serves it.
+/// Reads a backing synchronously, in addition to the I/O ring that serves it.
 pub trait Reader: Send {
     /// Reads like [`Backing::read_before_attach`].
     ///
@@ -510,7 +510,7 @@ impl Backing {
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
-    /// Its properties.
+    /// Returns the properties of the backing.
     pub fn info(&self) -> &BackingInfo {
         self.driver.info()
     }
@@ -584,7 +584,7 @@ impl Backing {
         self.driver.set_peer(ring, now, peer.driver);
     }
 
-    /// For a handover: makes this host the owner. The peer is disconnected; another may be set.
+    /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
     pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.take_over(ring, now);
     }
@@ -605,9 +605,9 @@ impl Backing {
         self.driver.is_lost()
     }
 
-    /// Attaches the backing to the ring of its shard. The tokens of its completions have kind
+    /// Attaches the backing to the I/O ring of its shard. The tokens of its completions have kind
     /// [`Token::BACKING`] or [`Token::PEER`], and this `owner`. The caller chooses a different
-    /// owner for each backing of the ring.
+    /// owner for each backing of the I/O ring.
     pub fn attach(&mut self, ring: &mut Ring, now: Instant, owner: u16) {
         assert!(self.tokens.is_none(), "a backing is attached once");
         let tokens = TokenSpace::new(Token::BACKING, owner);
@@ -718,13 +718,14 @@ impl Backing {
         self.driver.close(ring);
     }
 
-    /// Returns true if the ring has no operation of the backing, so that it can be dropped.
+    /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
     pub fn is_closed(&self) -> bool {
         self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
     }
 }
 
-/// Converts a result of the ring into a result for the engine.
+/// Converts a result of the I/O ring or of librbd (negative: an errno) into a result for the
+/// engine.
 fn io_result(result: i32) -> Result<(), IoError> {
     match -result {
         ..=0 => Ok(()),

@@ -1,6 +1,6 @@
 //! A backing with modelled latency: a slow disk for demonstrations and experiments.
 //!
-//! The data is real; only the completion times are the model's. An I/O completes when both the real
+//! The data is real. Only the completion times are the model's. An I/O completes when both the real
 //! backing and the model have completed it.
 
 use std::cmp::Reverse;

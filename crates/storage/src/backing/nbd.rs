@@ -2,7 +2,7 @@
 //! after a failure.
 //!
 //! # A lost connection
-//! The connection is closed first, and all of its I/O in the ring ends. A helper thread then
+//! The connection is closed first, and all of its I/O in the I/O ring ends. A helper thread then
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
 //! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
@@ -25,10 +25,10 @@
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
 //! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
-//! minimum block size above a sector is refused. A smaller one becomes the disk's own
-//! ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
+//! minimum block size above a sector is refused. A smaller minimum becomes the disk's minimum block
+//! size ([`BackingInfo::block_bytes_min`]), and unaligned requests are refused. An export that is
 //! smaller after a reconnection is another disk, and all I/O fails from then on. A larger export
-//! has grown; a command grows the disk.
+//! has grown. A command grows the disk.
 
 pub(crate) mod connect;
 mod exchange;
@@ -66,7 +66,7 @@ const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
 /// connect.
 const GRACE_NS: u64 = 1_000_000_000;
 
-/// Token indices of a connection's operations in the ring: at most one send and one receive.
+/// Token indices of a connection's operations in the I/O ring: at most one send and one receive.
 const SEND: u32 = 0;
 const RECEIVE: u32 = 1;
 const FILL: u32 = 2;
@@ -169,11 +169,11 @@ pub(crate) fn open_uri(
 /// Whether the disk may be written, as far as other hosts are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// It may.
+    /// The disk may be written.
     No,
     /// Unknown: a connection with unanswered changes is closed, and no new one is opened.
     Back,
-    /// Never again.
+    /// The disk must never be written again by this connection's backing.
     Lost,
 }
 
@@ -181,14 +181,14 @@ enum State {
     /// The backing is not attached to a shard yet.
     Detached(Link),
     Connected(Box<Connection>),
-    /// Waiting until the ring has returned all operations of a closed connection.
+    /// Waiting until the I/O ring has returned all operations of a closed connection.
     Draining(Fd),
     /// Waiting until the time to connect again.
     Pausing(Instant),
     Connecting(Attempt, Fd),
     /// The server has another disk after a reconnection, so all I/O fails.
     Dead,
-    /// Waiting for the ring's last operations before the backing is closed.
+    /// Waiting for the I/O ring's last operations before the backing is closed.
     Closing(Option<Fd>),
     Closed,
 }
@@ -196,9 +196,9 @@ enum State {
 struct Connection {
     fd: Fd,
     decoder: ReplyDecoder,
-    /// Receive buffer; `None` while the ring receives into it.
+    /// Receive buffer; `None` while the I/O ring receives into it.
     rx: Option<RxBuf>,
-    /// Requests to send; `None` while the ring sends them.
+    /// Requests to send; `None` while the I/O ring sends them.
     gather: Option<Gather>,
     /// Remaining buffer for the payload that is received next.
     place: BufferSlice,
@@ -227,7 +227,7 @@ pub(crate) struct NbdBacking {
     told: Arc<AtomicU64>,
     tokens: Option<TokenSpace>,
     state: State,
-    /// In the ring.
+    /// In the I/O ring.
     operations: u32,
     /// Pause before the next attempt to connect.
     pause: Duration,
@@ -357,7 +357,7 @@ impl NbdBacking {
         })
     }
 
-    /// Declares the disk writable. The present server may not write; another server, also a QEMU,
+    /// Declares the disk writable. The present server may not write. Another server, also a QEMU,
     /// replaces it before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);

@@ -1,10 +1,10 @@
 //! Writes synchronously to a backing that no shard serves. The offline writer writes another host's
 //! dirty data to the backing before the disk is served (docs/decisions/0023).
 //!
-//! The writer has its own ring, so every kind of backing works as for a shard. Several writes are
-//! in flight; between two flushes they must not overlap. After the first error nothing more is
-//! written. While it waits, it calls a function that tells whether the disk may still be written.
-//! Units: bytes.
+//! The writer has its own I/O ring, so it supports all kinds of backings that a shard supports.
+//! Several writes are in flight. Between two flushes, writes must not overlap. After the first
+//! error nothing more is written. While the writer waits, it calls a function that tells whether
+//! the disk may still be written. Units: bytes.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -36,7 +36,7 @@ pub struct OfflineWriter<'a> {
 }
 
 impl<'a> OfflineWriter<'a> {
-    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true; then
+    /// Takes a backing that was just opened. Writes continue while `may_go_on` returns true. Then
     /// unanswered requests fail. Use the writer on the calling thread only.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::ring::Ring;
 pub struct Parent {
     /// Address that opens the parent read-only.
     pub spec: String,
-    /// Its [name for ever](Backing::constant).
+    /// The parent's [name for ever](Backing::constant).
     pub constant: String,
     /// Objects that are the clone's own.
     pub own: OwnMap,
@@ -21,7 +21,7 @@ pub struct Parent {
 /// A part of a read, in whole sectors, for the parent's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParentRead {
-    /// Its name for [`Backing::handle_parent_read`].
+    /// Number of the read, for [`Backing::handle_parent_read`].
     pub number: u32,
     /// The read.
     pub io: IoId,

@@ -97,7 +97,7 @@ fn answer<T: Send + 'static>(
     found.ok()
 }
 
-/// Returns true if a thread is runnable. `thread` is its directory below `/proc`.
+/// Returns true if a thread is runnable. `thread` is the thread's directory below `/proc`.
 fn is_runnable(thread: &Path) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(thread).join("stat"));
     // The state follows the name of the process, which is in parentheses.

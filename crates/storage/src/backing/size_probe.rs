@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use rustix::fs::{FileType, SeekFrom};
 use rustix::io::Errno;
 
-/// Reads the size of an open backing without its ring. Do not use it on the shard's thread: a
+/// Reads the size of an open backing without its I/O ring. Do not use it on the shard's thread: a
 /// network filesystem may be slow.
 #[derive(Clone, Debug)]
 pub struct SizeProbe(Kind);

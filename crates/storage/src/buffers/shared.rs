@@ -4,7 +4,7 @@
 //! The guest and its client may write to this memory at any time, and may truncate it. So its bytes
 //! are never borrowed. Reads fill it through the kernel, and checksums read each byte once.
 //! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
-//!   Operations in the ring hold the buffer.
+//!   Operations in the I/O ring hold the buffer.
 //! * The memory consists of whole pages. So O_DIRECT accepts it like the arena, and no sector is
 //!   split.
 #![allow(unsafe_code)]

@@ -337,8 +337,8 @@ pub(super) enum Entry {
     Free,
     Owned {
         owner: OwnerId,
-        /// Position among the owner's segments of this kind. For a ring: position in the ring's
-        /// copy.
+        /// Position among the owner's segments of this kind. For a journal ring: position in the
+        /// journal ring's copy.
         ordinal: u32,
         kind: Kind,
     },
@@ -349,8 +349,8 @@ pub(super) enum Entry {
 pub(super) enum Kind {
     /// Data of a volatile cache. The segment becomes free when the pool is opened.
     Volatile,
-    /// Data of a persistent cache. When the cache got the segment, it had no ring with a number
-    /// above `since`.
+    /// Data of a persistent cache. When the cache got the segment, the cache had no journal ring
+    /// with a number above `since`.
     Data { since: u32 },
     /// Part of a copy of a persistent cache's journal ring.
     Ring { number: u32, copy: u8 },

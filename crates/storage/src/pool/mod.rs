@@ -80,7 +80,7 @@ impl FlashFile {
 pub struct LocalFlash {
     /// Open for reading and writing.
     pub file: OwnedFd,
-    /// How the ring accesses the device.
+    /// How the I/O ring accesses the device.
     pub class: FdClass,
 }
 
@@ -96,9 +96,9 @@ pub enum Admission {
 /// Properties of a pool device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its id.
+    /// Id of the device.
     pub id: DeviceId,
-    /// Its path.
+    /// Path of the device.
     pub path: PathBuf,
     /// UUID of the device, from its superblock.
     pub uuid: Uuid,
@@ -209,7 +209,8 @@ impl Pool {
     /// Adds devices of the same pool that were opened later.
     ///
     /// # Errors
-    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already; then `late` is closed.
+    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already. Then `late` is
+    /// closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;
@@ -238,7 +239,7 @@ impl Pool {
     /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// [`PoolError`]; a file that the call created is removed again.
+    /// [`PoolError`]. A file that the call created is removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec)?;
         let path = open.made();

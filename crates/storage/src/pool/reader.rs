@@ -49,7 +49,7 @@ impl AlignedBuffer {
 #[derive(Debug)]
 enum Source {
     Here(OwnedFd, Option<Arc<VolatileFile>>),
-    /// Device on another host; the flag says whether a read failed.
+    /// Device on another host. The flag says whether a read failed.
     Remote(Arc<RemoteFile>, AtomicBool),
 }
 

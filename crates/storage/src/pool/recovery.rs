@@ -1,13 +1,13 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
+//! `hob_engine::journal` interprets the pages. This module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
 //! After that, the daemon reads and checksums the sectors of the journal tail that the journal
-//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new ring,
-//! and a crash before that changes nothing.
+//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new journal
+//! ring, and a crash before that changes nothing.
 //!
 //! # Failures
-//! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
+//! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. A
 //! page that differs in the second reading is left out, and everything is read again. A device that
 //! does this often is an error. If segments are missing because their device is missing, the
 //! journal shows what is lost. But if a journal's only copy is on a missing device, the cache seems
@@ -42,7 +42,7 @@ pub enum Found {
     /// The journal is damaged. The content of a damaged journal cannot be trusted, so dirty data
     /// cannot be distinguished from clean data.
     Damaged {
-        /// Number of the ring that was read.
+        /// Number of the journal ring that was read.
         ring: u32,
         /// Description of the damage for users.
         what: String,
@@ -56,7 +56,8 @@ pub enum Found {
 pub struct RecoveredPool {
     /// Data segments of the cache, by number.
     pub data: Vec<DataSegment>,
-    /// Journal rings of the cache, newest first. Old rings are released when a new ring is in use.
+    /// Journal rings of the cache, newest first. Old rings are released when a new journal ring is
+    /// in use.
     pub rings: Vec<RingOnFlash>,
     /// Remote devices that failed during the recovery and were treated as empty.
     pub unread: Vec<DeviceId>,
@@ -85,7 +86,7 @@ pub enum RecoverError {
         remove the cache with its data"
     )]
     Unsteady {
-        /// The ring.
+        /// Number of the journal ring.
         ring: u32,
     },
     /// A system resource, such as a thread, is missing.
@@ -112,7 +113,7 @@ impl<F: FnMut(u64, u64)> Progress<F> {
     }
 }
 
-/// Result of one attempt to read one ring.
+/// Result of one attempt to read one journal ring.
 enum Outcome {
     Unfinished,
     Damaged(String),
@@ -152,8 +153,8 @@ impl Recovery {
     }
 
     /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known.
-    /// `surveyed` gets the result of the first reading of a whole ring; it may be called several
-    /// times.
+    /// `surveyed` gets the result of the first reading of a whole journal ring. `surveyed` may be
+    /// called several times.
     ///
     /// # Errors
     /// [`RecoverError`]. A cache without data is not an error.

@@ -18,7 +18,7 @@ use super::{Pool, admits, admits_all};
 /// A ring of a journal, with the copies on present devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingOnFlash {
-    /// Number of the ring. The finished journal with the highest number is valid.
+    /// Number of the journal ring. The finished journal with the highest number is valid.
     pub number: u32,
     /// Segments of each copy, in order. All copies have the same number of segments.
     pub copies: Vec<Vec<Segment>>,
@@ -106,8 +106,8 @@ impl Pool {
     }
 
     /// Allocates a journal ring to a persistent cache, with the given number of copies and
-    /// segments. Each copy of the ring is on a different device of this host. Devices with the most
-    /// free space are used first, those in `avoid` last. The number is from
+    /// segments. Each copy of the journal ring is on a different device of this host. Devices with
+    /// the most free space are used first, those in `avoid` last. The number is from
     /// [`Pool::next_ring_number`].
     ///
     /// # Errors
@@ -125,8 +125,8 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, here)
     }
 
-    /// Allocates a ring like [`Pool::allocate_ring`], but with a copy on another host: the second
-    /// of two copies, or the only one.
+    /// Allocates a journal ring like [`Pool::allocate_ring`], but with a copy on another host: the
+    /// second of two copies, or the only one.
     ///
     /// # Errors
     /// As [`Pool::allocate_ring`].
@@ -289,9 +289,9 @@ impl Pool {
         found.into_iter().map(segment).collect()
     }
 
-    /// Returns the rings of a persistent cache, highest number first. A copy on a missing device is
-    /// left out. A ring of which a crash left only parts is left out too, because nothing was ever
-    /// written to it.
+    /// Returns the journal rings of a persistent cache, highest number first. A copy on a missing
+    /// device is left out. A ring of which a crash left only parts is left out too, because nothing
+    /// was ever written to it.
     pub fn rings_of(&self, owner: OwnerId) -> Vec<RingOnFlash> {
         let mut rings: BTreeMap<u32, [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]> = BTreeMap::new();
         for (kind, ordinal, place) in self.rows_of(owner) {
@@ -302,14 +302,14 @@ impl Pool {
         rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
     }
 
-    /// Invalidates the rings of a persistent cache up to this number. No later recovery can use
-    /// them, even after a crash. The rings' segments still belong to the cache. Call this only
+    /// Invalidates the journal rings of a persistent cache up to this number. No later recovery can
+    /// use them, even after a crash. The rings' segments still belong to the cache. Call this only
     /// while all devices of the pool are present, because missing devices are not changed.
     ///
     /// # Errors
-    /// An error of a device. After an error, the rings may be valid or invalid.
+    /// An error of a device. After an error, the journal rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
-        // No page on flash has this number, so none belongs to a ring with it.
+        // No page on flash has this number, so none belongs to a journal ring with it.
         let number = self.ring_number_max(owner).saturating_add(1);
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
@@ -326,9 +326,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Returns a number for a new ring, higher than that of any earlier ring of the cache,
-    /// including those on missing devices. The number is the time in seconds. So a ring created
-    /// while a device was missing takes precedence over rings on that device.
+    /// Returns a number for a new journal ring, higher than that of any earlier ring of the cache,
+    /// including those on missing devices. The number is the time in seconds. So a journal ring
+    /// created while a device was missing takes precedence over rings on that device.
     pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
         let seconds =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -336,7 +336,7 @@ impl Pool {
         above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
-    /// Returns the numbers of all rings of an owner that have a segment, lowest first.
+    /// Returns the numbers of all journal rings of an owner that have a segment, lowest first.
     fn ring_numbers(&self, owner: OwnerId) -> Vec<u32> {
         let number = |(kind, ..): (Kind, u32, Segment)| match kind {
             Kind::Ring { number, .. } => Some(number),
@@ -346,7 +346,8 @@ impl Pool {
         numbers.into_iter().collect()
     }
 
-    /// Returns the highest ring number of an owner on the present devices; 0 without a ring.
+    /// Returns the highest ring number of an owner on the present devices; 0 without a journal
+    /// ring.
     pub fn ring_number_max(&self, owner: OwnerId) -> u32 {
         self.ring_numbers(owner).last().copied().unwrap_or(0)
     }
@@ -382,7 +383,7 @@ fn is_of_persistent_cache(kind: Kind) -> bool {
     matches!(kind, Kind::Data { .. } | Kind::Ring { .. })
 }
 
-/// Returns the ring if each of its copies is complete or absent; `None` otherwise.
+/// Returns the journal ring if each of its copies is complete or absent; `None` otherwise.
 fn whole_ring(number: u32, copies: [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]) -> Option<RingOnFlash> {
     let mut ring = RingOnFlash { number, copies: Vec::new() };
     for mut copy in copies {

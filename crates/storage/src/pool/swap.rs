@@ -19,7 +19,7 @@ use super::{Pool, admits_all};
 pub struct SwapArea {
     /// Owner id of the swap area, which no cache has.
     pub owner: OwnerId,
-    /// Its device.
+    /// The device that has the segments.
     pub device: DeviceId,
     /// First byte of the swap area on its device.
     pub offset: u64,

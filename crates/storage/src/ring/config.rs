@@ -1,10 +1,10 @@
-//! Configuration of a ring, and errors of its creation.
+//! Configuration of an I/O ring, and errors of its creation.
 
 use std::io;
 
 use crate::buffers::ARENA_BYTES_DEFAULT;
 
-/// Implementation of a ring.
+/// Implementation of an I/O ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingKind {
     /// io_uring, or threads if it is not available.
@@ -16,12 +16,12 @@ pub enum RingKind {
     Threads,
 }
 
-/// Settings of a ring.
+/// Settings of an I/O ring.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
     /// Implementation.
     pub kind: RingKind,
-    /// Number of entries of the ring's submission queue. More operations may be in flight.
+    /// Number of entries of the I/O ring's submission queue. More operations may be in flight.
     pub entries: u32,
     /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
     /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
@@ -36,7 +36,7 @@ impl Default for RingConfig {
     }
 }
 
-/// Why a ring cannot be created.
+/// Why an I/O ring cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// The kernel refuses io_uring.

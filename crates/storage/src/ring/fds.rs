@@ -1,4 +1,4 @@
-//! Descriptors of a ring.
+//! Descriptors of an I/O ring.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::workers::Gate;
 use crate::volatile::VolatileFile;
 
-/// Class of a descriptor. The class determines how the ring performs operations on the descriptor.
+/// Class of a descriptor. The class determines how the I/O ring performs operations on the
+/// descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdClass {
     /// A file or block device whose I/O takes time.
@@ -16,19 +17,19 @@ pub enum FdClass {
     Foreign,
     /// A file in memory (tmpfs, ramfs). The calling thread reads and writes it synchronously.
     Memory,
-    /// A file of the power-cut layer, for tests: the ring performs its I/O through the layer's
+    /// A file of the power-cut layer, for tests: the I/O ring performs its I/O through the layer's
     /// cache, in any order; see [`volatile`](crate::volatile).
     Volatile,
     /// A stream socket or pipe.
     Socket,
-    /// A character device whose messages the ring's user reads and writes directly. The ring only
-    /// reports that a message is available.
+    /// A character device whose messages the I/O ring's user reads and writes directly. The I/O
+    /// ring only reports that a message is available.
     Device,
     /// An eventfd that another process shares.
     Event,
 }
 
-/// A descriptor attached to a ring. The handle is valid until
+/// A descriptor attached to an I/O ring. The handle is valid until
 /// [`Ring::detach`](super::Ring::detach).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fd {
@@ -36,7 +37,7 @@ pub struct Fd {
     pub(super) generation: u16,
 }
 
-/// A descriptor's entry in the ring's table.
+/// A descriptor's entry in the I/O ring's table.
 #[derive(Debug)]
 pub(super) struct FdEntry {
     pub(super) file: Option<Arc<OwnedFd>>,

@@ -4,7 +4,7 @@
 //! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
 //! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
 //! part: the table of operations in flight, their memory, and the rules for their completion. A
-//! driver starts one attempt and reports its result; this file continues short transfers.
+//! driver starts one attempt and reports its result. This file continues short transfers.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
@@ -21,8 +21,8 @@
 //! * A socket has at most one send and one receive in flight. The caller ensures this, because two
 //!   sends could mix their bytes.
 //! * Memory of an operation in flight stays valid: buffers are referenced and descriptors kept
-//!   open. Dropping the ring waits, or leaks memory that the kernel still uses.
-//! * The ring stays on the thread that created it; only its [`Waker`]s move between threads.
+//!   open. Dropping the I/O ring waits, or leaks memory that the kernel still uses.
+//! * The ring stays on the thread that created it. Only its [`Waker`]s move between threads.
 
 mod config;
 mod fds;
@@ -64,11 +64,11 @@ use workers::{Job, Workers};
 /// Bytes of [`Ring::zeroes`].
 pub const ZEROES_BYTES: u32 = 64 << 10;
 
-/// Size of each ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`],
+/// Size of each I/O ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`],
 /// bytes.
 pub const JOURNAL_ROOM_BYTES: u32 = 512 << 10;
 
-/// Maximum time for which dropping a ring waits for operations in flight.
+/// Maximum time for which dropping an I/O ring waits for operations in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -111,13 +111,13 @@ pub struct Ring {
     zeroes: BufferId,
     /// The journal buffer, until it is taken.
     journal_room: Option<BufferId>,
-    /// Marker that keeps the ring on its thread, because the kernel accepts submissions from one
-    /// task only.
+    /// Marker that keeps the I/O ring on its thread, because the kernel accepts submissions from
+    /// one task only.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Ring {
-    /// Creates a ring for the calling thread.
+    /// Creates an I/O ring for the calling thread.
     ///
     /// # Errors
     /// [`RingError`]. `RingKind::Auto` falls back to threads with a warning instead of `NoUring`.
@@ -210,7 +210,8 @@ impl Ring {
         self.in_flight
     }
 
-    /// Attaches a descriptor. A socket is made blocking, so that its operations wait in the ring.
+    /// Attaches a descriptor. A socket is made blocking, so that its operations wait in the I/O
+    /// ring.
     ///
     /// # Panics
     /// With more than 65 535 descriptors, which exceeds the system's usual limit; or with a
@@ -534,7 +535,7 @@ impl Ring {
         self.attempt(index);
     }
 
-    /// Checks that the arena is the ring's own, because operations contain its addresses.
+    /// Checks that the arena is the I/O ring's own, because operations contain its addresses.
     fn assert_own_arena(&self) {
         let own = self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, self.arena.memory()));
         assert!(own, "the ring's arena was exchanged");

@@ -1,4 +1,4 @@
-//! One operation of the ring: its memory, its attempts, and its result.
+//! One operation of the I/O ring: its memory, its attempts, and its result.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -69,7 +69,7 @@ pub enum Returned {
     Gather(Gather),
 }
 
-/// A completed operation of the ring.
+/// A completed operation of the I/O ring.
 #[derive(Debug)]
 pub struct Completion {
     /// The token of the operation.
@@ -214,7 +214,7 @@ pub(super) enum Verdict {
     Ended(i32),
 }
 
-/// A message header and its parts, boxed so that their addresses do not change.
+/// A message header and the buffers that it points to, boxed so that their addresses do not change.
 #[derive(Debug)]
 pub(super) struct Message {
     header: libc::msghdr,

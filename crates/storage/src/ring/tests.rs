@@ -567,7 +567,7 @@ fn the_end_of_a_send_is_seen_before_a_sleep() {
     });
 }
 
-/// More signals than the queue has space for; a wait without other operations in flight returns
+/// More signals than the queue has space for. A wait without other operations in flight returns
 /// their ends.
 #[test]
 fn the_ends_of_many_signals_are_seen() {

@@ -109,7 +109,7 @@ impl Threads {
     }
 
     fn watch(&mut self, index: u16, fd: RawFd) -> Result<(), rustix::io::Errno> {
-        // SAFETY: the ring keeps the descriptor open while an operation of it is being started.
+        // SAFETY: the I/O ring keeps the descriptor open while an operation of it is being started.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(u64::from(index)), flags)?;
@@ -139,7 +139,7 @@ impl Threads {
             let receive = waiting.receive.take_if(|_| flags.intersects(epoll::EventFlags::IN | end));
             let send = waiting.send.take_if(|_| flags.intersects(epoll::EventFlags::OUT | end));
             for op in receive.into_iter().chain(send) {
-                // EAGAIN makes the ring try again.
+                // EAGAIN makes the I/O ring try again.
                 self.ended.push_back(Ended { op, result: -libc::EAGAIN, more_to_receive: true });
             }
         }

@@ -23,10 +23,10 @@ use crate::buffers::Arena;
 /// operation.
 const FIXED_FILES: u32 = 1024;
 
-/// Maximum number of kernel workers for blocking operations, per ring.
+/// Maximum number of kernel workers for blocking operations, per I/O ring.
 const WORKERS_MAX: u32 = 1024;
 
-/// User data of the read that wakes the ring.
+/// User data of the read that wakes the I/O ring.
 const WAKE: u64 = u64::MAX;
 
 /// User data of a cancellation; its completion is ignored.
@@ -165,8 +165,8 @@ impl Uring {
         let can_skip = params.is_feature_skip_cqe_on_success();
         let (base, len) = arena.region();
         let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
-        // SAFETY: the arena's mapping outlives this ring: `Ring` drops the driver first or leaks
-        // the arena. Registering only pins pages, so Rust's own use of them is not disturbed.
+        // SAFETY: the arena's mapping outlives this I/O ring: `Ring` drops the driver first or
+        // leaks the arena. Registering only pins pages, so Rust's own use of them is not disturbed.
         let fixed_memory = match unsafe { ring.submitter().register_buffers(&[iovec]) } {
             Ok(()) => base as usize..base as usize + len,
             Err(error) => {
@@ -427,8 +427,8 @@ impl Uring {
     }
 
     /// Takes completions that the kernel could not report immediately, because the queue was full
-    /// or it defers them, as with failed writes. Call it before unreported attempts count as done.
-    /// Returns false if it found no completion.
+    /// or the kernel defers them, for example failed writes. Call it before unreported attempts
+    /// count as done. Returns false if it found no completion.
     fn run_deferred(&mut self) -> bool {
         if self.hasty.submitted.is_empty() || self.hasty.is_sure {
             return false;
@@ -458,8 +458,8 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The read of the eventfd is still in the ring. It ends when the eventfd is written to, and
-        // `wake_count`'s eight bytes are freed only if that was seen.
+        // The read of the eventfd is still in the I/O ring. It ends when the eventfd is written to,
+        // and `wake_count`'s eight bytes are freed only if that was seen.
         self.waker.signal();
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.wake_awaited && Instant::now() < deadline {

@@ -1,7 +1,7 @@
-//! I/O on volatile files: the ring performs it itself, in random order.
+//! I/O on volatile files: the I/O ring performs it itself, in random order.
 //!
-//! An operation is kept until the ring waits; then some of the kept operations are performed, in
-//! random order. So operations in flight overtake each other, a flush may overtake an earlier
+//! An operation is kept until the I/O ring waits. Then some of the kept operations are performed,
+//! in random order. So operations in flight overtake each other, a flush may overtake an earlier
 //! write, and a kill may occur between the start of an operation and its effect. Real devices
 //! behave like this too.
 

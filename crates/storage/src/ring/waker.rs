@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Makes [`Ring::submit_and_wait`](super::Ring::submit_and_wait) return. Data that was published
-/// before `wake` is visible to the ring's thread when it returns.
+/// before `wake` is visible to the I/O ring's thread when it returns.
 #[derive(Clone, Debug)]
 pub struct Waker {
     shared: Arc<Shared>,
@@ -17,7 +17,7 @@ pub struct Waker {
 #[derive(Debug)]
 struct Shared {
     event: OwnedFd,
-    /// Whether a wake was requested that the ring has not seen yet.
+    /// Whether a wake was requested that the I/O ring has not seen yet.
     called: AtomicBool,
 }
 
@@ -27,7 +27,7 @@ impl Waker {
         Ok(Waker { shared: Arc::new(Shared { event, called: AtomicBool::new(false) }) })
     }
 
-    /// Wakes the ring, now or the next time it would sleep.
+    /// Wakes the I/O ring, now or the next time it would sleep.
     pub fn wake(&self) {
         if !self.shared.called.swap(true, Ordering::AcqRel) {
             self.signal();

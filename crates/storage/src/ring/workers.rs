@@ -1,4 +1,4 @@
-//! A bounded pool of threads that make system calls for a ring.
+//! A bounded pool of threads that make system calls for an I/O ring.
 //!
 //! Without io_uring, the pool performs all file I/O. With io_uring, it performs changes of a file
 //! with a [`Gate`] that would block. io_uring would queue them in the kernel, where they cannot be
@@ -36,7 +36,7 @@ pub(super) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Makes the job's system call. The result is that of the ring: ECANCELED if the gate is
+    /// Makes the job's system call. The result is that of the I/O ring: ECANCELED if the gate is
     /// closed.
     fn run(self) -> (u32, i32) {
         let may_run = self.gate.is_none_or(|gate| gate.is_open());
@@ -127,7 +127,7 @@ impl Drop for Workers {
     }
 }
 
-/// Main loop of each thread, until the ring is dropped.
+/// Main loop of each thread, until the I/O ring is dropped.
 fn work(shared: &Shared) {
     let mut queue = lock(&shared.queue);
     loop {
@@ -169,7 +169,7 @@ fn ready(fd: RawFd, events: i16) -> isize {
 pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: addresses and lengths belong to an operation in flight, whose memory stays; the
-    // descriptor is kept open by the ring until then. The system calls check everything else.
+    // descriptor is kept open by the I/O ring until then. The system calls check everything else.
     let result = unsafe {
         match attempt {
             Attempt::Nothing => 0,

@@ -1,7 +1,7 @@
 //! A file with a write cache that a kill discards.
 //!
 //! Written data stays in memory until a flush, in *unflushed units* of 512 bytes; reads see it. A
-//! flush writes all unflushed units to the file, in pieces and in any order; a durable write writes
+//! flush writes all unflushed units to the file, in pieces and in any order. A durable write writes
 //! its own range. In addition, random unflushed units are written: a whole write immediately,
 //! single units of it, and sometimes older ones. So a kill leaves any subset of the unflushed data,
 //! torn at 512 bytes.
@@ -129,7 +129,7 @@ impl VolatileFile {
     /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
-    /// The file's error; the units then stay unflushed.
+    /// The file's error. The units then stay unflushed.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);

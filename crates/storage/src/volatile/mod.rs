@@ -3,16 +3,16 @@
 //!
 //! # Purpose
 //! A kill -9 does not lose data that a process has written, because the kernel has it. A power cut
-//! discards any part of the device's cache, in units of 512 bytes. With this layer, that cache is
-//! memory of the process ([`VolatileFile`]). So kill -9 acts like a power cut, with the real
-//! process, its sockets and its files.
+//! discards a random part (none, some or all) of the device's cache, in units of 512 bytes. With
+//! this layer, that cache is memory of the process ([`VolatileFile`]). So kill -9 acts like a power
+//! cut, with the real process, its sockets and its files.
 //!
 //! # Operation
 //! [`switch_on`] is called once, before any file is opened. The call makes every pool device, and
-//! every raw backing that is opened for writing, a volatile file. The ring then performs their I/O
-//! itself, some time later and in any order. The pool performs the I/O of its tables synchronously.
-//! Disks behind NBD are in other processes and lose nothing. A process that ends cleanly calls
-//! [`settle`], as if the power had stayed on.
+//! every raw backing that is opened for writing, a volatile file. The I/O ring then performs the
+//! I/O of volatile files itself, some time later and in any order. The pool performs the I/O of its
+//! tables synchronously. Disks behind NBD are in other processes and lose nothing. A process that
+//! ends cleanly calls [`settle`], as if the power had stayed on.
 //!
 //! # Limits
 //! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by
@@ -43,7 +43,7 @@ pub(crate) use control::ControlFile;
 pub(crate) use file::VolatileFile;
 pub(crate) use rng::SimRng;
 
-/// Effect of a flush.
+/// Whether flushes of a simulated device work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flushes {
     /// A flush makes written data durable.

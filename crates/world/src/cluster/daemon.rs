@@ -33,7 +33,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the clock that a host uses for leases.
+    /// Returns the time of the clock with which a host measures its etcd lease.
     pub(super) fn clock(&self, host: usize) -> Instant {
         let host = &self.hosts[host];
         let clock = host.clock(self.now);
@@ -50,8 +50,9 @@ impl Simulation<'_> {
         self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// Returns true if a host serves a disk, with a tolerance of one lease. On a slow network,
-    /// renewals may be a little late, and replies wait for them.
+    /// Returns true if a host serves a disk. The host's etcd lease may have expired for at most the
+    /// length of a lease: on a slow network, renewals may be a little late, and replies wait for
+    /// them.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -118,7 +119,7 @@ impl Simulation<'_> {
         self.keep(host)
     }
 
-    /// Distorts a lease term as a sabotaged host does.
+    /// Distorts the term of an etcd lease as a sabotaged host does.
     fn distort(&self, term: LeaseTerm) -> LeaseTerm {
         let lease = self.plan.lease_ns;
         let margin = lease - hob_engine::cluster::usable_ns(lease);
@@ -145,7 +146,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Releases all disks that were acquired under an ended lease.
+    /// Releases all disks that a host acquired under an etcd lease that has ended.
     fn ended(&mut self, host: usize, lease: LeaseId) {
         if self.is(Sabotage::IgnoresEnd) {
             return;
@@ -164,7 +165,7 @@ impl Simulation<'_> {
         self.hosts[host].term = None;
     }
 
-    /// Performs a sabotage: treats a new lease like the lease before.
+    /// Performs a sabotage: the host treats its new etcd lease like the lease that it lost.
     fn revive(&mut self, host: usize) -> Result<(), Violation> {
         let term = self.hosts[host].term;
         for disk in 0..self.plan.disks {

@@ -1,5 +1,5 @@
 //! Simulates guest requests, destaging, and the delay of replies and writes while a host does not
-//! know whether its lease is valid.
+//! know whether its lease in etcd is valid.
 
 use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
@@ -100,7 +100,7 @@ impl Simulation<'_> {
         self.queue.push(at, Event::Done { host, life, disk, op, result: Some(value) });
     }
 
-    /// Sends a write to the backing if the lease is valid.
+    /// Sends a write to the backing if the host's etcd lease is valid.
     fn change(&mut self, host: usize, disk: usize, number: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedChanges) {
             self.report.changes_held += 1;
@@ -129,7 +129,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Makes the system call of a write that has waited, if the lease is valid.
+    /// Makes the system call of a delayed write, if the host's etcd lease is still valid.
     pub(super) fn begin_change(
         &mut self,
         host: usize,
@@ -336,7 +336,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends the replies and writes that waited until the lease was confirmed.
+    /// Sends the replies and writes that waited for the confirmation of the host's etcd lease.
     pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) {
             return Ok(());

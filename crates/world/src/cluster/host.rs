@@ -1,4 +1,4 @@
-//! A simulated cluster host: its durable state, its process and its clock.
+//! A simulated cluster host: the host's durable state, its simulated hob process and its clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -9,7 +9,7 @@ use crate::rng::SimRng;
 /// Nanoseconds per millisecond.
 pub(super) const MS: u64 = 1_000_000;
 
-/// Parameters of a cluster history.
+/// Random parameters of one history of the cluster simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     /// Share of clock checks that are followed by a pause, per mille.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
-    /// Share of writes that wait in their process before they start, per mille.
+    /// Share of writes, per mille, that the simulated hob process delays before their system call.
     pub(super) queued: u32,
     /// Watchdog timeout, after which a process whose shard hangs ends, nanoseconds.
     pub(super) silence_ns: u64,
@@ -208,8 +208,8 @@ pub struct Report {
     pub pauses: u64,
     /// Number of shards that hung.
     pub hangs: u64,
-    /// Number of writes that had waited in their process and were stopped because the lease had
-    /// expired.
+    /// Number of delayed writes that a simulated hob process did not send to the backing, because
+    /// the host's lease in etcd had expired.
     pub changes_stopped: u64,
     /// Number of hosts that were destroyed with their data.
     pub destroyed: u64,

@@ -35,9 +35,9 @@ pub enum Request {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 pub enum Response {
-    /// Answer for the lease manager.
+    /// Answer of etcd to a call of the lease manager.
     Lease(Answer),
-    /// Keys of a disk.
+    /// The ownership record and the ownership lock of a disk.
     OwnershipSnapshot(OwnershipSnapshot),
     /// Revision of the transaction, or `None` if a condition of the transaction was false.
     Txn(Option<u64>),

@@ -138,8 +138,9 @@ impl Disk {
         (u128::from(len) * NS_PER_S / u128::from(rate)) as u64
     }
 
-    /// Returns the first byte and the media rate, in bytes per second, of the zone of a byte. All
-    /// zones have the same number of bytes.
+    /// Returns the first byte of the zone (ring of tracks with one media rate) that contains a
+    /// byte, and the zone's media rate in bytes per second. All zones have the same number of
+    /// bytes.
     fn zone(&self, position: u64) -> (u64, u64) {
         let zones = self.drive.zones;
         let zone_bytes = self.bytes.div_ceil(zones);

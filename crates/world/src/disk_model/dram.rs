@@ -34,7 +34,8 @@ impl Dram {
         Dram { config, used_at: BTreeMap::new(), by_age: BTreeMap::new(), clock: 0 }
     }
 
-    /// Returns true if the whole range is in the read cache, and marks its pages as used.
+    /// Returns true if the whole range is in the read cache, and then marks the range's pages as
+    /// used.
     pub(super) fn hit(&mut self, offset: u64, len: u64) -> bool {
         let all = pages(offset, len).all(|page| self.used_at.contains_key(&page));
         if all {

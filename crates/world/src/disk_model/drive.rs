@@ -51,7 +51,7 @@ pub struct DriveConfig {
     /// Media rate of the innermost zone, bytes per second. A drive without zones has the rate of
     /// the outermost zone.
     pub inner_bytes_per_s: u64,
-    /// Number of zones of the drive.
+    /// Number of zones of the drive: rings of tracks, each with one media rate.
     pub zones: u64,
     /// Maximum gap in bytes between an access and a following read of the same stream. The drive
     /// reads over such a gap instead of seeking.

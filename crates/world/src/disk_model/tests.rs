@@ -37,7 +37,7 @@ fn closed_loop(
     (count as f64 * 1e9 / end as f64, waited as f64 / count as f64)
 }
 
-/// Returns the i-th offset of a random walk over the array in units of `len`.
+/// Returns the i-th offset of a random walk over the array, a multiple of `len` bytes.
 fn scattered(i: u64, len: u64, capacity: u64) -> u64 {
     let mut word = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

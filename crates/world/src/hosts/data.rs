@@ -30,7 +30,8 @@ const PAGE_RANGES: usize = 2;
 /// Maximum number of requests for one page of the list after the hand-over.
 const PAGE_TRIES_MAX: u32 = 5;
 
-/// Retry interval of a read that the other host does not answer, nanoseconds.
+/// Retry interval of a read that the other host (source or former owner) does not answer,
+/// nanoseconds.
 const AGAIN_NS: u64 = 300 * MS;
 
 impl Simulation<'_> {

@@ -14,7 +14,7 @@ use crate::{Violation, ensure};
 /// Maximum time that the hosts may need to quiesce, nanoseconds.
 const REST_NS_MAX: u64 = 300_000 * MS;
 
-/// Number of units per read at the end of the history.
+/// Number of 512-byte units per read at the end of the history.
 const READ_UNITS: u64 = 40;
 
 impl Simulation<'_> {

@@ -10,7 +10,7 @@ use crate::Violation;
 use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 
-/// State of the simulated guest.
+/// What the simulated guest is doing: running, or one of the steps of moving to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     Runs,
@@ -37,7 +37,7 @@ pub(super) struct Guest {
     came_from: Option<usize>,
     /// Number of guest turns without a possible request.
     stuck: u32,
-    /// First units of the ranges to which most guest requests go.
+    /// First 512-byte units of the ranges to which most guest requests go.
     hot: Vec<u64>,
     /// Share of the guest's requests that change data, per mille.
     change: u32,

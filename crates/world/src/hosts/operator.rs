@@ -120,7 +120,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns the time to the next such clean-up, nanoseconds.
+    /// Returns the time until the operator cleans up again, nanoseconds.
     pub(super) fn tidy_ns(&self) -> u64 {
         500 * MS
     }

@@ -36,7 +36,7 @@ pub(super) struct Plan {
     pub(super) think_ns: u64,
     /// Mean time between actions of the operator, nanoseconds.
     pub(super) operator_ns: u64,
-    /// Timeout of a call, nanoseconds.
+    /// Timeout of a call of the source host to the destination host, nanoseconds.
     pub(super) call_ns: u64,
     /// Maximum time that the guest waits while the disk is frozen, nanoseconds.
     pub(super) freeze_ns: u64,

@@ -33,7 +33,8 @@ pub struct Backing {
     late: Vec<(usize, Tag)>,
     /// Several hosts use the backing.
     shared: bool,
-    /// A failed flush loses any part of the data that is not durable.
+    /// True if a failed flush loses a random part (none, some or all) of the data that is not
+    /// durable.
     loses: bool,
 }
 
@@ -68,7 +69,8 @@ impl Backing {
         self.shared = true;
     }
 
-    /// Makes each failed flush lose any part of the data that is not durable.
+    /// Makes each failed flush lose a random part (none, some or all) of the data that is not
+    /// durable.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
@@ -78,7 +80,8 @@ impl Backing {
         self.loses
     }
 
-    /// Restarts the backing: any part of the data that is not durable is lost.
+    /// Restarts the backing. It loses a random part (none, some or all) of the data that is not
+    /// durable.
     pub fn lose(&mut self, rng: &mut SimRng) {
         self.medium.lose(rng);
     }
@@ -201,7 +204,8 @@ impl Backing {
         self.medium.after_power_cut(rng)
     }
 
-    /// Ends an I/O of a crashed host: any part of a write took effect.
+    /// Ends an I/O of a crashed host. A random part of a write (none, some or all of it) reaches
+    /// the backing.
     pub fn abandon(&mut self, id: IoId, rng: &mut SimRng) {
         let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
         if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -209,7 +213,8 @@ impl Backing {
         }
     }
 
-    /// Ends all I/O in flight after a kill or a power cut: any part of each write took effect.
+    /// Ends all I/O in flight after a kill or a power cut. A random part of each write (none, some
+    /// or all of it) reaches the backing.
     pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for (transfer, _) in std::mem::take(&mut self.in_flight).into_values() {
             if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -223,12 +228,13 @@ impl Backing {
         }
     }
 
-    /// Appends units at the end of the backing.
+    /// Appends units of 512 bytes with these tags at the end of the backing.
     pub fn grow(&mut self, tags: &[Tag]) {
         self.medium.grow(tags);
     }
 
-    /// Writes units durably as a foreign writer does, while no engine serves the disk.
+    /// Writes units of 512 bytes durably, as a foreign writer does, while no engine serves the
+    /// disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
         assert!(self.in_flight.is_empty(), "written behind a running engine's back");
         self.medium.replace(first, tags);

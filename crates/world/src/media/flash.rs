@@ -91,8 +91,8 @@ impl Flash {
         }
     }
 
-    /// Makes each failed flush lose any part of the data that is not durable, immediately or at the
-    /// next power cut.
+    /// Makes each failed flush lose a random part (none, some or all) of the data that is not
+    /// durable, immediately or at the next power cut.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
@@ -259,7 +259,8 @@ impl Flash {
         }
     }
 
-    /// Ends all I/O in flight after a kill or a power cut: any part of each write took effect.
+    /// Ends all I/O in flight after a kill or a power cut. A random part of each write (none, some
+    /// or all of it) reaches the device.
     pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for InFlight { transfer, lost, .. } in std::mem::take(&mut self.in_flight).into_values() {
             let reaches = !lost && !self.dead && !self.read_only && transfer.units().end <= self.end;
@@ -293,8 +294,8 @@ impl Flash {
         &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
-    /// Writes units durably, without faults. Failures of the whole device do not change these
-    /// units.
+    /// Writes units of 512 bytes durably, without faults. Failures of the whole device do not
+    /// change these units.
     pub fn put_right(&mut self, offset: u64, tags: &[Tag]) {
         let first = (offset / UNIT_BYTES) as usize;
         self.medium.replace(first, tags);
@@ -325,7 +326,7 @@ impl Flash {
         self.faults = FlashFaults::default();
     }
 
-    /// Returns the number of units of the device.
+    /// Returns the number of 512-byte units of the device.
     pub fn units(&self) -> usize {
         self.intended.len()
     }

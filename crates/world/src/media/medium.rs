@@ -9,7 +9,7 @@ use crate::rng::SimRng;
 /// Value of a unit at the start of a flush, as unit number, tag and change stamp.
 pub(super) type Flushing = (u32, Tag, u32);
 
-/// All units of one simulated device.
+/// All 512-byte units of one simulated device.
 #[derive(Debug)]
 pub(super) struct Medium {
     now: Vec<Tag>,
@@ -61,7 +61,7 @@ impl Medium {
         }
     }
 
-    /// Writes units durably.
+    /// Writes units of 512 bytes durably.
     pub(super) fn replace(&mut self, first: usize, tags: &[Tag]) {
         for (unit, tag) in (first..).zip(tags) {
             self.stamp += 1;
@@ -70,7 +70,7 @@ impl Medium {
         self.secure(first..first + tags.len());
     }
 
-    /// Appends durable units at the end.
+    /// Appends durable units of 512 bytes at the end of the device.
     pub(super) fn grow(&mut self, tags: &[Tag]) {
         self.stamp += 1;
         self.now.extend(tags);
@@ -79,7 +79,7 @@ impl Medium {
         self.durable_stamp.resize(self.now.len(), self.stamp);
     }
 
-    /// Returns the units that a flush starting now must make durable.
+    /// Returns the 512-byte units that a flush that starts now must make durable.
     pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
         self.dirty.sort_unstable();
         self.dirty.dedup();
@@ -87,7 +87,7 @@ impl Medium {
         self.dirty.iter().map(state).collect()
     }
 
-    /// Completes a flush: the units of its snapshot become durable.
+    /// Completes a flush: the units in the flush's [`snapshot`](Self::snapshot) become durable.
     pub(super) fn settle(&mut self, flushing: &[Flushing]) {
         for (unit, tag, stamp) in flushing {
             let unit = *unit as usize;
@@ -99,8 +99,8 @@ impl Medium {
         self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
     }
 
-    /// Loses any part of the data that is not durable. A flush in progress does not restore the
-    /// lost data.
+    /// Loses a random part (none, some or all) of the data that is not durable. A flush in progress
+    /// does not restore the lost data.
     pub(super) fn lose(&mut self, rng: &mut SimRng) {
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -115,7 +115,8 @@ impl Medium {
         }
     }
 
-    /// Keeps any part of the volatile data volatile until the next power cut, whatever is flushed.
+    /// Makes flushes skip a random part (none, some or all) of the volatile data. That part stays
+    /// volatile until the next power cut.
     pub(super) fn forget_dirty(&mut self, rng: &mut SimRng) {
         let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -129,7 +130,7 @@ impl Medium {
         }
     }
 
-    /// Makes the content of these units durable.
+    /// Makes the content of these 512-byte units durable.
     pub(super) fn secure(&mut self, units: std::ops::Range<usize>) {
         for unit in units {
             (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);

@@ -93,7 +93,7 @@ fn lagging(units: u32) -> Model {
     model
 }
 
-/// Runs a single read; the backing is not compared.
+/// Runs a single read. The backing is not compared.
 fn sees(model: &mut Model, seen: &[Tag]) -> Result<(), Violation> {
     let reading = model.begin_read(0, seen.len() as u32);
     model.end_read(&reading, seen, &initial(seen.len() as u32))

@@ -63,8 +63,8 @@ impl Simulation<'_> {
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
         self.open_again(disk)?;
         if !self.is_back(disk) {
-            // Old journal rings of another disk may occupy the room for the new ring until that
-            // disk is open.
+            // Old journal rings of another disk may occupy the room for the new journal ring until
+            // that disk is open.
             for other in (0..self.disks.len()).filter(|other| *other != disk) {
                 self.open_again(other)?;
             }

@@ -18,7 +18,7 @@ use crate::rng::SimRng;
 /// Seed of the separate random numbers of histories in which disks grow.
 const SALT: u64 = 0x6772_6f77_7468;
 
-/// Maximum size of a growing disk, units.
+/// Maximum size of a growing disk, units of 512 bytes.
 const UNITS_MAX: u64 = 16 << 10;
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Simulation<'_> {
         let units = if shrinks { state.size.saturating_sub(1) } else { state.units() };
         let config = state.owner.as_ref().map(|owner| owner.config);
         let ring: Option<NewRing> = match config {
-            // The daemon knows that the recovery of the cache needs a new ring.
+            // The daemon knows that the recovery of the cache needs a new journal ring.
             Some(config) if !errs || self.is_being_recovered(disk) => match self.make_ring(disk, &config) {
                 Some(ring) => Some(ring),
                 None => return Ok(()),
@@ -65,7 +65,7 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// Grows a backing by this number of units.
+    /// Grows a backing by this number of 512-byte units.
     pub(super) fn grow_backing(&mut self, disk: usize, more: u64) {
         let state = &mut self.disks[disk];
         let units = state.units();
@@ -76,7 +76,7 @@ impl Simulation<'_> {
         trace!(self, "the backing of disk {disk} grows to {} units", units + more);
     }
 
-    /// Records the size, in units, that the engine serves of a disk.
+    /// Records the size of a disk that the engine serves, in units of 512 bytes.
     pub(super) fn disk_has_size(&mut self, disk: usize, units: u64) {
         let before = std::mem::replace(&mut self.disks[disk].size, units);
         self.report.growths += u64::from(before < units);

@@ -16,18 +16,18 @@ pub(super) struct Guest {
     pub(super) handed_back: u32,
     /// Maximum number of guest requests in flight.
     pub(super) depth: u32,
-    /// Size of the guest's disk, units.
+    /// Size of the guest's disk, units of 512 bytes.
     pub(super) units: u64,
-    /// First units of the ranges to which most guest requests go.
+    /// First 512-byte units of the ranges to which most guest requests go.
     hot: Vec<u64>,
     /// Share of the guest's requests that change data, per mille.
     change: u32,
     cold: u32,
     /// Share of the guest's requests that are flushes, per mille.
     pub(super) flush: u32,
-    /// Guest requests start at multiples of this many units.
+    /// Guest requests start at multiples of this number of 512-byte units.
     align: u64,
-    /// Maximum length of most guest requests, units. Rare requests are longer.
+    /// Maximum length of most guest requests, units of 512 bytes. Rare requests are longer.
     units_max: u64,
     /// The guest's sequential stream, if it has one.
     pub(super) stream: Option<Stream>,
@@ -37,9 +37,9 @@ pub(super) struct Guest {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub(super) writes: bool,
-    /// First unit of the next request of the stream.
+    /// First 512-byte unit of the next request of the stream.
     pub(super) at: u64,
-    /// Length of each request of the stream, units.
+    /// Length of each request of the stream, units of 512 bytes.
     pub(super) count: u64,
 }
 

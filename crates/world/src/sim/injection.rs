@@ -12,8 +12,8 @@
 //! - the disk continues to serve requests with or without its cache, and no data is lost;
 //! - after a crash, recovery finds all durable data, and the cache can be drained and removed.
 //!
-//! The simulated daemon replaces a lost journal with a new ring on another device. If no device is
-//! left, the daemon drains the cache, marks its journal as invalid and removes the cache.
+//! The simulated daemon replaces a lost journal with a new journal ring on another device. If no
+//! device is left, the daemon drains the cache, marks its journal as invalid and removes the cache.
 
 use hob_engine::Limits;
 use hob_engine::admission::Admission;
@@ -454,7 +454,7 @@ impl Simulation<'_> {
         if let Some(Err(error)) = ended {
             let dirty = case.content == Content::Dirty;
             let just = match error {
-                // The ring failed, or no device has room for a new ring.
+                // The journal ring failed, or no device has room for a new journal ring.
                 CommandError::JournalFailed | CommandError::NoJournal => self.any_refuses(),
                 CommandError::Dirty => dirty,
                 CommandError::Stopped => case.operation == Operation::StopDrain,
@@ -581,7 +581,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if dirty data, and possibly unanswered writes, were discarded.
+    /// Returns true if dirty data was discarded in this history. The discard may also have lost
+    /// unanswered writes.
     pub(super) fn has_discarded(&self) -> bool {
         self.injection.is_some() && self.report.discards > 0 && self.any_refuses()
     }

@@ -23,7 +23,8 @@ const STOP_NS_MAX: u64 = 120_000_000_000;
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) tags: Vec<Tag>,
-    /// I/Os in flight on the engine's buffer: id, units, and true if the I/O fills the buffer.
+    /// I/Os in flight on the engine's buffer: id, range of 512-byte units, and true if the I/O
+    /// fills the buffer.
     pub(super) ios: Vec<(IoId, std::ops::Range<usize>, bool)>,
 }
 

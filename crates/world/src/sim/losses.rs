@@ -1,9 +1,9 @@
 //! Simulates backings that fail flushes and restart. A restarted backing may have lost acknowledged
 //! writes that no flush covers.
 //!
-//! A failed flush loses any part of the unflushed writes. Only one flush gets the error, even if
-//! several are in flight. A restart also loses any part of the unflushed writes, and the engine is
-//! told about the restart. Each guest has its own session.
+//! A failed flush loses a random part (none, some or all) of the unflushed writes. Only one flush
+//! gets the error, even if several are in flight. A restart also loses such a random part, and the
+//! engine is informed about the restart. Each guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
@@ -117,7 +117,8 @@ impl Simulation<'_> {
     /// Handles the report that a cache's journal is lost.
     pub(super) fn journal_is_lost(&mut self, disk: usize) {
         if !self.any_bad() {
-            // The old ring stays valid up to its durable records; the daemon creates a new ring.
+            // The old journal ring stays valid up to its durable records; the daemon creates a new
+            // journal ring.
             self.disks[disk].lost_ring = true;
             self.queue.push(self.now + self.scenario.flash_ns, Event::RecordLoss(disk));
             self.queue.push(self.now, Event::ReplaceRing(disk));

@@ -37,13 +37,14 @@ pub(super) struct Owner {
     pub(super) closed_at: u32,
     /// Dirty data and journal have always had two copies.
     pub(super) doubled: bool,
-    /// The pool's table declares the rings up to this number invalid.
+    /// The pool's table declares the journal rings up to this number invalid.
     void_upto: u32,
     /// Last version of the backing that the daemon recorded while all cached data was verified.
     pub(super) evidence: Option<u64>,
     /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
-    /// Recovery must not use clean data of rings up to this number, because such a ring was lost.
+    /// Recovery must not use clean data of journal rings up to this number, because such a journal
+    /// ring was lost.
     lost_upto: u32,
 }
 
@@ -88,7 +89,7 @@ impl Owner {
         self.lost_upto = self.number;
     }
 
-    /// Returns true if the loss of this ring is recorded.
+    /// Returns true if the loss of this journal ring is recorded.
     pub(super) fn has_recorded_loss(&self, ring: u32) -> bool {
         ring <= self.lost_upto
     }

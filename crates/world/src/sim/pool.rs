@@ -52,7 +52,7 @@ impl Asked {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.journal.is_none())
     }
 
-    /// Returns true if the command creates a ring or a cache with only one copy.
+    /// Returns true if the command creates a journal ring or a cache with only one copy.
     fn has_one_copy(&self) -> bool {
         let Command::Cache(change) = &self.command else { return false };
         change.ring().is_some_and(|ring| ring.copies.len() < 2)
@@ -347,8 +347,8 @@ impl Simulation<'_> {
         })
     }
 
-    /// Frees all segments of a removed cache when the last command with a ring for the cache has
-    /// ended.
+    /// Frees all segments of a removed cache when the last command with a journal ring for the
+    /// cache has ended.
     fn disown_gone(&mut self, index: usize) {
         let pending = self.brings_ring(index);
         let under_way = self.asked.values().filter(|asked| asked.disk == index).flat_map(Asked::segments);
@@ -372,7 +372,8 @@ impl Simulation<'_> {
             (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, ..))) => {
                 disk.segments.iter().all(|segment| segment.device != *device)
             }
-            // Another cache, or no cache, has replaced the cache for which the ring was made.
+            // Another cache, or no cache, has replaced the cache for which the journal ring was
+            // made.
             (CommandError::NoCache, Command::Cache(CacheChange::GrowDisk(_, ring))) => ring.is_some(),
             (CommandError::NoCache, _) => disk.config.is_none(),
             (CommandError::CacheExists, Command::Cache(CacheChange::Enable(..))) => disk.config.is_some(),

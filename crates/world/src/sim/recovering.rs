@@ -2,7 +2,7 @@
 //! engine which regions may have dirty data. If a write that could bypass the cache is waiting, the
 //! daemon invalidates the old journal rings.
 //!
-//! A real daemon can find in its own state that the cache has no dirty data; the simulated daemon
+//! A real daemon can find in its own state that the cache has no dirty data. The simulated daemon
 //! asks the model. Otherwise the daemon learns the possibly dirty regions from the first reading of
 //! the journal ring. With unreliable devices or careful guests, requests wait until dirty data is
 //! recovered, because the disk's content is uncertain until then.

@@ -1,11 +1,11 @@
 //! Recovers a persistent cache as the daemon does. The recovery reads the journal rings, starting
 //! with the highest number, and verifies the tail. The recovery compares the backing's identity and
-//! some clean sectors, and enables the cache with a new ring.
+//! some clean sectors, and enables the cache with a new journal ring.
 //!
-//! The checkers expect that a ring on a working device is complete and that a closed journal is
-//! found closed. Clean sectors must equal the backing, and a changed backing must be noticed. If
-//! every copy of a ring is on a device that may corrupt or lose data, the model expects no
-//! durability.
+//! The checkers expect that a journal ring on a working device is complete and that a closed
+//! journal is found closed. Clean sectors must equal the backing, and a changed backing must be
+//! noticed. If every copy of a journal ring is on a device that may corrupt or lose data, the model
+//! expects no durability.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
 use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
@@ -34,7 +34,7 @@ struct Found {
     segments: Vec<DataSegment>,
     /// Number of the journal ring that was found.
     number: u32,
-    /// Every copy of the ring is on an unreliable device.
+    /// Every copy of the journal ring is on an unreliable device.
     doubtful: bool,
 }
 
@@ -130,7 +130,7 @@ impl Simulation<'_> {
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
         if changed {
-            // The next recovery notices the change too, even if the new ring fails.
+            // The next recovery notices the change too, even if the new journal ring fails.
             self.disks[index].generation += 1;
         }
         self.disks[index].gives_up = false;
@@ -140,8 +140,9 @@ impl Simulation<'_> {
                 recovered.discard_dirty();
                 self.report.discards += 1;
                 if !is_early {
-                    // The discard is complete only with the new ring. After a crash before that,
-                    // the dirty data is back, and the next recovery may compare other sectors.
+                    // The discard is complete only with the new journal ring. After a crash before
+                    // that, the dirty data is back, and the next recovery may compare other
+                    // sectors.
                     self.distrust_bitmaps(index);
                     self.forget(index);
                     self.disks[index].gives_up = true;
@@ -194,8 +195,8 @@ impl Simulation<'_> {
             self.make_ring(index, &config)
         });
         let Some(ring) = ring else {
-            // The pool may never have room for the ring. The operator discards a cache whose
-            // backing has all its data.
+            // The pool may never have room for the journal ring. The operator discards a cache
+            // whose backing has all its data.
             self.disks[index].attempts += 1;
             if self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0 {
                 self.disown(index);

@@ -252,7 +252,7 @@ impl Simulation<'_> {
         there.or(track.kept.as_ref())
     }
 
-    /// Records an acknowledged change of these units in the expected bitmaps.
+    /// Records an acknowledged change of these 512-byte units in the expected bitmaps.
     pub(super) fn track_change(&mut self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         for track in self.disks[disk].tracks.iter_mut().filter(|track| track.frozen.is_none()) {
             track.changed[first as usize..(first + count) as usize].fill(true);
@@ -266,7 +266,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Checks a read against the bitmaps: changed units with certain content must be marked.
+    /// Checks a read against the bitmaps: a bitmap must mark each changed 512-byte unit whose
+    /// content is certain.
     pub(super) fn track_read(&self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         let state = &self.disks[disk];
         for track in state.tracks.iter().filter(|track| track.frozen.is_none()) {

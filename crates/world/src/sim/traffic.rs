@@ -357,7 +357,7 @@ impl Simulation<'_> {
     }
 
     /// Performs an I/O on its device. Returns `None` for a failed flush whose reply arrives later.
-    /// Later successful flushes may overtake such a reply.
+    /// Successful flushes that were sent later may overtake this reply.
     fn perform(&mut self, side: Side, id: IoId) -> Option<Done> {
         let mut done = match side {
             Side::Flash(device) => self.flash[device].complete(id, &mut self.rng),

@@ -210,7 +210,7 @@ fn or_until_nobody_came_for_half_a_minute() {
 }
 
 /// A change waits for operations that have begun. Reads that a limit delays begin long before they
-/// end. They bypass the cache in this case; otherwise the requests that wait for the new ring would
+/// end. They bypass the cache in this case. Otherwise the requests that wait for the new ring would
 /// fail although it exists.
 #[test]
 fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
@@ -232,7 +232,7 @@ fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     assert!(!bench.answered(again[1]), "the limit holds again");
 }
 
-/// A disk that cannot be closed stays, together with the requests that wait.
+/// The engine keeps a disk that cannot be closed, and the disk's waiting requests.
 #[test]
 fn a_disk_is_not_removed_before() {
     let (mut bench, flush) = lost();

@@ -401,7 +401,7 @@ fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }
 
-/// A failed change leaves no I/O of its new journal in flight; otherwise the old journal would
+/// A failed change leaves no I/O of its new journal in flight. Otherwise the old journal would
 /// receive the completion.
 #[test]
 fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
@@ -524,7 +524,7 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(4), Ok(()));
 }
 
-/// After a restart the guests of a shared disk reconnect; one of them has not received a report
+/// After a restart the guests of a shared disk reconnect. One of them has not received a report
 /// from before the restart.
 #[test]
 fn each_session_that_may_be_the_untold_guests_is_told_once() {

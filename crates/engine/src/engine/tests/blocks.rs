@@ -123,7 +123,7 @@ fn a_new_engine_starts_empty() {
     assert_eq!(bench.read_alone(0, 64 * KIB), Outcome::MissFilled);
 }
 
-/// A run of adjacent blocks on flash is one I/O; a part in another segment is a second I/O.
+/// A run of adjacent blocks on flash is one I/O. A part in another segment is a second I/O.
 #[test]
 fn neighbours_in_flash_move_in_one_io() {
     let mut bench = Bench::bare(Limits::default());

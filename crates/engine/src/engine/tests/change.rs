@@ -80,7 +80,7 @@ fn shrinking_releases_the_emptiest_segments_and_keeps_the_rest() {
     assert_eq!(bench.read_alone(MIB, 4 * KIB), Outcome::MissFilled, "eviction goes on");
 }
 
-/// The segments of a removed device are replaced; data on other devices stays.
+/// The segments of a removed device are replaced; data on other devices is kept.
 #[test]
 fn leaving_a_device_keeps_data_on_other_devices() {
     let mut bench = Bench::bare(Limits::default());
@@ -97,7 +97,7 @@ fn leaving_a_device_keeps_data_on_other_devices() {
     assert!(bench.ios.iter().all(|io| io.target == Target::Flash(DeviceId(2))));
 }
 
-/// Issue: "change its block size" live; the new cache is empty.
+/// Issue: "change its block size" live. The new cache is empty.
 #[test]
 fn another_block_size_empties_the_cache() {
     let mut bench = Bench::cached(16, 4 * KIB);

@@ -128,7 +128,7 @@ fn a_stalled_device_is_bypassed_until_it_answers() {
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
 }
 
-/// A device that often pauses for slightly longer than the limit is not reported each time; a hang
+/// A device that often pauses for slightly longer than the limit is not reported each time. A hang
 /// does not raise the limit.
 #[test]
 fn the_stall_limit_adapts_to_short_pauses_of_a_device() {

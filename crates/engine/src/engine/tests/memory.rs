@@ -147,7 +147,7 @@ fn each_mode_decides_what_memory_caches() {
     }
 }
 
-/// A mode without filling still serves the data that memory has; the bypass mode does not. Writes
+/// A mode without filling still serves the data that memory has. The bypass mode does not. Writes
 /// update memory in each mode.
 #[test]
 fn memory_is_current_after_a_change_of_mode() {

@@ -282,7 +282,7 @@ fn the_short_last_sector_of_a_disk_goes_past_the_cache() {
     );
 }
 
-/// The first and last sector each need a buffer while the backing is read; a write without a buffer
+/// The first and last sector each need a buffer while the backing is read. A write without a buffer
 /// waits for one.
 #[test]
 fn writes_that_find_no_buffer_wait() {

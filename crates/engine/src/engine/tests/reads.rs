@@ -92,7 +92,7 @@ fn hits_do_not_wait() {
     assert_eq!(bench.ios.len(), 4);
 }
 
-/// Requests of 512 bytes are served through whole sectors; the payload begins inside the buffer.
+/// Requests of 512 bytes are served through whole sectors. The payload begins inside the buffer.
 #[test]
 fn an_unaligned_read_moves_whole_sectors() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -184,7 +184,8 @@ fn a_read_that_promotes_nothing_leaves_no_trace() {
     assert_eq!(after.0.requests(), before.0.requests() + 4, "but each of them has its outcome");
 }
 
-/// Such a read does not count as a use of a block, so it does not delay the block's eviction.
+/// A hit of a client with `Promote::Never` does not count as a use of a block, so it does not delay
+/// the block's eviction.
 #[test]
 fn a_hit_that_promotes_nothing_keeps_no_block() {
     for (promote, stays) in [(Promote::Usual, true), (Promote::Never, false)] {

@@ -6,7 +6,7 @@ use crate::qos::{Control, Resource};
 const BLOCK: u64 = 16 * KIB;
 
 impl Bench {
-    /// Completes the only I/O; another disk served these of its sectors.
+    /// Completes the only I/O. Another disk served these of its sectors.
     fn end_shared(&mut self, shared: &[(u64, u64)]) {
         let io = self.only_io();
         assert_eq!((io.target, io.op), (Target::Backing(DISK), IoOp::Read));

@@ -482,7 +482,7 @@ impl World {
         recovered
     }
 
-    /// Returns the checksum on flash; a mixture has its own checksum.
+    /// Returns the checksum on flash. A mixture has its own checksum.
     fn sum_on_flash(&self, sector: u64) -> u32 {
         match self.flash[sector as usize] {
             TORN => 3_000_000 + sector as u32,

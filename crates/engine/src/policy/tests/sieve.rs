@@ -50,7 +50,7 @@ fn a_moved_hand_stays_where_it_was() {
     }
 }
 
-/// Blocks with their bits, oldest first; the hand is a block.
+/// Blocks with their bits, oldest first. The hand is a block.
 struct Sieve {
     queue: Vec<(u32, bool)>,
     hand: Option<u32>,

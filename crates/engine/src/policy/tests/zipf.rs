@@ -5,7 +5,7 @@ use crate::admission::Admission;
 use crate::index::hash;
 use crate::{CacheSim, SimConfig};
 
-/// Requests for blocks by a Zipf law of exponent 1; the popular blocks are scattered over the disk.
+/// Requests for blocks by a Zipf law of exponent 1. The popular blocks are scattered over the disk.
 struct Zipf {
     /// Probability of the first blocks, cumulative.
     cumulated: Vec<f64>,

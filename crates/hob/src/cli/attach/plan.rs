@@ -22,7 +22,7 @@ pub(super) enum Goal {
 pub(super) enum HobDisk {
     /// The daemon does not answer.
     Unknown,
-    /// The daemon has no such disk.
+    /// The daemon has no disk of this name.
     Absent,
     /// The disk's backing is not locked, and it has no cache.
     Unlocked,
@@ -252,7 +252,8 @@ mod tests {
         definition: Definition::Image,
     };
 
-    /// What a step leaves if it is interrupted, besides the states before and after it.
+    /// Returns the states that an interrupted step may leave, besides the states before and after
+    /// the step.
     fn half_done(step: Step, state: State) -> Vec<State> {
         match step {
             Step::ToHob | Step::ToImage => vec![State { job: true, ..state }],

@@ -13,7 +13,7 @@ use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_pa
 use super::qmp::Monitor;
 use super::record::{Method, Record};
 
-/// States of a VM in which its disks can change.
+/// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
 const STATES: [&str; 2] = ["running", "paused"];
 
 /// A VM with its block graph.

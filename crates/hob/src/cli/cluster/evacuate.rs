@@ -44,7 +44,7 @@ pub(crate) struct Evacuate {
     in_use: bool,
 }
 
-/// Result of the command.
+/// The result of `hob cluster evacuate`, as `-o json` prints it.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
     host: String,

@@ -85,7 +85,7 @@ fn setup_names() -> clap::builder::PossibleValuesParser {
     SETUPS.iter().map(|setup| setup.name).collect::<Vec<_>>().into()
 }
 
-/// Result of the selftest.
+/// The report of `hob selftest`, as `-o json` prints it.
 #[derive(Debug, Serialize)]
 struct Report {
     seed: u64,
@@ -94,7 +94,7 @@ struct Report {
     setups: Vec<SetupReport>,
 }
 
-/// Result of one setup.
+/// Test result of one cache configuration.
 #[derive(Clone, Debug, Default, Serialize)]
 struct SetupReport {
     setup: &'static str,

@@ -41,7 +41,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Content of a write.
+/// Kind of data that a test write contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Bytes that contain their position and version.

@@ -74,7 +74,7 @@ pub(super) const SETUPS: &[Setup] = &[
     Setup { name: "zbs", mode: "write-back", devices: 2, settings: r#"preset = "zbs""# },
 ];
 
-/// Directory of one setup.
+/// Directories in which one cache configuration is tested.
 #[derive(Debug)]
 pub(super) struct Stage {
     dir: PathBuf,

@@ -1,5 +1,5 @@
-//! Replicas of dirty data on other members: their place in ownership records, and failover to a
-//! replica (docs/decisions/0023).
+//! Replicas of dirty data on other members: their entries in the disks' ownership records, and
+//! failover to a replica (docs/decisions/0023).
 
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
@@ -67,7 +67,7 @@ impl Cluster {
         self.say(&mut place, disk, &title, Some(copy)).await.map_err(Unsaid)
     }
 
-    /// Tries once to change the record. Returns false if the record was not the expected one; the
+    /// Tries once to change the record. Returns false if the record was not the expected one. The
     /// record is then read again.
     async fn say(
         &self,
@@ -127,7 +127,7 @@ impl Cluster {
     }
 
     /// Records that from now on only the replica on this host is valid. Must precede the first
-    /// write to the backing; this host has the ownership lock.
+    /// write to the backing. This host has the ownership lock.
     pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;

@@ -47,7 +47,7 @@ pub(crate) struct Order {
 pub(crate) struct OrderFound {
     pub(crate) disk: String,
     pub(crate) order: Order,
-    /// Revision of the last write.
+    /// Revision of etcd at the last write of the order.
     pub(crate) revision: u64,
     /// True if this host wrote the order last, under its current lease.
     pub(crate) is_ours: bool,

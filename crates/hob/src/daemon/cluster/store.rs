@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a valid value in bytes.
 const VALUE_BYTES_MAX: usize = 256 << 10;
 
-/// Names of the keys.
+/// Names of hob's keys in etcd.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     /// Prefix with a trailing slash.

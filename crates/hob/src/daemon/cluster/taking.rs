@@ -56,7 +56,7 @@ pub(crate) enum TakeError {
         why: String,
         /// Suggested action.
         hint: String,
-        /// Kind of the obstacle.
+        /// How the other owner prevents this host from taking the disk.
         how: OtherOwner,
     },
     /// The answer is unknown; try again later.
@@ -252,7 +252,7 @@ impl Attempt<'_> {
     }
 
     /// Commits a transaction and returns its revision, or `None` after a failure. A transaction
-    /// without a response may have succeeded; the next read tells.
+    /// without a response may have succeeded. The next read tells.
     async fn commit(&mut self, txn: &Txn) -> Option<u64> {
         self.cluster.commit(self.place, txn).await.unwrap_or_else(|error| {
             self.trouble = error.to_string();

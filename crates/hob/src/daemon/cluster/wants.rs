@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, lock};
 
-/// Maximum time for the writes and reads of one exchange; the next exchange follows soon.
+/// Maximum time for the writes and reads of one exchange. The next exchange follows soon.
 const EXCHANGE_MAX: Duration = Duration::from_millis(800);
 
 /// Maximum age of a valid report.

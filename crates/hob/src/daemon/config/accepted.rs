@@ -14,7 +14,7 @@ use crate::daemon::state::create_private;
 /// Name of the copy in the state directory.
 const NAME: &str = "hob.toml.accepted";
 
-/// Beginning of the first line; the path of hob.toml follows.
+/// Beginning of the saved file's first line. The path of hob.toml follows.
 const HEAD: &str = "# accepted from ";
 
 /// A configuration to save.
@@ -52,7 +52,7 @@ impl Config {
 }
 
 impl Accepted {
-    /// Writes the copy. After a failure, the previous copy stays.
+    /// Writes the copy of the configuration. After a failure, the previous copy is kept.
     pub(crate) fn keep(self) {
         let target = self.directory.join(NAME);
         if fs::read_to_string(&target).is_ok_and(|before| before == self.text) {

@@ -17,7 +17,7 @@ pub(super) const FINDINGS_MAX: usize = 100;
 pub(crate) struct Finding {
     /// Line number from 1; `None` if the error concerns no line.
     pub(crate) line: Option<usize>,
-    /// The error, its object, and the allowed values.
+    /// Message: the error, the key or value of hob.toml that has it, and the allowed values.
     pub(crate) what: String,
 }
 

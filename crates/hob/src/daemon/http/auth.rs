@@ -1,6 +1,6 @@
 //! Authentication and authorization of clients over TCP.
 //!
-//! A client sends a token with each request, or a certificate with the connection; if it has both,
+//! A client sends a token with each request, or a certificate with the connection. If it has both,
 //! the token counts. Each token and certificate has a role: `read-only` permits GET and HEAD,
 //! `admin` everything. A client on the Unix socket is an admin.
 

@@ -79,7 +79,8 @@ impl EventBroadcaster {
         }
     }
 
-    /// Returns true if there are no listeners any more, and ends the collection.
+    /// Returns true if no client reads the events any more, and then ends the collection of
+    /// snapshots.
     fn is_alone(&self) -> bool {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         if self.news.receiver_count() > 0 {

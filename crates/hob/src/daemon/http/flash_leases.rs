@@ -58,7 +58,7 @@ pub(super) async fn ask(
 /// Parameters of ending a flash lease.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct EndQuery {
-    /// Allow the other host to request a new lease.
+    /// Allow the other host to request a new flash lease.
     #[serde(default)]
     forget: bool,
 }

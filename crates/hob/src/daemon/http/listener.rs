@@ -284,8 +284,8 @@ pub(super) async fn connection(
     serve_connection(stream, router, certificate, permit, (half_open_guard, Box::pin(eviction.wait()))).await;
 }
 
-/// Serves one connection. `eviction` ends when a half-open connection has to be closed; the first authorized request ends the
-/// half-open state.
+/// Serves one connection. `eviction` ends when a half-open connection has to be closed. The first
+/// authorized request ends the half-open state.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,

@@ -1,7 +1,7 @@
 //! An id for each request of the control API, so that its log lines can be found.
 //!
 //! Everything that a request does is logged in a span with its id, also after the response. A
-//! client may send its own id as `X-Request-Id`; every response carries the id.
+//! client may send its own id as `X-Request-Id`. Every response carries the id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

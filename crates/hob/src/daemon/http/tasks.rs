@@ -23,8 +23,9 @@ fn number(task: &str) -> Result<u64, ApiError> {
     task.parse().map_err(|_| ApiError::not_found(format!("there is no task '{task}': tasks have numbers")))
 }
 
-/// Returns changes in progress, and those that ended after their request was answered. Failed ones
-/// are listed until they are acknowledged; of the others, the last 20.
+/// Returns changes in progress, and those that ended after their request was answered. Failed
+/// changes are listed until they are acknowledged. Of the other ended changes, the last 20 are
+/// listed.
 #[utoipa::path(get, path = "/v1/tasks", responses((status = 200, body = Vec<Task>)))]
 pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
     Answer::Yes(manager.pools.tasks_view())

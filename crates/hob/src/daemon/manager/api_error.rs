@@ -9,15 +9,15 @@ use crate::daemon::state::StateError;
 /// Kind of an API error, named by the client's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// The object does not exist; the client must name another one.
+    /// The object does not exist. The client must name another one.
     NotFound,
-    /// The request is invalid; the client must change it.
+    /// The request is invalid. The client must change it.
     Invalid,
     /// The request conflicts with the present state, which the client must change first.
     Conflict,
     /// The client must wait and try again.
     Busy,
-    /// The host failed; an operator must repair it.
+    /// The host failed. An operator must repair it.
     Failed,
 }
 

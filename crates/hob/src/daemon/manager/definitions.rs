@@ -80,7 +80,7 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
     faults
 }
 
-/// Returns why a cache with valid settings cannot be created in such a pool.
+/// Returns why a cache with valid settings cannot be created in a pool of this shape.
 pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<String> {
     fault_of(new_spec(enable.pool.clone(), enable.size, &enable.settings, shape.context()))
 }

@@ -29,7 +29,7 @@ pub(super) struct Flash {
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
-/// Number and location of the copies of a ring.
+/// Number and location of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
     /// This many copies on local devices.
@@ -252,9 +252,9 @@ impl Flash {
         .await
     }
 
-    /// Allocates a ring of a journal. Each copy of the ring is on its own device; without space for
-    /// two copies there is one. The ring gets `number`, or a higher one if the owner has used that
-    /// number.
+    /// Allocates a journal ring. Each copy of the journal ring is on its own device. Without space
+    /// for two copies there is one. The ring gets `number`, or a higher one if the owner has used
+    /// that number.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -379,7 +379,7 @@ impl Flash {
         .await
     }
 
-    /// Invalidates the rings of an owner up to a number.
+    /// Invalidates the journal rings of an owner up to a number.
     pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), ApiError> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),

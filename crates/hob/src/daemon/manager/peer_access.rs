@@ -9,7 +9,8 @@ use hob_control::{ClientTls, Endpoint};
 use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, host_name};
 
-/// Credentials and directory for migrations.
+/// TLS files for connections to other hosts, and the directory for the local sockets of these
+/// connections.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationTransport {
     /// Certificate of this host and the trusted authorities; `None` if not configured.

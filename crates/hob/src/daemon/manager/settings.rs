@@ -206,7 +206,7 @@ fn apply(
     Ok(notes)
 }
 
-/// Applies the persistence setting. Write-back implies a journal; the preset vfrc is volatile by
+/// Applies the persistence setting. Write-back implies a journal. The preset vfrc is volatile by
 /// definition.
 fn set_persistent(
     spec: &mut CacheSpec,

@@ -1,6 +1,6 @@
 //! Changes in progress, and the results of changes whose client stopped waiting: `hob tasks`.
 //!
-//! Every change is a task. If its client receives the result, the task is removed; otherwise its
+//! Every change is a task. If its client receives the result, the task is removed. Otherwise its
 //! result is kept. Drains have no waiting client. A failed task is a health problem until an
 //! operator acknowledges it, also after a restart. Other tasks are not saved.
 
@@ -213,7 +213,7 @@ impl Tasks {
         Running { tasks: self.clone(), id, is_over: false }
     }
 
-    /// Runs a change to its end as a task. Waits for at most [`PATIENCE`]; then the task keeps the
+    /// Runs a change to its end as a task. Waits for at most [`PATIENCE`]. Then the task keeps the
     /// result.
     pub(super) async fn run<T: Send + 'static>(
         &self,

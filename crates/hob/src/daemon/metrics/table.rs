@@ -2,7 +2,8 @@
 //! documentation, and the tests of dashboard and alerts use this table.
 //!
 //! Names follow Prometheus: base units (bytes, seconds), `_total` for counters. Counters of a disk
-//! begin at 0 when the disk comes online, those of a device when it is opened.
+//! begin at 0 when the disk comes online. Counters of a device begin at 0 when the device is
+//! opened.
 
 use hob_control::{
     Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
@@ -17,9 +18,9 @@ use crate::daemon::hardware::DeviceCounts;
 /// A row of [`METRICS`].
 #[derive(Debug)]
 pub(crate) struct Metric {
-    /// Its name, without `_total`.
+    /// Name of the metric, without `_total`.
     pub(crate) name: &'static str,
-    /// Its type.
+    /// Type of the metric.
     pub(crate) kind: Kind,
     /// Help text of the metric.
     pub(crate) help: &'static str,
@@ -92,7 +93,7 @@ pub(crate) enum Source {
 /// Values from which the metrics of a cache are computed.
 #[derive(Debug)]
 pub(crate) struct MetricContext<'a> {
-    /// Statistics of the disk.
+    /// Statistics of the disk whose metrics are written.
     pub(crate) stats: &'a DiskStats,
     /// Size of a cache block in bytes.
     pub(crate) block_bytes: u64,

@@ -51,7 +51,8 @@ pub(crate) enum TransferCall {
     Own(Role, Answer<()>),
     /// Start or stop recording which regions of the disk are written.
     Watch(bool, Answer<()>),
-    /// Return the regions written since the last such call, or `None` if there are none.
+    /// Return the regions of the disk that were written since the last `TakeChanged`, or `None` if
+    /// there are none.
     TakeChanged(Answer<Option<Box<Regions>>>),
     /// Return the blocks of the disk's cache, hottest first.
     Hottest(Answer<Vec<u64>>),

@@ -1,4 +1,4 @@
-//! The NBD connections of a shard: their socket I/O in the ring, the order in which they are
+//! The NBD connections of a shard: their socket I/O in the I/O ring, the order in which they are
 //! served, and their end.
 
 #[cfg(test)]
@@ -324,7 +324,7 @@ impl Clients {
     }
 
     /// Lists the connections of disks whose share has room again. The cost depends on the number of
-    /// such disks, not on the number of their connections.
+    /// these disks, not on the number of their connections.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) || self.held_up.is_empty() {
             return;
@@ -613,10 +613,10 @@ pub(super) struct Gate<'a> {
     disk: Option<DiskId>,
     /// Size of the buffer that the disk's share had no room for.
     lacking: Option<usize>,
-    /// True if no other connection waits for a large buffer.
+    /// True if this connection may take a large buffer, because no other connection waits for one.
     open: bool,
     held_bytes: usize,
-    /// True if a buffer was refused because this connection already holds too many.
+    /// True if a buffer was refused because this connection already holds too many bytes.
     greedy: bool,
     /// The engine, which has the index of flash; needed for reads into guest memory.
     engine: Option<&'a Engine>,

@@ -1,7 +1,7 @@
 //! The FUSE connections of a shard's disks that are mounted as files.
 //!
 //! Each read of /dev/fuse returns one request and each write sends one reply. Both are
-//! non-blocking. The shard therefore uses plain system calls, and the ring only polls for new
+//! non-blocking. The shard therefore uses plain system calls, and the I/O ring only polls for new
 //! requests.
 
 use std::borrow::Cow;
@@ -31,7 +31,7 @@ struct File {
     session: Session,
     rights: FileRights,
     fd: Fd,
-    /// True while the ring polls for a message.
+    /// True while the I/O ring polls for a message.
     awaited: bool,
     /// True if a message may be available.
     ready: bool,
@@ -250,8 +250,8 @@ impl Files {
             messages += 1;
             progress = file.take_message(&mut self.input, self.resting, ring);
             if progress == Progress::More && one_by_one {
-                // Another request is unlikely. A poll by the ring is cheaper than a read that finds
-                // nothing.
+                // Another request is unlikely. A poll by the I/O ring is cheaper than a read that
+                // finds nothing.
                 file.ready = false;
             }
             while let Some(request) = file.session.poll_request() {

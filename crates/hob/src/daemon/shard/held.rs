@@ -1,5 +1,5 @@
 //! The lease gate of a shard: replies and writes wait here while the host does not know whether its
-//! lease is still valid (docs/decisions/0019).
+//! lease in etcd is still valid (docs/decisions/0019).
 //!
 //! A disk of a cluster is served under a lease. When the lease has expired by this host's clock,
 //! the shard sends no reply, and sends no write to the backing. The shard queues both replies and
@@ -18,14 +18,14 @@ use hob_nbd::Extent;
 use super::Shard;
 use crate::daemon::cluster::{self, LeaseClock};
 
-/// Interval at which the lease is checked while operations wait for it.
+/// Interval at which the etcd lease is checked while operations wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The lease of each disk of a cluster, by disk id.
+/// The etcd lease under which each disk of a cluster is served, by disk id.
 #[derive(Default)]
 pub(super) struct Leases {
     disks: Vec<Option<Lease>>,
-    /// Number of disks with a lease.
+    /// Number of disks that are served under an etcd lease.
     count: usize,
 }
 
@@ -35,7 +35,8 @@ struct Lease {
     is_lost: bool,
     /// True if the backing's writes were cancelled.
     is_held_back: bool,
-    /// True while the disk is removed from this shard; no operation may wait for the lease.
+    /// True while the disk is being removed from this shard. Then no operation may wait for the
+    /// renewal of the etcd lease.
     is_leaving: bool,
     replies: Vec<Reply>,
     /// Replies to block status queries, by query id.
@@ -84,14 +85,14 @@ impl Leases {
         self.disks.get_mut(disk.0 as usize)?.as_mut()
     }
 
-    /// Returns the current time if any disk has a lease.
+    /// Returns the current time if any disk is served under an etcd lease.
     #[inline]
     pub(super) fn look(&self) -> Option<Instant> {
         (self.count > 0).then(cluster::now)
     }
 
     /// Returns the reply if it may be sent now, as an error if the disk is lost. Returns `None` if
-    /// the reply must wait for the lease.
+    /// the reply must wait for the renewal of the etcd lease.
     #[inline]
     pub(super) fn pass(&mut self, look: Option<Instant>, mut reply: Reply) -> Option<Reply> {
         // Hosts outside a cluster have no leases.
@@ -129,15 +130,15 @@ impl Leases {
         None
     }
 
-    /// Returns the time of the next lease check. `now` and the result are times of the shard's own
-    /// clock.
+    /// Returns the time of the next check of the etcd leases. `now` and the result are times of the
+    /// shard's own clock.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let look = self.look()?;
         let due = self.disks.iter().flatten().filter_map(|lease| lease.due(look)).min()?;
         Some(now + due.nanos_since(look))
     }
 
-    /// Removes the lease of a removed disk.
+    /// Removes the entry of a removed disk.
     pub(super) fn forget(&mut self, disk: DiskId) {
         if let Some(lease) = self.disks.get_mut(disk.0 as usize) {
             self.count -= usize::from(lease.take().is_some());
@@ -146,7 +147,8 @@ impl Leases {
 }
 
 impl Shard {
-    /// Serves a disk under this lease from now on, and releases what waited for the previous lease.
+    /// Serves a disk under this etcd lease from now on, and releases the operations that waited for
+    /// the previous lease.
     pub(super) fn set_lease(&mut self, id: DiskId, clock: Arc<LeaseClock>) {
         let index = id.0 as usize;
         let leases = &mut self.leases;
@@ -163,7 +165,7 @@ impl Shard {
         self.gate_backing(id);
     }
 
-    /// Makes a disk's backing check the lease just before each write.
+    /// Makes a disk's backing check the etcd lease just before each write.
     pub(super) fn gate_backing(&mut self, id: DiskId) {
         let backing = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut);
         if let (Some(lease), Some(backing)) = (self.leases.get_mut(id), backing) {
@@ -194,8 +196,8 @@ impl Shard {
         }
     }
 
-    /// Answers a block status query with the allocated extents. The answer waits for the lease,
-    /// because another host may have written to the disk.
+    /// Answers a block status query with the allocated extents. The answer waits for the renewal of
+    /// the etcd lease, because another host may have written to the disk.
     pub(super) fn answer_status(&mut self, disk: DiskId, id: u64, allocation: Allocation) {
         let look = self.leases.look();
         if let Some(allocation) = self.leases.pass_status(look, disk, id, allocation) {
@@ -204,7 +206,8 @@ impl Shard {
         }
     }
 
-    /// Returns true if an I/O may be submitted now. Otherwise the I/O waits for the lease or fails.
+    /// Returns true if an I/O may be submitted now. Otherwise the I/O waits for the renewal of the
+    /// etcd lease, or fails.
     pub(super) fn may_submit(&mut self, now: Instant, io: &Io) -> bool {
         let is_change = matches!(io.op, IoOp::Write(_) | IoOp::Discard | IoOp::WriteZeroes(_));
         let (Target::Backing(disk), true) = (io.target, is_change) else { return true };
@@ -221,8 +224,8 @@ impl Shard {
         false
     }
 
-    /// Releases operations whose lease is decided, and cancels writes whose lease expired too long
-    /// ago.
+    /// Releases operations whose etcd lease was renewed or lost, and cancels writes whose etcd
+    /// lease expired too long ago.
     pub(super) fn release_held(&mut self, now: Instant) -> bool {
         let Some(look) = self.leases.look() else { return false };
         let mut progress = false;
@@ -252,8 +255,8 @@ impl Shard {
         progress
     }
 
-    /// Cancels the backing's writes some time after the lease expired, and allows writes again
-    /// after its renewal.
+    /// Cancels the backing's writes some time after the etcd lease expired, and allows writes again
+    /// after the renewal.
     fn hold_back(&mut self, now: Instant, look: Instant, index: usize) -> bool {
         let Some(lease) = self.leases.disks[index].as_mut().filter(|lease| !lease.is_lost) else {
             return false;

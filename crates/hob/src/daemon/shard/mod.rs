@@ -1,6 +1,6 @@
 //! A shard: one thread with its I/O ring, the engine of its disks, and their connections.
 //!
-//! The loop dispatches completions of the ring, submits the engine's I/O, moves requests and
+//! The loop dispatches completions of the I/O ring, submits the engine's I/O, moves requests and
 //! replies between connections and engine, and sleeps when there is no work. The shard's loop
 //! contains no policy.
 
@@ -48,8 +48,8 @@ use vhost_user_clients::VhostUserClients;
 /// measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
 
-/// Maximum number of turns of the shard loop between two checks of the clock and the ring, because
-/// some drivers keep a shard busy by polling.
+/// Maximum number of turns of the shard loop between two checks of the clock and the I/O ring. Some
+/// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
 /// Sleeps shorter than this count as short, in nanoseconds.
@@ -73,7 +73,7 @@ const EDGE_BUFFER_BYTES: u32 = 256 << 10;
 pub(crate) struct ShardOptions {
     /// Number of the shard, used in its thread's name.
     pub(crate) number: usize,
-    /// Configuration of the ring and its buffers.
+    /// Configuration of the I/O ring and its buffers.
     pub(crate) ring: RingConfig,
     /// Limits of the engine.
     pub(crate) limits: Limits,
@@ -537,7 +537,7 @@ impl Shard {
     }
 }
 
-/// Reports a ring that cannot wait, and pauses before the next attempt.
+/// Reports an I/O ring that cannot wait, and pauses before the next attempt.
 fn note_failed(waited: io::Result<()>) {
     if let Err(error) = waited {
         tracing::error!(%error, "io_uring cannot wait for completions; trying again every 10 ms");

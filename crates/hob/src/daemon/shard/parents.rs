@@ -1,10 +1,10 @@
 //! Reads of clones that the disk of their parent serves (docs/decisions/0020).
 //!
-//! The backing of a clone passes such a read on. The shard turns it into a request to the parent's
-//! disk, which is on the same shard. The request has its own buffer, because the parent's disk may
-//! fill its cache from that buffer after the clone's reply. The data is then copied into the
-//! clone's buffer. If no buffer is free or the parent's disk fails, the clone's own backing reads
-//! the data.
+//! The backing of a clone passes reads of the parent's data to the shard. The shard turns each read
+//! into a request to the parent's disk, which is on the same shard. The request has its own buffer,
+//! because the parent's disk may fill its cache from that buffer after the clone's reply. The data
+//! is then copied into the clone's buffer. If no buffer is free or the parent's disk fails, the
+//! clone's own backing reads the data.
 
 use std::collections::BTreeMap;
 
@@ -100,7 +100,8 @@ impl Shard {
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
     }
 
-    /// Sends the reads of a clone's backing to the parent's disk. Returns false if there were none.
+    /// Takes the reads of parent data from a clone's backing, and sends them to hob's disk of the
+    /// parent snapshot. Returns false if there were none.
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
         while let Some(backing) = self.backings[clone.0 as usize].as_mut()

@@ -45,7 +45,7 @@ pub(crate) enum VhostUserCall {
     /// Start to serve a virtqueue.
     Start {
         client: u16,
-        /// State of the virtqueue.
+        /// Number, layout, start index and features of the virtqueue.
         start: Box<Start>,
         /// Eventfd of the driver's notifications.
         kick: OwnedFd,

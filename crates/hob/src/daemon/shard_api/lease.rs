@@ -1,4 +1,5 @@
-//! Calls to a shard about the leases under which disks are served (docs/decisions/0019).
+//! Calls to a shard about the host's etcd leases under which disks are served
+//! (docs/decisions/0019).
 
 use std::sync::Arc;
 
@@ -8,7 +9,8 @@ use super::{ShardCall, ShardError, ShardHandle};
 use crate::daemon::cluster::LeaseClock;
 
 impl ShardHandle {
-    /// Serves a disk under this lease from now on. The shard applies it before all later calls.
+    /// Makes the shard serve a disk under this etcd lease from now on. The shard applies the lease
+    /// before all later calls.
     pub(crate) fn set_lease(&self, id: DiskId, clock: Arc<LeaseClock>) -> Result<(), ShardError> {
         self.send(ShardCall::SetLease { id, clock })
     }

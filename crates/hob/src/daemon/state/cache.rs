@@ -151,13 +151,14 @@ pub(crate) struct JournalSpec {
     /// Highest ring number of the journal so far.
     #[serde(default)]
     pub(crate) ring: u32,
-    /// Recovery must not use clean data of rings up to this number, because one of them was lost.
+    /// Recovery must not use clean data of journal rings up to this number, because one of these
+    /// rings was lost.
     #[serde(default, skip_serializing_if = "is_none_lost")]
     pub(crate) lost_ring: u32,
     /// State of the backing when the cache was closed, until the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
-    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
+    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal
     /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
@@ -173,7 +174,7 @@ pub(crate) struct JournalSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Size of the containing file or device in bytes; the file may be an image.
+    /// Size of the containing file or device in bytes. The file may be an image.
     pub(crate) size_bytes: u64,
     /// Time of the last change, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,

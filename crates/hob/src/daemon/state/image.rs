@@ -28,9 +28,9 @@ pub(crate) struct FormatName(pub(crate) Format);
 pub(crate) struct FileSpec {
     /// Absolute path of the file.
     pub(crate) path: PathBuf,
-    /// Its format.
+    /// Format of the file.
     pub(crate) format: FormatName,
-    /// Its role.
+    /// Role of the file in the image.
     pub(crate) role: RoleName,
 }
 

@@ -12,9 +12,9 @@ pub(crate) struct MigrationSpec {
     /// Distinguishes the disk from others of the same name: 32 random hexadecimal digits, generated
     /// at its first migration.
     pub(crate) lineage: String,
-    /// Ownership of the disk.
+    /// This host's role in the migration: whether it owns the disk.
     pub(crate) record: RecordSpec,
-    /// The other host.
+    /// The other host of the migration.
     pub(crate) peer: String,
     /// Handling of the cache during the migration.
     pub(crate) cache: CarryMode,
@@ -30,7 +30,7 @@ pub(crate) struct MigrationSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneState {
-    /// Its name.
+    /// Name of the disk.
     pub(crate) name: String,
     /// Id of the disk.
     pub(crate) lineage: String,

@@ -52,7 +52,7 @@ pub(crate) struct DiskQosSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyState {
-    /// Its name.
+    /// Name of the storage policy.
     pub(crate) name: String,
     /// The entitlement of its disks.
     pub(crate) qos: Qos,
@@ -62,7 +62,7 @@ pub(crate) struct PolicyState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreState {
-    /// Its name.
+    /// Name of the datastore.
     pub(crate) name: String,
     /// Throttling of the datastore.
     pub(crate) control: ControlSpec,

@@ -33,7 +33,7 @@ pub(crate) use certificate::{CertificateMatch, PeerCertificate};
 /// Maximum time for a client to finish the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
-/// Paths of the files, as `tls = { cert, key, client_ca }` in hob.toml.
+/// Paths of a listener's TLS files. In hob.toml: `tls = { cert, key, client_ca }`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TlsFiles {
@@ -51,7 +51,7 @@ pub(crate) struct TlsFiles {
 pub(crate) enum WithoutCertificate {
     /// Refuse them.
     Refused,
-    /// Accept them; another check must authenticate them.
+    /// Accept them. Another check must authenticate them.
     Welcome,
 }
 
@@ -104,7 +104,7 @@ struct Parts {
     own: CertificateDer<'static>,
 }
 
-/// Identifies a version of a file; another stamp means that the file was changed.
+/// Identifies a version of a file. Another stamp means that the file was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     modified: Option<SystemTime>,

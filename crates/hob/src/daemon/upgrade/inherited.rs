@@ -22,7 +22,7 @@ use crate::daemon::nbd_listener::{ConnectionPermit, ListenerContext, Transport};
 /// Interval between two checks whether the disks of waiting clients are open.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Maximum time that a client waits for its disk; then it must reconnect.
+/// Maximum time that a client waits for its disk. Then it must reconnect.
 const DISK_MAX: Duration = Duration::from_secs(60);
 
 /// The inherited state. Empty in a program that was not started by an upgrade.

@@ -34,7 +34,7 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// The record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// Description of the descriptors.
+    /// Table that describes the file descriptors passed to the new process.
     pub(crate) table: Table,
     /// Unprocessed bytes of each client.
     pub(crate) received: Vec<Vec<u8>>,
@@ -61,7 +61,7 @@ pub(crate) struct Table {
 pub(crate) struct FileEntry {
     /// The export: a disk of its own name, or an additional one.
     pub(crate) disk: String,
-    /// Its mount path.
+    /// Path at which the file is mounted.
     pub(crate) path: PathBuf,
     /// True if the file below was created for the mount.
     pub(crate) made: bool,

@@ -57,7 +57,7 @@ pub struct EtcdCosts {
     pub way_ns: u64,
 }
 
-/// Parameters of a model.
+/// Parameters of a modelled cluster with one etcd.
 #[derive(Clone, Copy, Debug)]
 pub struct Owners {
     /// Number of hosts.
@@ -108,7 +108,7 @@ impl Traffic {
     }
 }
 
-/// Result of a model.
+/// Loads of etcd and unavailable times of disks in one modelled cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Mean load while the cluster is idle.

@@ -1,7 +1,7 @@
 //! Parses the `.lis` traces of the ARC paper: `starting_block number_of_blocks ignored
 //! request_number`.
 //!
-//! Blocks are pages of 512 bytes by default; some traces need another page size. The files contain
+//! Blocks are pages of 512 bytes by default. Some traces need another page size. The files contain
 //! only reads without times. The parser gives the n-th read the time n ms. Source: the traces'
 //! README; Megiddo and Modha, FAST 2003.
 

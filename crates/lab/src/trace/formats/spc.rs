@@ -3,7 +3,7 @@
 //!
 //! The ASU (application specific unit) is the disk. The size is in bytes, the opcode is R or W in
 //! either case, and the timestamp is in seconds since the start. LBAs are in blocks of 512 bytes by
-//! default; the description of a trace may give another size. Source: SPC Trace File Format
+//! default. The description of a trace may give another size. Source: SPC Trace File Format
 //! Specification, revision 1.0.1 (2002).
 
 use super::super::disks::Disks;

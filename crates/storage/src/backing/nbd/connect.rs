@@ -99,8 +99,8 @@ pub(super) fn end_politely(socket: BorrowedFd<'_>) {
 }
 
 /// Makes the kernel drop a connection's unsent data now. Closing may take longer, because older
-/// kernels keep a ring's sockets until earlier I/O of the ring has ended. The connection is shut
-/// down already, and no request waits for it. Only TCP sockets deliver data late.
+/// kernels keep an I/O ring's sockets until earlier I/O of the I/O ring has ended. The connection
+/// is shut down already, and no request waits for it. Only TCP sockets deliver data late.
 pub(super) fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }

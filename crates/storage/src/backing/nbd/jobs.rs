@@ -1,6 +1,6 @@
 //! The jobs of an NBD backing and their requests.
 //!
-//! A job is one I/O or one status query; a request is one NBD command. A job has several requests
+//! A job is one I/O or one status query. A request is one NBD command. A job has several requests
 //! if it exceeds the server's limit. A job has one more request if a flush must follow because the
 //! server has no FUA. Cookies contain a generation, so that replies to old requests are detected.
 
@@ -82,7 +82,7 @@ pub(super) struct Job {
     pub(super) result: Result<(), IoError>,
     /// Whether a flush must follow if all requests succeed.
     pub(super) then_flush: bool,
-    /// Range of a status query.
+    /// The range of the disk that a status query asks for.
     pub(super) range: (u64, u64),
     pub(super) extents: Vec<StatusExtent>,
     number: u64,

@@ -25,7 +25,7 @@ impl NbdBacking {
         self.begin_outage(ring, now, fd, why);
     }
 
-    /// Starts an outage: once the ring has returned the connection's operations, hob connects
+    /// Starts an outage: once the I/O ring has returned the connection's operations, hob connects
     /// again.
     fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
         let oldest = self.waiting_since().unwrap_or(now).min(now);
@@ -73,7 +73,7 @@ impl NbdBacking {
         self.begin_outage(ring, now, fd, "the server shuts down");
     }
 
-    /// Decides about the requests of a broken connection, once the ring has returned all of its
+    /// Decides about the requests of a broken connection, once the I/O ring has returned all of its
     /// operations.
     pub(super) fn go_on_drained(&mut self, ring: &mut Ring, now: Instant) {
         if self.operations > 0 {

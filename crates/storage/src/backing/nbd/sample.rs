@@ -22,7 +22,7 @@ const COOKIE: u64 = 1;
 pub(crate) enum SampleError {
     /// The server returned an error, and the connection is usable.
     Refused(IoError),
-    /// The connection is broken; the text says why.
+    /// The connection is broken. The text says why.
     Broken(String),
 }
 

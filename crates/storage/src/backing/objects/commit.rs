@@ -35,9 +35,9 @@ const DELETED_MAX: Duration = Duration::from_secs(3);
 /// Whether the disk is used after a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
-    /// It does.
+    /// The disk is used after the commit.
     Goes,
-    /// Its owner leaves.
+    /// The disk is closed after the commit.
     Closes,
 }
 

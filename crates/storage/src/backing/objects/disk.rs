@@ -2,13 +2,14 @@
 //!
 //! # Three places of data
 //! The newest data of an object is in its *dirty* layer, which accepts writes. Older data is in the
-//! layer that is being *written* to the store, which does not change. The rest is in the store,
-//! under the generation in the map. A layer is removed from memory when it was written, even before
-//! a manifest refers to it. [`commit`](super::commit) makes flush points of the map's content.
+//! layer that is being *written* to the object store, which does not change. The rest is in the
+//! object store, under the generation in the map. A layer is removed from memory when it was
+//! written, even before a manifest refers to it. [`commit`](super::commit) makes flush points of
+//! the map's content.
 //!
 //! # Limits
 //! The number of objects with layers is limited: a write to another object first writes a layer to
-//! the store. The mutex of the disk's state is never held across an await. Tasks that change
+//! the object store. The mutex of the disk's state is never held across an await. Tasks that change
 //! anything are spawned, so that a cancelled caller does not leave them half done.
 //!
 //! The callers never run two calls at once that overlap in a 4 KiB sector if one of them is a
@@ -30,15 +31,16 @@ use super::owner::{Here, Owner};
 use super::store::{RetryingStore, StoreError};
 use crate::backing::StatusExtent;
 
-/// Maximum memory for data that is not in the store yet, bytes. A disk of large objects has at
-/// least `LAYERS_MIN` layers.
+/// Maximum memory for data that is not in the object store yet, bytes. A disk of large objects has
+/// at least `LAYERS_MIN` layers.
 const LAYER_BYTES_MAX: u64 = 64 << 20;
 const LAYERS_MIN: u64 = 4;
 
 /// Maximum size of a single change in bytes: memory for it must be available at once.
 const CHANGE_BYTES_MAX: u64 = 32 << 20;
 
-/// Bytes of objects that are written to the store at once, and minimum number of such objects.
+/// Total bytes of the objects that are written to the object store at the same time, and the
+/// minimum number of these objects.
 const PUT_BYTES_MAX: u64 = 64 << 20;
 const PUTS_MIN: u64 = 2;
 const PUTS_MAX: u64 = 32;
@@ -55,15 +57,15 @@ const EXTENTS_MAX: usize = 4096;
 /// The mutable state.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Newest generation of each object in the store.
+    /// Newest generation of each object in the object store.
     pub(super) map: Map,
     /// Generations of the map pages that the newest manifest names.
     pub(super) pages: Vec<Generation>,
     /// Objects whose generation may differ from the one in the map pages.
     pub(super) changed: BTreeSet<u64>,
-    /// Dirty layers by object; the number is the layer's age.
+    /// Dirty layers by object. The number is the layer's age.
     pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
-    /// Layers that are being written to the store.
+    /// Layers that are being written to the object store.
     pub(super) writing: BTreeMap<u64, Arc<Layer>>,
     /// Whether a manifest is being created. Meanwhile nothing is added to the map.
     pub(super) committing: bool,
@@ -80,10 +82,10 @@ pub(super) struct State {
     /// Whether the newest manifest must never be deleted.
     pub(super) stays: bool,
     /// Whether unreferenced objects of earlier owners (`inherited`) or of this owner (`leftovers`)
-    /// may be in the store.
+    /// may be in the object store.
     pub(super) inherited: bool,
     pub(super) leftovers: bool,
-    /// Whether an object in the map was missing in the store.
+    /// Whether an object in the map was missing in the object store.
     pub(super) missed: bool,
     /// Whether another writer has taken the disk.
     pub(super) lost: bool,
@@ -366,8 +368,8 @@ impl Disk {
         Ok(Tried::Done(full.into_iter().filter(|index| state.begin(*index)).collect()))
     }
 
-    /// Writes to the store the layer of an object that [`State::begin`] has set aside. If that
-    /// fails, the layer is dirty again.
+    /// Writes to the object store the layer of an object that [`State::begin`] has set aside. If
+    /// that fails, the layer is dirty again.
     pub(super) async fn write_out(self: Arc<Self>, index: u64) -> Result<(), IoError> {
         let _place = self.puts.acquire().await.expect("it is never closed");
         let (layer, base) = {
@@ -468,8 +470,8 @@ impl Disk {
             return;
         }
         if self.deletions.fetch_add(names.len(), Ordering::Relaxed) > DELETIONS_MAX {
-            // The store is slower than the writes. When the disk is opened next, these objects are
-            // found.
+            // The object store is slower than the writes. When the disk is opened next, these
+            // objects are found.
             self.deletions.fetch_sub(names.len(), Ordering::Relaxed);
             self.state().leftovers = true;
             return;
@@ -506,15 +508,15 @@ pub(super) enum Kept {
 
 enum Tried {
     /// The change was made. The layers of the listed objects are full and should be written to the
-    /// store.
+    /// object store.
     Done(Vec<u64>),
-    /// No layer is free. Write this layer to the store first; `None`: wait until one in progress
-    /// ends.
+    /// No layer is free. Write this layer to the object store first; `None`: wait until one in
+    /// progress ends.
     NoRoom(Option<u64>),
 }
 
 impl State {
-    /// Sets the oldest dirty layer aside, to be written to the store.
+    /// Sets the oldest dirty layer aside, to be written to the object store.
     fn begin_oldest(&mut self) -> Option<u64> {
         let may = |index: &u64| !self.committing && !self.writing.contains_key(index);
         let oldest = self.dirty.iter().filter(|(index, _)| may(index)).min_by_key(|(_, (age, _))| *age);
@@ -522,8 +524,8 @@ impl State {
         self.begin(index).then_some(index)
     }
 
-    /// Sets an object's dirty layer aside, to be written to the store. Returns false if it must
-    /// wait.
+    /// Sets an object's dirty layer aside, to be written to the object store. Returns false if it
+    /// must wait.
     fn begin(&mut self, index: u64) -> bool {
         if self.committing || self.writing.contains_key(&index) {
             return false;
@@ -558,7 +560,7 @@ impl State {
         }
     }
 
-    /// Makes a layer dirty again that could not be written to the store.
+    /// Makes a layer dirty again that could not be written to the object store.
     fn take_back(&mut self, index: u64, layer: &Arc<Layer>) {
         match self.dirty.get_mut(&index) {
             Some((_, newer)) => newer.put_under(layer),
@@ -581,7 +583,7 @@ impl AsRef<[u8]> for FullLayer {
     }
 }
 
-/// Converts an error of the store for the engine.
+/// Converts an error of the object store for the engine.
 pub(super) fn io_error(error: &StoreError) -> IoError {
     match error {
         StoreError::NoSpace(_) => IoError::NoSpace,

@@ -131,7 +131,7 @@ pub(super) struct Manifest {
     pub(super) content: u64,
     /// Whether the owner has closed the disk.
     pub(super) closed: bool,
-    /// Whether the store may contain unreferenced objects.
+    /// Whether the object store may contain unreferenced objects.
     pub(super) leftovers: bool,
     /// Whether the manifest must never be deleted, because it fences an earlier writer.
     pub(super) stays: bool,
@@ -313,7 +313,7 @@ pub(super) enum Name {
     Manifest(u64),
     /// A page.
     Page(u32, Generation),
-    /// Data of the disk.
+    /// An object with data of the disk.
     Data(u64, Generation),
 }
 

@@ -1,5 +1,5 @@
-//! A layer: writes to one object that are not in the store yet. The layer has some of the object's
-//! bytes, over its previous content.
+//! A layer: writes to one object that are not in the object store yet. The layer has some of the
+//! object's bytes, over its previous content.
 //!
 //! Units are 512 bytes; offsets are bytes within the object.
 
@@ -30,7 +30,7 @@ impl Units {
     }
 }
 
-/// Writes to one object that are not in the store yet.
+/// Writes to one object that are not in the object store yet.
 #[derive(Clone, Debug)]
 pub(super) struct Layer {
     len: usize,

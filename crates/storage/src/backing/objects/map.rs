@@ -17,7 +17,7 @@ impl Map {
         Map { pages: vec![None; shape.pages()], present: 0 }
     }
 
-    /// Adds a page that was read from the store.
+    /// Adds a page that was read from the object store.
     pub(super) fn load(&mut self, page: usize, entries: Page) {
         assert!(self.pages[page].is_none(), "a page is loaded once");
         self.present += entries.iter().filter(|entry| !entry.is_absent()).count() as u64;

@@ -1,11 +1,11 @@
 //! A disk stored as objects of one size in an object store, such as S3, or in a directory.
 //!
 //! [Decision 0018](../../../../../docs/decisions/0018-objects.md) has the reasons, and
-//! docs/FORMAT.md has the format. Objects are never overwritten; each flush creates a manifest. The
-//! file mod.rs connects the shard with the thread that uses the store (`worker.rs`).
+//! docs/FORMAT.md has the format. Objects are never overwritten. Each flush creates a manifest. The
+//! file mod.rs connects the shard with the thread that uses the object store (`worker.rs`).
 //!
 //! # Durability
-//! Writes are collected in memory. A flush writes them to the store, and completes when its
+//! Writes are collected in memory. A flush writes them to the object store, and completes when its
 //! manifest is durable. A durable write is a write and a flush. Unflushed data is lost if the
 //! process ends.
 //!
@@ -61,7 +61,7 @@ const READ_MAX: Duration = Duration::from_secs(60);
 /// Properties of a disk in an object store, from its newest manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectDisk {
-    /// Its unique id.
+    /// Unique id of the disk.
     pub uuid: Uuid,
     /// Bytes.
     pub size_bytes: u64,
@@ -232,7 +232,7 @@ struct Attached {
 
 struct Objects {
     info: BackingInfo,
-    /// Time that requests wait for the store.
+    /// Time that requests wait for the object store.
     wait_max: Duration,
     worker: Worker,
     event: Arc<OwnedFd>,
@@ -385,7 +385,7 @@ impl Driver for Objects {
     }
 }
 
-/// Reads the disk synchronously, without the ring.
+/// Reads the disk synchronously, without the I/O ring.
 struct Side(UnboundedSender<Job>);
 
 impl Reader for Side {

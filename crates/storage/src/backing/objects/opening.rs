@@ -22,9 +22,9 @@ const LOOKS_MAX: usize = 10;
 pub(super) enum Trouble {
     /// A process of this host has the disk open.
     InUse(String),
-    /// The disk or the store does not fit the request.
+    /// The disk or the object store does not fit the request.
     Unfit(String),
-    /// The store failed a request.
+    /// The object store failed a request.
     Store(String),
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manife
     }
 }
 
-/// Checks that the store refuses to create an existing object. A store that allows it cannot
+/// Checks that the object store refuses to create an existing object. A store that allows it cannot
 /// exclude a second writer.
 async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
@@ -109,7 +109,7 @@ enum Taking {
 struct Taken {
     before: Manifest,
     manifest: Manifest,
-    /// Map of the disk; empty if the disk was only released.
+    /// Map from the disk's objects to their generations; empty if the disk was only released.
     map: Map,
 }
 
@@ -290,7 +290,7 @@ async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, St
     Ok(map)
 }
 
-/// Returns the newest manifest, and the number of its objects.
+/// Returns the newest manifest, and the number of objects that it refers to.
 pub(super) async fn look(store: &Arc<RetryingStore>) -> Result<(Manifest, u64), Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(store).await?.ok_or_else(no_disk)?;

@@ -2,7 +2,7 @@
 //!
 //! An owner is identified by machine id, boot id, PID namespace, process id and start time. All of
 //! these are known without the network. An owner counts as ended only if that is certain. The check
-//! guards against mistakes; the manifest's number excludes a second writer.
+//! guards against mistakes. The manifest's number excludes a second writer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ pub(super) struct Owner {
 /// Whether an owner that did not close the disk still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerLiveness {
-    /// It has ended.
+    /// The owner has ended.
     Gone,
     /// The owner's process runs on this host.
     Here,
@@ -127,8 +127,8 @@ impl std::fmt::Display for Owner {
         if *self == Owner::default() {
             return f.write_str("nobody");
         }
-        // The text from the store is not trusted, so it must not contain control characters for a
-        // terminal.
+        // The text from the object store is not trusted, so it must not contain control characters
+        // for a terminal.
         let host: String = self.host.chars().filter(|c| !c.is_control()).collect();
         write!(f, "process {} on host {host}", self.process)
     }

@@ -51,7 +51,7 @@ pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, Str
 pub(super) struct DiskLocation {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// Path of the directory, if the store is a directory.
+    /// Path of the directory, if the object store is a directory.
     directory: Option<PathBuf>,
     /// Makes the names in a folder of the directory durable.
     sync: fn(&FilePath) -> io::Result<()>,

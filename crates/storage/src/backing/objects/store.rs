@@ -1,8 +1,8 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time; each attempt is limited too. A call that timed out may still take effect in the
-//! store later; the callers handle that.
+//! limited time. Each attempt is limited too. A call that timed out may still take effect in the
+//! object store later. The callers handle that.
 
 use std::future::Future;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::format::Name;
 
-/// Result of a call to the store.
+/// Result of a call to the object store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// Why an object store failed a call. Each variant of the error needs another reaction.
@@ -31,11 +31,11 @@ pub(super) enum StoreError {
     /// No room.
     #[error("the object store is full: {0}")]
     NoSpace(String),
-    /// The store refused the call, and retrying is useless.
+    /// The object store refused the call, and retrying is useless.
     #[error("the object store refused the request: {0}")]
     Refused(String),
-    /// The store refused the credentials. If it accepted them before, new credentials may arrive
-    /// later.
+    /// The object store refused the credentials. If it accepted them before, new credentials may
+    /// arrive later.
     #[error("the object store denied access: {0}")]
     Denied(String),
     /// The call failed, and may succeed if retried. The failed call may also have taken effect.
@@ -46,9 +46,9 @@ pub(super) enum StoreError {
 /// Whether a put may replace an existing object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It is replaced.
+    /// The existing object is replaced.
     Always,
-    /// It fails with [`StoreError::Present`].
+    /// The put fails with [`StoreError::Present`].
     IfAbsent,
 }
 
@@ -63,7 +63,8 @@ pub(super) trait Objects: Send + Sync {
     /// Calls `each` for every object in the folder, in any order. Objects that hob did not create
     /// are skipped.
     fn list<'a>(&'a self, folder: &'a str, each: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()>;
-    /// Removes what interrupted puts left in the store. Call it while no other call is in progress.
+    /// Removes what interrupted puts left in the object store. Call it while no other call is in
+    /// progress.
     fn tidy(&self) -> Boxed<'_, ()> {
         Box::pin(async { Ok(()) })
     }
@@ -90,7 +91,7 @@ pub(super) struct RetryingStore {
     objects: Box<dyn Objects>,
     wait_ms: AtomicU64,
     gets: Semaphore,
-    /// Whether the store has accepted the credentials before.
+    /// Whether the object store has accepted the credentials before.
     has_worked: AtomicBool,
 }
 

@@ -1,10 +1,10 @@
-//! Deletes in the background the objects that crashes left in the store. Listing the store finds
-//! them.
+//! Deletes in the background the objects that crashes left in the object store. Listing the object
+//! store finds them.
 //!
 //! An object is deleted if an earlier epoch created it, and neither the map nor the durable
 //! manifest refers to it. The durable manifest still needs objects that become garbage with the
 //! next one. An earlier epoch can no longer refer to the object, because its next manifest number
-//! is taken. Objects of later epochs are kept; if there is one, another writer has taken the disk.
+//! is taken. Objects of later epochs are kept. If there is one, another writer has taken the disk.
 //!
 //! Manifests older than the newest one are deleted, unless they fence a writer.
 

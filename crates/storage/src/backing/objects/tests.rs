@@ -68,7 +68,7 @@ async fn write(disk: &Arc<Disk>, offset: u64, data: &[u8]) -> Result<(), IoError
     disk.write(offset, Bytes::copy_from_slice(data)).await
 }
 
-/// Returns the content in the store, as a client reads it that opens the disk now.
+/// Returns the content in the object store, as a client reads it that opens the disk now.
 async fn content(shop: &Shop) -> Vec<u8> {
     let disk = Arc::new(open_to_read(patient(shop.client())).await.unwrap());
     disk.read(0, disk.shape.size_bytes).await.unwrap()
@@ -312,7 +312,7 @@ fn a_disk_is_made_once_and_only_where_there_is_none() {
     });
 }
 
-/// Promise 5: any invalid content of the store results in an error.
+/// Promise 5: any invalid content of the object store results in an error.
 #[test]
 fn damaged_stores_are_detected() {
     block_on(async {

@@ -1,8 +1,8 @@
 //! The thread that reads and writes an object disk, and its queues to and from the shard.
 //!
 //! The shard sends jobs and continues. Completed jobs are put into a queue, and an eventfd in the
-//! shard's ring reports them. The shard never waits for the store. Each object disk has its own
-//! thread, so that a store that hangs delays no other disk.
+//! shard's I/O ring reports them. The shard never waits for the object store. Each object disk has
+//! its own thread, so that an object store that hangs delays no other disk.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ pub(super) enum Job {
     Status(u64, u64, u64),
     /// A synchronous read by another thread.
     Read(u64, u64, mpsc::SyncSender<Result<Vec<u8>, IoError>>),
-    /// Sets how long calls wait for the store.
+    /// Sets how long calls wait for the object store.
     Wait(Duration),
     Close,
 }
@@ -57,7 +57,7 @@ pub(super) enum What {
 
 /// A completed job of the worker thread.
 pub(super) enum Ended {
-    /// An I/O has ended; a read has its data.
+    /// An I/O has ended. A read has its data.
     Io(IoId, Result<Option<Vec<u8>>, IoError>),
     Status(u64, Status),
 }
@@ -152,8 +152,8 @@ impl Worker {
         Ok(Worker { disk, completions, jobs })
     }
 
-    /// Starts closing the disk without waiting for the store. If this process opens the disk again,
-    /// the opening waits.
+    /// Starts closing the disk without waiting for the object store. If this process opens the disk
+    /// again, the opening waits.
     pub(super) fn close(&self) {
         self.disk.here.iter().for_each(Here::begin_leaving);
         // A thread that has ended has set `closed`.

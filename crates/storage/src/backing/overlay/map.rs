@@ -18,16 +18,16 @@ pub struct OwnMap {
 /// The origin of a part of a read: clone or parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOrigin {
-    /// The clone's.
+    /// The data is the clone's.
     Own,
-    /// Its parent's.
+    /// The data is the parent's.
     Parent,
 }
 
 /// A part of a read with one origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its origin.
+    /// Origin of the part: clone or parent.
     pub whose: BlockOrigin,
     /// First byte of the part on the disk.
     pub offset: u64,

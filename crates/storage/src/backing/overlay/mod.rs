@@ -36,7 +36,7 @@ const PART: u32 = 1 << 31;
 /// A read of which the parent has some data.
 struct Split {
     io: Io,
-    /// Number of parts that have not been read yet.
+    /// Number of parts of the read (ranges in clone or parent) that have not been read yet.
     pending: u32,
     result: Result<(), IoError>,
     /// Sectors that the parent's disk served: `first..end`.

@@ -42,9 +42,9 @@ const COMPLAINT_BYTES_MAX: u64 = 4096;
 /// Access of a child process to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opens {
-    /// Read and write; no other process may open the image.
+    /// Read and write. No other process may open the image.
     ReadWrite,
-    /// Read; no other process may write the image.
+    /// Read. No other process may write the image.
     ReadOnly,
     /// Report only the image's size. Another host may be writing the image, so its data is not
     /// valid.
@@ -89,7 +89,7 @@ struct Running {
 /// Result of a child process that ended.
 #[derive(Default)]
 struct Ended {
-    /// Its complaint.
+    /// Text that the process wrote to its standard error.
     said: String,
     /// State of the image when the child ended.
     left: Option<ChangeMark>,

@@ -193,8 +193,8 @@ impl Image {
 }
 
 impl Library {
-    /// Returns true if the object map is marked invalid: of the image, or of the snapshot that its
-    /// handle is set to.
+    /// Returns true if an object map is marked invalid. If the handle is set to a snapshot, this is
+    /// the object map of the snapshot, otherwise that of the image.
     fn is_map_invalid(&self, image: Handle) -> Result<bool, String> {
         let mut flags = 0;
         // SAFETY: the image is open.

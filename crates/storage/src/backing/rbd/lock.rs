@@ -37,8 +37,8 @@ impl ImageLock {
         }
     }
 
-    /// Releases the lock after all I/O has ended. Nothing is written afterwards, because librbd
-    /// would take the lock again.
+    /// Releases the lock. The caller ends all I/O before, and writes nothing afterwards, because
+    /// librbd would take the lock again.
     pub(in super::super) fn release(&self) -> io::Result<()> {
         let Some(image) = self.0.upgrade() else { return Ok(()) };
         // It is not an error if the lock is already gone.

@@ -104,7 +104,7 @@ impl Image {
     }
 }
 
-/// librbd's callback for one range; the range was written if `exists`.
+/// librbd's callback for one range. The range was written if `exists`.
 unsafe extern "C" fn note(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int {
     // SAFETY: the argument is that of `allocated`.
     let written = unsafe { &mut *argument.cast::<Vec<(u64, u64)>>() };

@@ -15,13 +15,13 @@
 //! a flush.
 //!
 //! # Completions
-//! librbd's threads signal an eventfd in the shard's ring. hob then fetches all completed calls at
-//! once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs` for
-//! allocation queries.
+//! librbd's threads signal an eventfd in the shard's I/O ring. hob then fetches all completed calls
+//! at once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs`
+//! for allocation queries.
 //!
 //! librbd watches the image. A resize is logged, and a command grows the disk
 //! ([`Driver::size_probe`]). librbd skips I/O past the end of an image that was shrunk, and reports
-//! success; hob fails such I/O.
+//! success. hob fails such I/O.
 #![allow(unsafe_code)]
 
 mod clone;
@@ -93,10 +93,10 @@ struct Rbd {
     attached: Option<Attached>,
     /// True if the image's lock is taken only after the image was opened.
     comes_later: bool,
-    /// Whether a wait for `event` is in the ring.
+    /// Whether a wait for `event` is in the I/O ring.
     awaits: bool,
     /// True while the backing is closing: no I/O is submitted, and the backing detaches from the
-    /// ring after the last completion.
+    /// I/O ring after the last completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,

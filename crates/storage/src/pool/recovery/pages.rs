@@ -25,7 +25,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) copy: usize,
-    /// Number of the run's first page in the ring.
+    /// Number of the run's first page in the journal ring.
     pub(super) first_page: u64,
     pages: u64,
     device: DeviceId,

@@ -12,8 +12,8 @@
 //! | record that no dirty data is left | the disk is opened normally |
 //!
 //! The failover does not change the replica, so it can always be restarted. A mismatch or a read
-//! error ends it before the ownership record changes; the disk is then offline with a reason.
-//! Before each write, this host checks that its lease is valid.
+//! error ends it before the ownership record changes. The disk is then offline with a reason.
+//! Before each write, this host checks that its lease in etcd is valid.
 
 use std::ops::Range;
 use std::path::Path;

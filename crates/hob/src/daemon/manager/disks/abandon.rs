@@ -3,13 +3,13 @@
 //!
 //! Both commands send no request to the backing. A disk that is removed is *abandoned*: its clients
 //! are disconnected, and requests that wait for its backing fail within about a second. A disk that
-//! stays keeps its backing, but requests that have waited longer than 1.5 s fail, so that no
+//! is not removed keeps its backing. Requests that have waited longer than 1.5 s fail, so that no
 //! request is in flight when the cache is changed.
 //!
 //! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
-//! cancelled. If there are any, a disk that stays is abandoned too: it goes offline and is opened
-//! again after the last such request has ended. Until then its id is not reused, its file stays
-//! locked, and the memory of those requests stays in use.
+//! cancelled. If there are any, a disk that is not removed is abandoned too: it goes offline and is
+//! opened again after the last such request has ended. Until then its id is not reused, its file
+//! stays locked, and the memory of those requests stays in use.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::daemon::state::JournalSpec;
 /// Maximum time that removing a disk waits for its backing, unless the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum time to wait for an unmount; a longer unmount continues in the background.
+/// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
 /// Number of attempts to drop a cache. A request that started later may make data dirty again.

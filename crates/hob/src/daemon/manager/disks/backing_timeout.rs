@@ -56,7 +56,8 @@ impl Disks {
 }
 
 impl Inner {
-    /// Returns the limit in effect for a disk with this limit of its own.
+    /// Returns the backing timeout in effect for a disk. `own` is the disk's own setting, if it has
+    /// one.
     pub(in crate::daemon::manager) fn backing_timeout_in_effect(
         &self,
         own: Option<BackingTimeout>,

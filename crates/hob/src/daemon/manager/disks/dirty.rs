@@ -9,7 +9,7 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::daemon::manager::api_error::ApiError;
 
-/// The cache in a pool whose dirty data is read. Creating this value needs the pool; the slow
+/// The cache in a pool whose dirty data is read. Creating this value needs the pool. The slow
 /// reading does not.
 pub(in crate::daemon::manager) struct Source {
     recovery: Recovery,

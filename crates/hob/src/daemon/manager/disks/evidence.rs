@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 struct Look {
     name: String,
     id: DiskId,
-    /// Number of the cache's ring to which the evidence belongs.
+    /// Number of the cache's journal ring that the evidence belongs to.
     ring: u32,
     recorded: Option<ChangeToken>,
     witness: ChangeDetector,

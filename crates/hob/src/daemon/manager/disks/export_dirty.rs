@@ -19,7 +19,7 @@ use crate::daemon::manager::flash::blocking;
 use crate::daemon::manager::pools::no_cache;
 use crate::daemon::manager::registry::DiskPhase;
 
-/// Result of an export.
+/// Number of bytes of dirty data that were written to the export file, and that were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct Exported {
     pub(in crate::daemon::manager) bytes: u64,

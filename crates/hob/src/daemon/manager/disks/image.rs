@@ -84,7 +84,7 @@ impl Disks {
 }
 
 /// Decides open questions and compares the recorded files with the present ones. State files of
-/// earlier versions have no `image`; those versions detected the format at every opening.
+/// earlier versions have no `image`. Those versions detected the format at every opening.
 fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
     let path =
         std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;

@@ -9,7 +9,7 @@ use crate::daemon::manager::api_error::ApiError;
 
 impl Disks {
     /// Handles a life-cycle event of the guest. A drain that the event requires has started when
-    /// this function returns; the caller waits for its end.
+    /// this function returns. The caller waits for its end.
     pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged, ApiError> {
         let (name, has_cache, is_persistent) = {
             let inner = self.registry.inner();

@@ -77,7 +77,7 @@ impl Disks {
     }
 
     /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs with open
-    /// files lose them; otherwise open files prevent the removal.
+    /// files lose them. Otherwise open files prevent the removal.
     pub(crate) async fn disk_remove_from(
         &self,
         disk: String,

@@ -23,11 +23,11 @@ const SETTLE_EVERY: Duration = Duration::from_millis(100);
 /// Effect of a change on the contents of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// The contents stay.
+    /// The cache keeps its contents.
     Stays,
     /// Cached data is dropped; dirty data is written to the backing first.
     Emptied,
-    /// Dirty data is lost; the remaining data stays.
+    /// Dirty data is lost, and the cache keeps its other data.
     DirtyLost,
     /// Cached and dirty data are lost.
     AllLost,

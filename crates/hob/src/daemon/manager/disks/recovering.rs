@@ -6,8 +6,9 @@
 //! | the first pass over the journal found which data may be dirty, and the backing is the same | from then on; requests to that data wait |
 //! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
 //!
-//! A waiting write invalidates the old rings, if the cache has no dirty data, and then continues. A
-//! crash before the new ring is written then empties the cache.
+//! If the cache has no dirty data, a waiting write invalidates the old journal rings, and then
+//! continues. If hob crashes after that and before the new journal ring is written, the cache is
+//! empty.
 
 use hob_engine::command::{CacheChange, CommandError, Expect};
 use hob_engine::regions::Regions;
@@ -36,7 +37,7 @@ pub(in crate::daemon::manager) struct RecoveringCache {
     served: Served,
 }
 
-/// The rings from which a cache is being recovered.
+/// The journal rings from which a cache is being recovered.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::daemon::manager) struct OldRings {
     owner: OwnerId,

@@ -1,9 +1,10 @@
-//! Growing disks while they are served (docs/decisions/0017): first the backing, then the journal's
-//! ring, the engine and the front ends.
+//! Growing disks while they are served (docs/decisions/0017): first the backing grows, then the
+//! journal ring, the engine and the front ends.
 //!
 //! # Refused requests
-//! A smaller size; growing a backing that is not a raw file; a size that the
-//! backing lacks and cannot get; a disk that is migrating or whose cache is being recovered.
+//! hob refuses to shrink a disk, and to grow a backing that is not a raw file. hob refuses a size
+//! that the backing neither has nor can get. hob refuses to resize a disk that is migrating, or
+//! whose cache is being recovered.
 
 use std::io::ErrorKind;
 use std::sync::Arc;

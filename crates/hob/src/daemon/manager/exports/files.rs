@@ -79,8 +79,8 @@ impl ExportService {
         }
     }
 
-    /// Unmounts stale files of an earlier daemon, because the disk's backing may be below such a
-    /// mount.
+    /// Unmounts stale files of an earlier daemon, because the disk's backing may be a path below a
+    /// stale mount.
     pub(in crate::daemon::manager) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {
             let inner = self.0.registry.inner();

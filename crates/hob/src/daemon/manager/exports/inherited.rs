@@ -44,7 +44,8 @@ impl ExportService {
         mounted.map(leave).collect()
     }
 
-    /// Takes over the mounted files of the previous daemon process, before any disk is opened.
+    /// Takes over the mounted files of the previous daemon process. The caller does this before it
+    /// opens any disk.
     pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, InheritedFile)>) {
         self.inherited().extend(files);
     }

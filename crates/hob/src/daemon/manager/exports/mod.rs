@@ -51,7 +51,8 @@ impl ExportService {
         ExportService(Arc::new(Shared { registry, tasks, table, bitmaps, socket_access, inherited }))
     }
 
-    /// Sets the access rights of the disks' sockets, before the first disk is opened.
+    /// Sets the access rights of the disks' sockets. The caller does this before it opens the first
+    /// disk.
     pub(crate) fn set_socket_access(&self, access: SocketAccess) {
         let _ = self.0.socket_access.set(access);
     }

@@ -1,5 +1,5 @@
-//! Validation of a migrating disk's settings from another host, and their conversion into this
-//! host's configuration.
+//! Validation of the settings that the source sends for a migrating disk, and their conversion into
+//! this host's configuration.
 
 use std::sync::Arc;
 

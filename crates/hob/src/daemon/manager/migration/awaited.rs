@@ -1,5 +1,6 @@
-//! Disks in standby: opens an incoming disk with an empty cache and with the source host as its
-//! backing, makes this host the owner of the disk, or closes the disk again.
+//! Incoming disks in standby. This module opens an incoming disk with an empty cache and with the
+//! source host as its backing. Later it makes this host the owner of the disk, or closes the disk
+//! again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,13 +24,13 @@ use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// Maximum time for the other host to open a data connection before it is asked again.
+/// Maximum time for the source to open a data connection, before this host asks the source again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for an answer on a data connection before the connection is closed.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Pause before the other host is asked for a connection again.
+/// Pause before this host asks the source for a data connection again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 impl Migrations {
@@ -139,7 +140,8 @@ impl Migrations {
         Ok(data_socket)
     }
 
-    /// Reads a disk from another host through its data connections, as soon as one is ready.
+    /// Makes a shard read a disk from the source through data connections, as soon as a connection
+    /// is ready.
     pub(super) fn read_peer(
         &self,
         name: &str,
@@ -170,7 +172,7 @@ impl Migrations {
         Ok(data_socket)
     }
 
-    /// Opens the disk's own backing, to which another host may be writing.
+    /// Opens the disk's own backing without a lock, because the source may still be writing to it.
     async fn open_unlocked(
         self: &Arc<Self>,
         name: &str,
@@ -196,7 +198,7 @@ impl Migrations {
         }
     }
 
-    /// Makes this host the owner of the backing.
+    /// Makes this host, the destination, the owner of the disk and of its backing.
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         self.ownership.take_arrived(name).await?;
@@ -211,7 +213,8 @@ impl Migrations {
         Ok(())
     }
 
-    /// Removes an incoming disk and its cache from its shard. Its configuration stays.
+    /// Removes an incoming disk and its cache from its shard. The daemon keeps the disk's
+    /// configuration.
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;

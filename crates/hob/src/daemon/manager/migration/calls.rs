@@ -1,16 +1,16 @@
-//! Encoding of the calls between hosts: messages of the migration state machines as paths and
-//! bodies, and the answers.
+//! Encoding of the HTTP calls of a migration's source to its destination: messages of the state
+//! machines as URL paths and bodies, and the destination's answers.
 
 use hob_control::{CallAnswer, CallRefusal, CarrySession};
 use hob_engine::migration::{Answer, Call, Refusal, Session, View, heat};
 
-/// Maximum body size of a call that lists changed ranges, in bytes.
+/// Maximum body size in bytes of a call in which the source lists changed ranges.
 pub(crate) const CHANGED_BYTES_MAX: usize = 16 << 20;
 
 /// Upper bound of valid generation numbers.
 const GENERATION_MAX: u64 = 1 << 48;
 
-/// Returns the name of a call in its URL path.
+/// Returns the name that a call of the source has in its URL path.
 pub(super) fn name(call: &Call) -> &'static str {
     match call {
         Call::Arrive => "arrive",
@@ -51,14 +51,16 @@ pub(super) fn decode_ranges(mut body: &[u8], sectors: u64) -> Result<Vec<(u64, u
     Ok(ranges)
 }
 
-/// Returns the session of a call, if it is valid.
+/// Returns the session that a call of the source names, if the generation and the lineage are
+/// valid.
 pub(crate) fn session(of: &CarrySession) -> Option<Session> {
     let is_lineage = of.lineage.len() == 32 && of.lineage.bytes().all(|byte| byte.is_ascii_hexdigit());
     (of.generation < GENERATION_MAX && is_lineage)
         .then_some(Session { generation: of.generation, attempt: of.attempt })
 }
 
-/// Converts an answer for the state machine, and returns the reason of a refusal.
+/// Converts an answer of the destination for the source's state machine. Also returns the reason of
+/// a refusal.
 pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     let CallAnswer { wants, done, pulled_bytes, left_bytes, .. } = *answer;
     match &answer.refused {
@@ -84,7 +86,7 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     }
 }
 
-/// Converts an answer for the other host.
+/// Converts the destination's answer to the form that is sent to the source.
 pub(super) fn to_wire(answer: Answer, why: Option<String>) -> CallAnswer {
     let view = answer.unwrap_or_default();
     let why = why.unwrap_or_else(|| {

@@ -1,9 +1,9 @@
-//! Data connections through which the other host reads this host's copy of the disk. This host
-//! opens the connections and is the NBD server on them.
+//! Data connections through which the destination reads the disk from this host, the source. The
+//! source opens the connections and is the NBD server on them.
 //!
-//! One connection is always ready; when the other host uses it, another one is opened. Connections
-//! of the owner end when the disk is handed over. The former owner opens new ones after the new
-//! owner has confirmed that it has the disk.
+//! One connection is always ready. When the destination uses this connection, the source opens
+//! another one. All connections end when the disk is handed over. The source opens new connections
+//! after the destination has confirmed that it has the disk.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
 }
 
 impl Leaving {
-    /// Returns the only export that the other host may use: the migrating disk, read-only.
+    /// Returns the only export that the destination may use: the migrating disk, read-only.
     fn visible(&self) -> Option<Visible> {
         let inner = self.migrations.registry.inner();
         let disk = inner.disk(&self.name).ok()?;
@@ -89,7 +89,8 @@ impl Leaving {
         Some(Visible { exports, allow: AllowList::default(), peer: Peer::default() })
     }
 
-    /// Waits until the other host uses the connection, and passes this host's end to the shard.
+    /// Waits until the destination uses the connection, and passes this host's end of the
+    /// connection to the shard.
     async fn attach<S>(
         &self,
         mut stream: S,

@@ -1,4 +1,4 @@
-//! Local socket through which this host's shards use the data connections of another host.
+//! Local socket through which the shards of the destination use the data connections to the source.
 //!
 //! A client of the socket gets the newest ready connection, or waits for one.
 
@@ -19,16 +19,17 @@ use super::flow::{self, Bandwidth};
 use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::socket_access::SocketAccess;
 
-/// Maximum number of ready connections; the oldest is closed first.
+/// Maximum number of ready connections. The oldest is closed first.
 const READY_MAX: usize = 2;
 
 /// Maximum time that a client of the socket waits for a connection.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// A data connection on which the other host is the NBD server.
+/// A data connection on which the source is the NBD server.
 pub(crate) type DataConnection = TokioIo<Upgraded>;
 
-/// Data connections of the disk's owner, and of its former owner.
+/// Data connections that the source opened as the disk's owner, and that it opened later as the
+/// former owner.
 #[derive(Debug, Default)]
 pub(super) struct DataConnections {
     pub(super) owner: Arc<ReadyConnections>,

@@ -38,8 +38,8 @@ pub(crate) enum CallIn {
     Arrive(Box<Arrival>),
     /// Invalidate these ranges, encoded as pages.
     Changed(Vec<u8>),
-    /// Become the owner. The former owner also sends the disk's settings, for a host that has
-    /// dropped the disk.
+    /// Become the owner of the disk. The source, now the former owner, also sends the disk's
+    /// settings, in case the destination has dropped the disk.
     Yours(Option<Box<Arrival>>),
     /// Cancel the migration.
     Cancel,
@@ -65,7 +65,7 @@ pub(super) enum Input {
     Acted(Ticket, Result<Option<DataSocket>, String>),
     /// A guest's write is waiting for the disk.
     Wanted,
-    /// Progress of the pull.
+    /// Progress of reading the disk's cached data from the source host.
     Progress(Progress),
     /// The operator cancels the migration on this host.
     GiveUp,
@@ -87,7 +87,8 @@ struct Task {
     clock: Clock,
     guard: Option<OperationGuard>,
     arrival: Option<Box<Arrival>>,
-    /// Local sockets for reading the owner, and later the former owner.
+    /// Local sockets for reading the disk from the source, which is first the owner and later the
+    /// former owner.
     data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,

@@ -1,5 +1,5 @@
-//! Calls of other hosts about migrations to this host: checked, then passed to the disk's task or
-//! answered from the record.
+//! Calls of source hosts about migrations to this host. Each call is checked, and then passed to
+//! the disk's task or answered from the disk's record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::destination::{self, CallIn, IncomingDisk};
 use super::status::Shared;
 use super::{Handle, Inputs, awaited, calls};
 
-/// Maximum time to answer a call; later it is reported as lost.
+/// Maximum time to answer a call of a source host. After that time, the call gets an error.
 const CALL_MAX: Duration = Duration::from_secs(27);
 
 impl Migrations {
@@ -51,8 +51,8 @@ impl Migrations {
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
     }
 
-    /// Returns the disk settings in a call that can create a disk here. The call announces a disk,
-    /// or hands over a disk that this host has dropped.
+    /// Returns the disk settings in a source's call that can create a disk on this host. The call
+    /// announces a disk, or hands over a disk that this host has dropped.
     fn brought<'a>(
         &self,
         name: &str,
@@ -70,8 +70,8 @@ impl Migrations {
         }
     }
 
-    /// Refuses calls about another disk of the same name, and disks that cannot migrate to this
-    /// host.
+    /// Refuses a source's calls about another disk of the same name, and about disks that cannot
+    /// migrate to this host.
     fn refuse_stranger(
         &self,
         name: &str,
@@ -122,7 +122,8 @@ impl Migrations {
         self.awaited_state(name, arrival).map(drop)
     }
 
-    /// Returns the task that handles a call. Starts a task if the call announces a new disk.
+    /// Returns the task that handles a source's call. Starts a task if the call announces a new
+    /// disk.
     fn task_for(
         self: &Arc<Self>,
         name: &str,
@@ -173,8 +174,8 @@ impl Migrations {
         sender
     }
 
-    /// Returns the record of the disk in a call, regardless of a disk of the same name that waits
-    /// here for the cluster.
+    /// Returns the migration record of the disk that a call names. Ignores another disk of the same
+    /// name that waits on this host for the cluster.
     fn record_for(&self, name: &str, lineage: &str) -> Option<Record> {
         match self.gives_way(name) && self.lineage_of(name).as_deref() != Some(lineage) {
             true => self.record_besides(name, lineage),
@@ -188,7 +189,7 @@ impl Migrations {
         self.registry.record_of(name).filter(|_| !other_gone())
     }
 
-    /// Answers a call about a disk without a task, from its record.
+    /// Answers a source's call about a disk that has no task on this host, from the disk's record.
     fn answer_without_task(&self, name: &str, lineage: &str, session: Session, call: &CallIn) -> CallAnswer {
         let call = match call {
             CallIn::Yours(_) => Call::Yours,
@@ -219,7 +220,7 @@ impl Migrations {
         })
     }
 
-    /// Returns the queue for a data connection of another host.
+    /// Returns the queue for a data connection that the source has opened to this host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
         let not_awaited =
             || ApiError::conflict(format!("{name} is not migrating to this host in this session"));

@@ -131,7 +131,7 @@ impl Migrations {
     }
 }
 
-/// Clock of a task.
+/// Clock of a migration task.
 #[derive(Clone, Copy, Debug)]
 struct Clock(tokio::time::Instant);
 

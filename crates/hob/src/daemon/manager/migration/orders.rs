@@ -24,11 +24,11 @@ use crate::daemon::state::RecordSpec;
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
-/// Maximum time to save the record of a new migration durably; later the state machine reports the
+/// Maximum time to save the record of a new migration durably. Later the state machine reports the
 /// failure.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum time for the other host to answer whether it is ready.
+/// Maximum time for the destination to answer whether it is ready.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Migrations {
@@ -70,7 +70,7 @@ impl Migrations {
             .await
     }
 
-    /// Ends the pull of a migrated disk's cache; the cache keeps what it has.
+    /// Ends the pull of a migrated disk's cache. The cache keeps what it has.
     fn end_filling(&self, name: &str) {
         let before = self.handles().remove(name);
         if let Some(Handle { task, .. }) = before {
@@ -81,7 +81,7 @@ impl Migrations {
         }
     }
 
-    /// Checks a migration as far as possible without asking the other host.
+    /// Checks a migration as far as possible without asking the destination.
     async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
         awaited::check_directory(&self.peers.transport()?.directory)?;
         let backing = {
@@ -310,7 +310,7 @@ impl DiskDetail for Migrations {
 }
 
 impl Leaving {
-    /// Checks that the other host answers and accepts calls of this host.
+    /// Checks that the destination host answers and accepts calls of this host, the source.
     async fn meet(&self, session: Session) -> Result<(), ApiError> {
         let path = call_path(&self.name, "look", &self.session(session), "");
         let answer = self.peer().call(&path, Vec::new(), LOOK_MAX).await.map_err(|error| {

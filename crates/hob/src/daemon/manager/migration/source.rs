@@ -46,12 +46,13 @@ pub(super) struct Leaving {
     pub(super) plan: MigrationStart,
     pub(super) shared: Arc<Shared>,
     pub(super) bandwidth: Arc<Bandwidth>,
-    /// Address of the other host.
+    /// Address of the destination host.
     pub(super) to: (String, u16),
     pub(super) tls: hob_control::ClientTls,
 }
 
-/// Kind of the last call, as far as its answer depends on it.
+/// Kind of this host's last call to the destination, as far as the handling of the answer depends
+/// on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Look,
@@ -300,7 +301,8 @@ impl Task {
         }
     }
 
-    /// Records the pause of the hand-over, after the other host has started to serve the disk.
+    /// Records how long guests waited during the hand-over. The caller does this after the
+    /// destination has started to serve the disk.
     fn note_pause(&mut self) {
         if let Some(since) = self.frozen_at.take() {
             let pause = since.elapsed().as_secs_f64() * 1e3;

@@ -106,7 +106,7 @@ impl Leaving {
         });
     }
 
-    /// Stops serving guests and releases the backing to the other host.
+    /// Stops serving guests, and releases the backing so that the destination can open it.
     async fn leave(&self) -> Result<(), ApiError> {
         let (migrations, name) = (&self.migrations, &self.name);
         let (shard, id) = migrations.registry.shard_of(name)?;
@@ -122,7 +122,7 @@ impl Leaving {
         Ok(())
     }
 
-    /// Returns the encoded disk settings for the other host.
+    /// Returns the disk settings for the destination, encoded as JSON.
     pub(super) fn arrival(&self) -> Result<Vec<u8>, ApiError> {
         let arrival = self.migrations.arrival(&self.name, &self.plan)?;
         serde_json::to_vec(&arrival).map_err(|error| ApiError::failed(error.to_string()))

@@ -18,7 +18,7 @@ use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::state::JournalSpec;
 
-/// Maximum time to acquire a released disk; later its former owner may acquire it again.
+/// Maximum time to acquire a released disk. Later its former owner may acquire it again.
 const TAKE_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum time to wait for the end of an attempt to open a waiting disk.

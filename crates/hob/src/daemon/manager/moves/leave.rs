@@ -24,7 +24,7 @@ const WELCOME_MAX: Duration = Duration::from_secs(20);
 /// Time after which all other hosts have seen the order.
 const SEEN_AFTER: Duration = Duration::from_millis(2500);
 
-/// Maximum time for the other host to acquire the disk; later the disk stays here.
+/// Maximum time for the other host to acquire the disk. Later the disk stays here.
 const TAKEN_MAX: Duration = Duration::from_secs(40);
 
 /// Maximum time without an answer of etcd before a move fails.

@@ -6,9 +6,9 @@
 //!
 //! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Without
 //! clients, the owner drains, closes and releases the disk, and the other host acquires it
-//! ([`arrive`]). Ownership records and locks decide which host owns the disk, as without a move. An
-//! order only prevents other hosts from acquiring the disk while it is being moved, for a limited
-//! time.
+//! ([`arrive`]). Ownership records and ownership locks decide which host owns the disk, as they do
+//! when no disk is moved. An order only prevents other hosts from acquiring the disk while it is
+//! being moved, for a limited time.
 
 mod arrive;
 mod leave;
@@ -305,7 +305,8 @@ impl Moves {
     }
 }
 
-/// Writes the result of an order. A failure matters little, because the order ends with its lease.
+/// Writes the result of an order to etcd. A failure matters little, because the key of the order in
+/// etcd ends with its lease.
 async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why: &str) {
     let note = Some(why.to_owned()).filter(|why| !why.is_empty());
     let arrival = found.order.arrival.filter(|_| !state.is_over());

@@ -87,7 +87,7 @@ impl Pools {
             };
             match grown {
                 Ok(released) => {
-                    // The released segments include the previous ring.
+                    // The released segments include the previous journal ring.
                     let free = self.let_go(name, &released, |_| false);
                     self.registry.give_back(&spec.pool, &free).await;
                 }
@@ -179,7 +179,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Removes the shard's cache after draining it; its configuration stays.
+    /// Drains a cache, and removes it from the shard. The daemon keeps the cache's configuration.
     pub(in crate::daemon::manager) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id, pool) = {
             let inner = self.registry.inner();
@@ -212,8 +212,8 @@ impl Pools {
     }
 
     /// Changes the structure of the shard's cache to `segments_after` data segments. Provides a new
-    /// ring if the cache has a journal, and drains the cache if necessary. Returns the released
-    /// segments.
+    /// journal ring if the cache has a journal, and drains the cache if necessary. Returns the
+    /// released segments.
     pub(in crate::daemon::manager) async fn restructure(
         &self,
         name: &str,
@@ -271,7 +271,8 @@ impl Pools {
         Err(error)
     }
 
-    /// Allocates the ring and makes the change. An error includes the segments of the unused ring.
+    /// Allocates the journal ring and makes the change. An error includes the segments of the
+    /// unused journal ring.
     async fn restructure_with_ring(
         &self,
         name: &str,

@@ -37,7 +37,7 @@ impl Pools {
         self.tasks.run("pool create", create.name.clone(), async move { service.create(create).await }).await
     }
 
-    /// Removes a pool that no cache uses.
+    /// Removes a pool without caches and swap areas.
     pub(crate) async fn pool_remove(&self, pool: String) -> Result<PoolChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("pool remove", pool.clone(), async move { service.remove_pool(&pool).await }).await
@@ -231,7 +231,7 @@ impl Pools {
         connected
     }
 
-    /// Closes a device that the shards do not know. Its contents stay.
+    /// Closes a device that the shards do not know. The contents of the device are kept.
     async fn close_device(&self, pool: &str, id: DeviceId) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         if let Err(error) = flash.close_device(id).await {

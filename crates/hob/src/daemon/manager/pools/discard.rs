@@ -83,7 +83,7 @@ impl Pools {
         }
     }
 
-    /// Removes a disk's cache after its dirty data was discarded. Requests that wait for the
+    /// Removes a disk's cache whose dirty data the caller has discarded. Requests that wait for the
     /// backing fail.
     pub(in crate::daemon::manager) async fn take_discarded_cache(&self, name: &str) -> Result<(), ApiError> {
         let Ok((shard, id)) = self.registry.shard_of(name) else { return self.take_cache(name).await };

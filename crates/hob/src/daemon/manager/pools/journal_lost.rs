@@ -8,7 +8,7 @@
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
 //!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! Unreadable dirty data is not discarded here; only a command does that (`hob cache
+//! Unreadable dirty data is not discarded here. Only a command does that (`hob cache
 //! discard-dirty`).
 
 use std::time::Duration;
@@ -124,7 +124,7 @@ impl Pools {
         self.registry.save().await
     }
 
-    /// Returns the name of an online disk and the ring of its cache.
+    /// Returns the name of an online disk and the journal ring of the disk's cache.
     fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
         let inner = self.registry.inner();
         let disk = inner.disks.values().find(|disk| disk.id == id)?;

@@ -1,7 +1,7 @@
 //! The pool service: pools, their devices, and the caches on them, with allocation, journals,
 //! drains, replicas and the RAM tier.
 //!
-//! The registry entry of a pool lists its devices and segments; the entry of a disk lists the
+//! The registry entry of a pool lists its devices and segments. The entry of a disk lists the
 //! segments of its cache. This service changes both and informs the shards. The pool service does
 //! not open, recover or migrate disks.
 //!

@@ -1,7 +1,7 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
 //! If a lending host fails or does not answer, hob stops using its device in a fixed order of
-//! steps. First the ownership records in etcd stop naming its replicas; then I/O to the device
+//! steps. First the ownership records in etcd stop naming its replicas. Then I/O to the device
 //! fails. When the lender is back, the device is formatted again and gets new replicas of the dirty
 //! data.
 

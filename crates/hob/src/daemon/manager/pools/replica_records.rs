@@ -11,7 +11,7 @@ use crate::daemon::manager::registry::DiskPhase;
 
 impl Pools {
     /// Removes the replica from the ownership record of `disk`. An error means that the record may
-    /// still name it; then no write may continue without the replica, and the caller must try
+    /// still name it. Then no write may continue without the replica, and the caller must try
     /// again.
     pub(in crate::daemon::manager) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };

@@ -176,7 +176,7 @@ impl DiskEntry {
         wants && is_there && !self.held.is_empty() && self.apart.is_empty()
     }
 
-    /// Returns true if the newest ring of the journal has a copy on a peer.
+    /// Returns true if the newest journal ring has a copy on a peer.
     fn has_far_ring(&self) -> bool {
         self.cache().is_some_and(|spec| spec.copies == Copies::Peer) && self.ring_copies == 2
     }

@@ -14,8 +14,8 @@ use crate::daemon::manager::registry::Inner;
 use crate::daemon::state::{CacheSpec, JournalSpec};
 
 impl Pools {
-    /// Allocates the next ring of a disk's journal for a cache of `data_segments`. Returns `None`
-    /// for a volatile cache. The segments are recorded in the disk's entry.
+    /// Allocates the next journal ring of a disk for a cache of `data_segments`. Returns `None` for
+    /// a volatile cache. The segments are recorded in the disk's entry.
     pub(in crate::daemon::manager) async fn new_ring(
         &self,
         name: &str,
@@ -92,7 +92,7 @@ impl Pools {
         }
     }
 
-    /// Gives the journal a new ring with the configured number of copies.
+    /// Gives the cache a new journal ring with the configured number of copies.
     pub(in crate::daemon::manager) async fn renew_ring(&self, name: &str) -> Result<(), ApiError> {
         let (pool, segments) = {
             let inner = self.registry.inner();
@@ -130,7 +130,8 @@ impl Pools {
         )))
     }
 
-    /// Frees all segments of an owner without a disk, after its cache was discarded.
+    /// Frees all segments of an owner without a disk. The caller has discarded the owner's cache
+    /// before.
     pub(in crate::daemon::manager) async fn forget_owner(&self, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
         let flash = match self.registry.inner().pool(&spec.pool) {
@@ -209,7 +210,7 @@ pub(in crate::daemon::manager) fn journal_room(spec: &CacheSpec, segment_bytes: 
     2 * ring_segments(spec, data, segment_bytes) * here * segment_bytes
 }
 
-/// Returns the number of segments in each copy of a ring.
+/// Returns the number of segments in each copy of a journal ring.
 pub(in crate::daemon::manager) fn ring_segments(
     spec: &CacheSpec,
     data_segments: u64,

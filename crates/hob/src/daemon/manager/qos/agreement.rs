@@ -1,6 +1,7 @@
-//! Rate agreement for latency-controlled datastores. Once a second, all shards with disks of a
-//! datastore report their demand and receive their parts. The hosts of a cluster agree in the same
-//! way ([0021](../../../../../../docs/decisions/0021-qos-across-hosts.md)).
+//! Rate agreement for latency-controlled datastores. Once a second, each shard with disks of a
+//! datastore reports the demand of these disks, and receives its part of the datastore's rate. The
+//! hosts of a cluster agree in the same way
+//! ([0021](../../../../../../docs/decisions/0021-qos-across-hosts.md)).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -41,7 +41,7 @@ pub(super) struct DatastoreEntry {
 }
 
 impl DatastoreEntry {
-    /// Creates a datastore with these settings.
+    /// Creates the entry of a datastore (storage that several backings share) with these settings.
     pub(super) fn new(spec: DatastoreState) -> DatastoreEntry {
         DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None }
     }

@@ -109,7 +109,8 @@ pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     pub(in crate::daemon::manager) defined: BTreeSet<String>,
-    /// Pools of hob.toml that were removed by command. The next field lists such disks.
+    /// Pools of hob.toml that were removed by command. `disks_removed` lists the disks of hob.toml
+    /// that were removed by command.
     pub(in crate::daemon::manager) pools_removed: Vec<String>,
     pub(in crate::daemon::manager) disks_removed: Vec<String>,
     /// Incoming disks of migrations that did not complete.
@@ -143,7 +144,7 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) ids: Option<DeviceIds>,
     pub(in crate::daemon::manager) state: DeviceState,
     pub(in crate::daemon::manager) reason: Option<String>,
-    /// Configured allocation from this device; a fence overrides it.
+    /// Configured allocation from this device. A fence overrides it.
     pub(in crate::daemon::manager) admission: Admission,
     pub(in crate::daemon::manager) segments: u64,
     pub(in crate::daemon::manager) free_segments: u64,
@@ -182,14 +183,15 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) held: Vec<Segment>,
     /// Segments of the cache's replica on another host, with shard ids.
     pub(in crate::daemon::manager) apart: Vec<Segment>,
-    /// True while the replica's segments are released and must not be published.
+    /// True while the replica's segments are being released. Meanwhile the replica is not added to
+    /// the ownership record in etcd.
     pub(in crate::daemon::manager) leaves_peer: bool,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::daemon::manager) copy_said: bool,
-    /// Segments of the journal's ring, with shard ids. While the ring is replaced, also those of
-    /// the next ring.
+    /// Segments of the journal's ring, with shard ids. While the journal ring is replaced, also
+    /// those of the next journal ring.
     pub(in crate::daemon::manager) ring: Vec<Segment>,
-    /// Number of copies of the newest ring.
+    /// Number of copies of the newest journal ring.
     pub(in crate::daemon::manager) ring_copies: usize,
     /// Settings of the RAM tier on the shard.
     pub(in crate::daemon::manager) memory: Option<MemoryConfig>,
@@ -197,7 +199,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) identity: [u8; 32],
     /// Probes of the backing since the disk was last opened.
     pub(in crate::daemon::manager) measure: Option<disks::Measure>,
-    /// Lock of the backing.
+    /// The lock on the backing that excludes other writers.
     pub(in crate::daemon::manager) lock: Option<Lock>,
     /// Permanent identifier of an immutable backing, by which clones find their parent.
     pub(in crate::daemon::manager) constant: Option<String>,
@@ -209,7 +211,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) retry_after: Option<tokio::time::Instant>,
     /// Last logged reason why the disk is offline.
     pub(in crate::daemon::manager) offline_reason: Option<String>,
-    /// True if the log already mentions what the content looks like.
+    /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::daemon::manager) content_noted: bool,
     /// Number of guests that have not received a report of a failed flush.
     pub(in crate::daemon::manager) owed: Owed,

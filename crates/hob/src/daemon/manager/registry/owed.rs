@@ -3,7 +3,7 @@
 //!
 //! hob saves a higher number immediately, because each of these guests must get a report even after
 //! a crash. A lower number is also saved at once, but only [`LOWERED_MAX`] times and then once a
-//! second; otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice,
+//! second. Otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice,
 //! which is safe. The limit prevents a save for every failed flush of a broken backing.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::{DiskEntry, Registry};
 /// Delay before a lower number is saved if the rate limit is exceeded.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
 
-/// Number of lower numbers that are saved at once; one more is allowed each second.
+/// Number of lower numbers that are saved at once. One more is allowed each second.
 const LOWERED_MAX: u32 = 8;
 
 /// The number that the engine last reported. The saved number is in the disk's state.
@@ -32,7 +32,7 @@ pub(in crate::daemon::manager) struct Owed {
 }
 
 impl Owed {
-    /// Returns true if hob may save a lower number immediately, and counts that save.
+    /// Returns true if hob may save a lower number immediately, and then counts the save.
     fn may_lower(&mut self, now: Instant) -> bool {
         let counted = *self.counted.get_or_insert(now);
         let seconds = now.saturating_duration_since(counted).as_secs();

@@ -1,14 +1,14 @@
 //! Flash leases: this host lends flash to other hosts for their replicas. Each borrowing host gets
 //! one file, which a shard serves to that host only, as an NBD export.
 //!
-//! A lease is bound to the certificate of its first request. An open lease has an incarnation
-//! (field `epoch`), a random word that changes each time its file is opened. A connection names the
-//! incarnation. Therefore a borrower never continues with a file that lost unflushed writes in a
-//! crash of this host. A record file keeps the lease over restarts.
+//! A flash lease is bound to the certificate of its first request. An open flash lease has an
+//! incarnation (field `epoch`), a random word that changes each time its file is opened. A
+//! connection names the incarnation. Therefore a borrower never continues with a file that lost
+//! unflushed writes in a crash of this host. A record file keeps the flash lease over restarts.
 //!
-//! The leases of a host have at most `lend_max` bytes in total. A borrower gets no new lease while
-//! the data of its old one is needed. The file of a lease is always opened as raw, whatever the
-//! borrower wrote.
+//! The flash leases of a host have at most `lend_max` bytes in total. A borrower gets no new flash
+//! lease while the data of its old one is needed. The file of a flash lease is always opened as
+//! raw, whatever the borrower wrote.
 
 mod record;
 mod serving;
@@ -38,7 +38,7 @@ use serving::Open;
 /// Minimum size of a flash lease in bytes.
 const LEASE_BYTES_MIN: u64 = 64 << 20;
 
-/// Interval between two checks whether the data of an ended lease is still needed.
+/// Interval between two checks whether the data of an ended flash lease is still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
 /// Maximum number of flash leases.
@@ -49,15 +49,15 @@ const LEASES_MAX: usize = 256;
 pub(crate) struct FlashExports {
     directory: PathBuf,
     bytes_max: u64,
-    /// Leases by borrower. The lock is held for look-ups only.
+    /// Flash leases by borrower. The lock is held for look-ups only.
     leases: Mutex<BTreeMap<String, Entry>>,
-    /// Borrowers whose leases are being changed.
+    /// Borrowers whose flash leases are being changed.
     busy: Mutex<BTreeSet<String>>,
-    /// Signals the end of such a change.
+    /// Signals the end of a change of a flash lease.
     freed: Notify,
 }
 
-/// The exclusive right to create or change a borrower's lease, released when dropped.
+/// The exclusive right to create or change a borrower's flash lease, released when dropped.
 struct ExportGuard<'a> {
     lending: &'a FlashExports,
     borrower: &'a str,
@@ -67,12 +67,12 @@ struct ExportGuard<'a> {
 struct Entry {
     kept: Kept,
     open: Option<Open>,
-    /// Time before which an ended lease is not checked again.
+    /// Time before which an ended flash lease is not checked again.
     retry_after: Option<Instant>,
 }
 
 impl FlashExports {
-    /// Loads the leases from a directory, which is created if missing.
+    /// Loads the flash leases from a directory, which is created if missing.
     pub(crate) fn open(directory: &Path, bytes_max: u64) -> std::io::Result<FlashExports> {
         fs::create_dir_all(directory)?;
         let mut leases = BTreeMap::new();
@@ -107,13 +107,13 @@ impl FlashExports {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the guard of a borrower's lease; `None` if it is taken.
+    /// Takes the guard of a borrower's flash lease. Returns `None` if another task has the guard.
     fn try_turn<'a>(&'a self, borrower: &'a str) -> Option<ExportGuard<'a>> {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.insert(borrower.to_owned()).then(|| ExportGuard { lending: self, borrower })
     }
 
-    /// Waits for the guard of a borrower's lease.
+    /// Waits for the guard of a borrower's flash lease, and takes it.
     async fn turn<'a>(&'a self, borrower: &'a str) -> ExportGuard<'a> {
         loop {
             let freed = self.freed.notified();
@@ -206,7 +206,7 @@ impl RemoteFlash {
         Ok(lending.view(borrower, entry, &self.0.peers.own_name()))
     }
 
-    /// Checks whether a borrower may connect to this incarnation of its lease.
+    /// Checks whether a borrower may connect to this incarnation of its flash lease.
     pub(crate) fn admit(
         &self,
         borrower: &str,
@@ -227,9 +227,10 @@ impl RemoteFlash {
         }
     }
 
-    /// Ends a lease for a failover and returns the path of its file. From then on the borrower
-    /// cannot access the file, and all its writes are in the file. The file stays while its data is
-    /// needed. `lease` is the device's UUID in its superblock, which identifies the lease.
+    /// Ends a flash lease for a failover, and returns the path of the leased file. From then on the
+    /// borrower cannot access the file, and all the borrower's writes are in the file. The file is
+    /// kept while its data is needed. `lease` is the UUID in the superblock of the file, which
+    /// identifies the flash lease.
     pub(in crate::daemon::manager) async fn end_for_failover(
         &self,
         borrower: &str,
@@ -267,9 +268,9 @@ impl RemoteFlash {
         Ok(())
     }
 
-    /// Ends a lease by command of the operator or of the borrower. The lease's file is removed when
-    /// its data is no longer needed. After the operator's command, the borrower gets a new lease
-    /// only after `--forget`.
+    /// Ends a flash lease by command of the operator or of the borrower. The leased file is removed
+    /// when its data is no longer needed. After the operator's command, the borrower gets a new
+    /// flash lease only after `--forget`.
     pub(crate) async fn end(
         &self,
         borrower: String,
@@ -314,8 +315,8 @@ impl RemoteFlash {
         )])
     }
 
-    /// Frees the space of an ended lease, and forgets the lease if the borrower may get a new one.
-    /// Returns false, without a change, if the data may be needed.
+    /// Frees the space of an ended flash lease, and forgets the lease if the borrower may get a new
+    /// one. Returns false, without a change, if the data may be needed.
     async fn free_export(&self, turn: &ExportGuard<'_>) -> Result<bool, ApiError> {
         let (borrower, kept) = (turn.borrower, turn.kept()?);
         let is_named = match uuid_of(turn.lending.file(borrower)).await? {
@@ -340,7 +341,7 @@ impl RemoteFlash {
         Ok(true)
     }
 
-    /// Returns true if an ownership record names this lease, or if that is unknown.
+    /// Returns true if an ownership record names this flash lease, or if that is unknown.
     async fn is_needed(&self, lease: &str) -> bool {
         match self.0.peers.cluster() {
             Some(cluster) => cluster.is_loan_named(lease).await,
@@ -353,7 +354,7 @@ impl RemoteFlash {
         cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
     }
 
-    /// Frees ended leases whose data is no longer needed.
+    /// Frees the space of ended flash leases whose data is no longer needed.
     pub(in crate::daemon::manager) async fn free_ended(&self) {
         let Some(lending) = self.0.exports.get() else { return };
         let now = Instant::now();
@@ -381,10 +382,10 @@ impl Entry {
     }
 }
 
-/// Files are accessed in tasks that may block, because one thread serves all leases and the control
-/// API.
+/// Files are accessed in tasks that may block, because one thread serves all flash leases and the
+/// control API.
 impl ExportGuard<'_> {
-    /// Returns a value from the lease's entry.
+    /// Returns a value from the entry of the flash lease.
     fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, ApiError> {
         self.lending.leases().get_mut(self.borrower).map(of).ok_or_else(|| no_lease(self.borrower))
     }
@@ -393,7 +394,7 @@ impl ExportGuard<'_> {
         self.entry(|entry| entry.kept.clone())
     }
 
-    /// Creates a new lease.
+    /// Creates the flash lease: its entry, its file and its record.
     async fn make(&self, ask: FlashLeaseRequest, certificate: String) -> Result<(), ApiError> {
         let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
         {
@@ -417,7 +418,7 @@ impl ExportGuard<'_> {
         made
     }
 
-    /// Saves the record of the lease durably.
+    /// Saves the record of the flash lease durably.
     async fn keep(&self, kept: Kept) -> Result<(), ApiError> {
         let (directory, borrower, written) =
             (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());
@@ -427,7 +428,7 @@ impl ExportGuard<'_> {
         self.entry(|entry| entry.kept = kept)
     }
 
-    /// Removes the lease and its record.
+    /// Removes the flash lease with its file and its record.
     async fn forget(&self) -> Result<(), ApiError> {
         self.remove_file().await?;
         let (directory, borrower) = (self.lending.directory.clone(), self.borrower.to_owned());
@@ -453,12 +454,13 @@ impl Drop for ExportGuard<'_> {
     }
 }
 
-/// Effect of ending a lease.
+/// What this host does with a flash lease after the lease has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The borrower gets no new lease.
+    /// The lending host refuses the borrower a new flash lease until an operator runs
+    /// `hob peer end BORROWER --forget`.
     Known,
-    /// The borrower may request a new lease.
+    /// The borrower may request a new flash lease.
     Forgotten,
 }
 
@@ -472,7 +474,7 @@ fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), ApiError> {
     )))
 }
 
-/// Checks whether an existing lease fits a borrower's request.
+/// Checks whether an existing flash lease fits a borrower's request.
 fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Result<(), ApiError> {
     check_borrower(kept, certificate)?;
     match kept.ended {
@@ -515,7 +517,7 @@ fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> R
     Ok(())
 }
 
-/// Returns the UUID in the superblock of a lease's file, if there is one. An unreadable file is an
+/// Returns the UUID in the superblock of a leased file, if there is one. An unreadable file is an
 /// error, because it may have one.
 async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
     blocking(move || match superblock_uuid(&file) {

@@ -39,7 +39,7 @@ struct Shared {
 }
 
 impl RemoteFlash {
-    /// Creates a service without leases.
+    /// Creates a service without flash leases.
     pub(super) fn new(
         registry: Arc<Registry>,
         tasks: Tasks,
@@ -56,7 +56,7 @@ impl RemoteFlash {
         let _ = self.0.exports.set(exports);
     }
 
-    /// Returns the lease behind the socket of a remote device, if the lender has answered.
+    /// Returns the flash lease behind the socket of a remote device, if the lender has answered.
     pub(super) fn lease_at(&self, path: &std::path::Path) -> Option<FlashLease> {
         let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.get(path)?.lease()

@@ -1,7 +1,8 @@
 //! Local sockets that lead to flash of other hosts.
 //!
 //! A device on another host is a local socket. Each connection to the socket is forwarded to the
-//! lender over TLS, to the incarnation of the lease that was current when the device was opened.
+//! lender over TLS, to the incarnation of the flash lease that was current when the device was
+//! opened.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -149,7 +150,7 @@ impl RemoteFlash {
         self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
     }
 
-    /// Requests or renews the lease of a remote device. New connections go to the returned
+    /// Requests or renews the flash lease of a remote device. New connections go to the returned
     /// incarnation.
     pub(in crate::daemon::manager) async fn ask_lease(&self, to: &PeerState) -> Result<FlashLease, ApiError> {
         let lender = self.lender(&to.host)?;
@@ -170,7 +171,7 @@ impl RemoteFlash {
         Ok(lease)
     }
 
-    /// Returns a lease to its lender, if the lender answers.
+    /// Returns a flash lease to its lender, if the lender answers.
     pub(in crate::daemon::manager) async fn give_back(&self, to: &PeerState) {
         let Ok(lender) = self.lender(&to.host) else { return };
         let path = format!("/v1/loans/{}/end", lender.me);
@@ -181,7 +182,8 @@ impl RemoteFlash {
         }
     }
 
-    /// Requests the lease like [`RemoteFlash::ask_lease`], unless another request is in progress.
+    /// Requests the flash lease like [`RemoteFlash::ask_lease`], unless another request is in
+    /// progress.
     pub(in crate::daemon::manager) async fn ask_lease_once(
         &self,
         to: &PeerState,

@@ -1,7 +1,7 @@
 //! Turning swap areas on and off. This takes long, has a visible progress and can be stopped.
 //!
-//! An area has at most one such operation at a time. The caller waits for a short time; then the
-//! operation continues in the background.
+//! At most one operation turns an area on or off at a time. The caller waits for a short time. Then
+//! the operation continues in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

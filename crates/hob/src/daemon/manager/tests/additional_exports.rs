@@ -106,7 +106,7 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
     });
 }
 
-/// A file cannot be mounted in this test; the error shows what happens to the other front end.
+/// A file cannot be mounted in this test. The error shows what happens to the other front end.
 #[test]
 fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
     run(async |bench| {

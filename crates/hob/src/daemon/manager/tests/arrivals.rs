@@ -28,7 +28,7 @@ async fn prepare(bench: Bench) -> Bench {
     bench
 }
 
-/// Kills and restarts the daemon; an awaited disk stays busy.
+/// Kills and restarts the daemon. An awaited disk stays busy.
 async fn crash(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     manager.migrations.stop();

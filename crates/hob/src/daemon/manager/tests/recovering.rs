@@ -10,7 +10,7 @@ use super::*;
 
 const WRITE: Op = Op::Write(Durability::Durable);
 
-/// Kills and restarts the daemon; the recovered cache is not used yet.
+/// Kills and restarts the daemon. The recovered cache is not used yet.
 async fn crash_early(bench: Bench) -> Bench {
     let Bench { dir, manager, shard } = bench;
     shard.stop();

@@ -463,7 +463,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
     });
 }
 
-/// Promise 5. hob.toml with such a size is refused; a saved state with such a size is not.
+/// Promise 5. hob.toml with such a size is refused. A saved state with such a size is not.
 #[test]
 fn a_pool_that_was_never_made_has_segments_of_some_size() {
     run(async |bench| {

@@ -214,7 +214,7 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
     });
 }
 
-/// Its segments then belong to another owner: the kernel must not swap to them any more.
+/// The segments of a removed swap area belong to another owner: the kernel must not swap to them.
 #[test]
 fn an_area_that_is_being_removed_is_not_turned_on() {
     play(async |stage| {

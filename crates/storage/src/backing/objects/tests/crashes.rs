@@ -1,5 +1,5 @@
-//! A client that fails between any two changes of the store: the disk then has the content of a
-//! flush point, the last acknowledged one or a later one.
+//! A client that fails between any two changes of the object store: the disk then has the content
+//! of a flush point, the last acknowledged one or a later one.
 
 use std::sync::Mutex;
 
@@ -112,8 +112,8 @@ fn live_on(shop: &Shop, progress: Progress, contents: &[Vec<u8>], what: &str) {
     });
 }
 
-/// Promise 1, exactly: after a crash at any change of the store, completed or not, the disk has the
-/// content of one of its flush points, no older than the last acknowledged one.
+/// Promise 1, exactly: after a crash at any change of the object store, completed or not, the disk
+/// has the content of one of its flush points, no older than the last acknowledged one.
 #[test]
 fn every_crash_between_two_puts_leaves_a_flush_point() {
     let contents = contents();

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::super::format::{Manifest, Name, decode_page};
 use super::super::store::{Boxed, Objects, Put, StoreError};
 
-/// The store itself, which all clients share.
+/// The object store itself, which all clients share.
 #[derive(Clone, Default)]
 pub(super) struct Shop(Arc<Mutex<Stock>>);
 
@@ -41,7 +41,7 @@ struct Mood {
     /// Every n-th change is made, and its reply is lost.
     loses_each: Option<u64>,
     changes: u64,
-    /// True if puts of manifests are delayed; the caller gets no reply.
+    /// True if puts of manifests are delayed. The caller gets no reply.
     delays_manifests: bool,
     delayed: Vec<(Name, Bytes, Put)>,
     /// The next conditional put waits here first.
@@ -49,7 +49,7 @@ struct Mood {
     waits: bool,
 }
 
-/// One process's access to the store.
+/// One process's access to the object store.
 #[derive(Clone)]
 pub(super) struct Client {
     shop: Shop,
@@ -93,7 +93,7 @@ impl Shop {
         self.stock().objects.remove(&name).expect("it was there")
     }
 
-    /// Checks that this manifest names everything in the store, except fencing manifests.
+    /// Checks that this manifest names everything in the object store, except fencing manifests.
     pub(super) async fn check_nothing_is_left(&self, manifest: &Manifest) {
         let objects = self.stock().objects.clone();
         let mut named: Vec<Name> = Vec::new();

@@ -17,7 +17,7 @@ enum Step {
     Reopen,
     /// The client ends without closing.
     Die,
-    /// The client fails within this number of changes of the store.
+    /// The client fails within this number of changes of the object store.
     Crash(u64),
 }
 

@@ -23,7 +23,8 @@ pub(super) struct Kept {
     pub(super) ended: Option<EndedBy>,
 }
 
-/// The party that ended a lease. It decides when the borrower may get a new lease.
+/// The party that ended a flash lease. Each variant says when the borrower may get a new flash
+/// lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EndedBy {
@@ -32,12 +33,13 @@ pub(super) enum EndedBy {
     /// This host, to fail over a disk of the borrower: when the data is no longer needed and the
     /// borrower has no dirty data.
     Adoption,
-    /// The borrower, which returned the lease, or an operator with `--forget`: when the data is no
-    /// longer needed.
+    /// The borrower, which returned the flash lease, or an operator with `--forget`: when the data
+    /// is no longer needed.
     Return,
 }
 
-/// Reads the field `ended`. Earlier versions wrote only whether the operator had ended the lease.
+/// Reads the field `ended`. Earlier versions wrote only whether the operator had ended the flash
+/// lease.
 fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -51,7 +53,7 @@ fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::
     })
 }
 
-/// Replaces the record of a lease durably.
+/// Replaces the record of a flash lease durably.
 pub(super) fn write_record(directory: &Path, borrower: &str, kept: &Kept) -> std::io::Result<()> {
     let temporary = directory.join(format!("{borrower}.new"));
     let mut file = create_private(&temporary)?;
@@ -66,7 +68,7 @@ pub(super) fn remove_record(directory: &Path, borrower: &str) -> std::io::Result
     fs::File::open(directory)?.sync_all()
 }
 
-/// Creates the file of a lease with all its space allocated.
+/// Creates the file of a flash lease, and allocates all its space.
 pub(super) fn make_file(path: &Path, size: Size) -> Result<(), ApiError> {
     let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = file.map_err(|error| failed("create the file of the flash lease", &error))?;

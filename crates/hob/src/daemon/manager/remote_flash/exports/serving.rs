@@ -47,7 +47,7 @@ pub(super) struct Open {
 pub(crate) struct Admitted(pub(super) Open);
 
 impl RemoteFlash {
-    /// Opens the file of a lease, and lets a shard serve it.
+    /// Opens the file of a flash lease, and lets a shard serve it to the borrower.
     pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open, ApiError> {
         let options = self.0.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
