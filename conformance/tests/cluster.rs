@@ -258,7 +258,7 @@ fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     b.ctl(&["cache", "disable", "vm1"]);
     b.stop();
     wait_until("host-a to refuse its old data", FAIL_OVER_MAX, || {
-        a.reason("vm1").contains("owned the disk in the meantime")
+        a.reason("vm1").contains("owned the disk meanwhile")
     });
     assert!(a.reason("vm1").contains("discard-dirty"), "{}", a.reason("vm1"));
     assert_eq!(number_in(&shared.block(9)), 43);
@@ -492,7 +492,7 @@ fn a_disk_migrates_within_its_cluster_and_not_out_of_it() {
     client.flush().unwrap();
     let migrate = |to: &Side| a.try_ctl(&["migrate", "vm1", "--to", to.address(), "--wait", "warm"]);
     let refused = migrate(&c);
-    assert!(!refused.success() && refused.all().contains("in none"), "{}", refused.all());
+    assert!(!refused.success() && refused.all().contains("not in a cluster"), "{}", refused.all());
     assert!(a.serves("vm1"), "{}", a.reason("vm1"));
     let moved = migrate(&b);
     assert!(moved.success(), "{}", moved.all());

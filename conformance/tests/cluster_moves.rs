@@ -178,7 +178,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     assert_eq!(b.disk("vm1")["state"], "awaited");
     assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
     let again = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-b"]);
-    assert!(!again.success() && again.all().contains("on its way to host-b already"), "{}", again.all());
+    assert!(!again.success() && again.all().contains("is already being moved to host-b"), "{}", again.all());
     b.ctl(&["cluster", "move", "vm1", "--cancel"]);
     wait_until("host-b to wait as before", SOON, || {
         b.disk("vm1")["state"] == "offline" && b.reason("vm1").contains("host-a has it")

@@ -130,7 +130,7 @@ fn sequential_writes_are_merged_and_verify() {
 fn invalid_sizes_are_refused_in_one_line() {
     let scratch = Scratch::new();
     let hob = serve(&scratch, "1M");
-    for (size, part) in [("1K", "at least 1 MiB, or 0"), ("1000T", "more than half of this host")] {
+    for (size, part) in [("1K", "0 or at least 1 MiB"), ("1000T", "more than half of this host")] {
         let output = hob.try_ctl(&["cache", "set", "disk", "--ram", size]);
         assert!(!output.success() && output.all().contains(part), "{size}: {}", output.all());
     }

@@ -197,8 +197,7 @@ mod tests {
     #[test]
     fn doc_comments_are_found_and_help_is_a_message() {
         let text = "//! What this file is for.\n//! And a second sentence\n//! of it.\n\n/// The disk that waits here.\n\
-            // Not this comment of four words.\n#[derive(Debug, Args)]\nstruct A {\n    /// Do not
-            // ask for confirmation\n    yes: bool,\n}\n\
+            // Not this comment of four words.\n#[derive(Debug, Args)]\nstruct A {\n    /// Do not ask for confirmation\n    yes: bool,\n}\n\
             //// Not this one of five.\nlet a = \"/// nor this string here\";\n/// Tests are left out here. // test\n";
         let expected = [
             (Kind::Comment, 1, "What this file is for."),

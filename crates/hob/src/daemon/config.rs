@@ -535,11 +535,11 @@ mod tests {
             ),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk]]\nname = \"a\"\nbacking = \"/y\"",
-                &["'a' stands there twice"],
+                &["'a' appears twice"],
             ),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[[disk.export]]\nname = \"b\"\n[[disk]]\nname = \"b\"\nbacking = \"/y\"",
-                &["'b' stands there twice"],
+                &["'b' appears twice"],
             ),
         ] {
             let error = Config::parse(text).unwrap_err().to_string();

@@ -259,7 +259,10 @@ mod tests {
         assert!(error.contains("base (raw) was recorded") && error.contains("other (raw)"), "{error}");
         qemu_img(dir.path(), "rebase -u -f qcow2 -b  mid.qcow2");
         let error = files_of(&at("top.qcow2"), Format::Qcow2, Some(&found)).unwrap_err();
-        assert!(error.contains("base was recorded below") && error.contains("not there any more"), "{error}");
+        assert!(
+            error.contains("base was recorded below") && error.contains("does not exist any more"),
+            "{error}"
+        );
         // An image that had no other files gets a backing file or an external data file.
         qemu_img(dir.path(), "create -q -f qcow2 alone.qcow2 1M");
         assert_eq!(files_of(&at("alone.qcow2"), Format::Qcow2, None).unwrap(), []);

@@ -324,7 +324,7 @@ mod tests {
             ("/", "name a file"),
             ("/dir/..", "name a file"),
             ("/dir/", "name a file"),
-            ("/a\0b", "not a path"),
+            ("/a\0b", "not a valid path"),
         ] {
             let said = check_path(path).unwrap_err();
             assert!(said.contains(wrong), "{path:?}: {said}");

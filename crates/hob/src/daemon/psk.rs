@@ -217,7 +217,7 @@ mod tests {
             (format!("a:{}", &KEY[2..]), "line 1"),
             (format!("a:{}zz", &KEY[2..]), "line 1"),
             (format!("a:{}", "00".repeat(257)), "line 1"),
-            (format!("a:{KEY}\na:{KEY}"), "'a' stands there twice"),
+            (format!("a:{KEY}\na:{KEY}"), "'a' appears twice"),
         ] {
             let error = of(&text).unwrap_err();
             assert!(error.contains(part) && !error.contains(&KEY[2..]), "{text}: {error}");

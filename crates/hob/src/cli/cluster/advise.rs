@@ -224,6 +224,6 @@ mod tests {
             assert!(said.contains(part), "{part}: {said}");
         }
         advice.moves.clear();
-        assert!(text(&advice).contains("No move is worth it"));
+        assert!(text(&advice).contains("No move is worthwhile"));
     }
 }

@@ -168,7 +168,7 @@ impl Cluster {
                 return Ok(Taken {
                     generation: title.value.generation,
                     clock: membership.clock,
-                    foreign: Some(format!("{by} had it")),
+                    foreign: Some(format!("{by} owned the disk")),
                     outdated_by: None,
                     dirty_before: false,
                 });

@@ -274,7 +274,7 @@ impl Attempt<'_> {
         }
         let mine = before.as_ref().is_some_and(|title| title.member.id == self.cluster.me.id);
         let foreign = (!continued).then(|| match &before {
-            Some(title) if !mine => format!("{} had it", title.member.name),
+            Some(title) if !mine => format!("{} owned the disk", title.member.name),
             _ => "other hosts may have owned the disk".to_owned(),
         });
         let generation = title.value.generation;

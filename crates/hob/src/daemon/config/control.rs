@@ -105,7 +105,7 @@ mod tests {
         let token = "[[control.token]]\nfile = \"/t\"\nrole = \"read-only\"\n";
         for (text, part) in [
             (format!("{tcp}token_file = \"/t\"\n"), "control.tls"),
-            (format!("{tcp}{tls}"), "nobody could use it"),
+            (format!("{tcp}{tls}"), "no client could use it"),
             (format!("{tcp}{tls}{client}"), "client_ca"),
             (format!("[control]\n{client}"), "client_ca"),
             (format!("{tcp}{tls}[[control.token]]\nfile = \"/t\"\nrole = \"god\""), "god"),

@@ -125,7 +125,7 @@ mod tests {
             (format!("{nbd}tls = {{ cert = \"/c\" }}"), "cert and key, or psk"),
             (format!("{nbd}tls = {{ }}"), "cert and key, or psk"),
             (format!("{nbd}tls = {{ cert = \"/c\", key = \"/k\", psk = \"/p\" }}"), "cert and key, or psk"),
-            ("[[allow]]\ndisks = [\"a\"]\nclients = [\"psk:a\"]".to_owned(), "psk:a is to be allowed"),
+            ("[[allow]]\ndisks = [\"a\"]\nclients = [\"psk:a\"]".to_owned(), "names psk:a"),
             (format!("{nbd}tls = {{ cert = \"/c\", key = \"/k\", require = true }}"), "require"),
             ("[[allow]]\ndisks = [\"a\"]\nclients = [\"everybody\"]".to_owned(), "'everybody'"),
             ("[[allow]]\ndisks = [\"a\"]\nclients = [\"10.1.2.3/8\"]".to_owned(), "10.0.0.0/8"),

@@ -227,7 +227,11 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         is(enable(with(block(2 * MIB))).await, ErrorKind::Invalid, "4K to 1M");
         let policy = CacheSettings { policy: Some("best".into()), ..CacheSettings::default() };
         is(enable(with(policy)).await, ErrorKind::Invalid, "s3-fifo, lru");
-        is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, ErrorKind::Invalid, "bounds");
+        is(
+            enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await,
+            ErrorKind::Invalid,
+            "too large",
+        );
         is(bench.resize("vm", 1).await, ErrorKind::Conflict, "no cache");
         is(manager.disks.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
         is(manager.pools.cache_clear("vm".into()).await, ErrorKind::Conflict, "no cache");
@@ -273,7 +277,7 @@ fn pools_refuse_what_is_not_theirs() {
             ErrorKind::NotFound,
             "hob pool show p",
         );
-        is(manager.pools.pool_remove("p".into()).await, ErrorKind::Conflict, "caches of vm");
+        is(manager.pools.pool_remove("p".into()).await, ErrorKind::Conflict, "caches of these disks: vm");
         assert_eq!(manager.observe.pools().len(), 1);
         assert_eq!(std::fs::read(bench.path("precious")).unwrap(), vec![7; 4 << 20]);
     });

@@ -109,7 +109,7 @@ fn listeners_have_few_places_and_leave_them() {
             listeners.push(listener);
         }
         let (refused, why) = send(&endpoint, "GET", "/v1/events", "").await;
-        assert!(refused == 503 && why.contains("16 listen"), "{why}");
+        assert!(refused == 503 && why.contains("16 clients"), "{why}");
         // Connections remain for the rest of the API.
         assert_eq!(send(&endpoint, "GET", "/v1/version", "").await.0, 200);
         listeners.pop();

@@ -391,7 +391,7 @@ mod tests {
             disks: vec![DiskLearnt { block: 1, ..DiskLearnt::default() }],
         }];
         let advice = advise(&told, None);
-        assert!(advice.moves.is_empty() && advice.caveats[0].contains("nothing to advise"), "{advice:?}");
+        assert!(advice.moves.is_empty() && advice.caveats[0].contains("there is no advice"), "{advice:?}");
         assert_eq!(advise(&[], None).hosts, []);
     }
 }

@@ -70,14 +70,14 @@ mod tests {
         assert_eq!(
             reason,
             "backing nbd://store/web answers slowly: the oldest request has waited 4.2 s; 2 requests wait; \
-             check the storage behind it and the network"
+             check the storage of the backing and the network"
         );
         let (outage, error) = (Duration::from_secs(9), "Connection refused".to_owned());
         let reconnecting = Condition::Reconnecting { outage, error: error.clone(), waiting: 1 };
         let (kind, reason) = of(reconnecting).unwrap();
         assert_eq!(kind, ProblemKind::BackingUnreachable);
         assert!(
-            reason.contains("reconnecting for 9 s: Connection refused; 1 request waits; hob connects again"),
+            reason.contains("reconnecting for 9 s: Connection refused; 1 request waits; hob reconnects"),
             "{reason}"
         );
         let (kind, reason) = of(Condition::Failed { outage, error }).unwrap();

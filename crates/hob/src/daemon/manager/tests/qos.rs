@@ -117,7 +117,7 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         bench.give("two", reserves(400)).await.unwrap();
         bench.give("else", reserves(5000)).await.unwrap();
         let error = bench.capacity("array", 999).await.unwrap_err();
-        assert!(error.problem.error.contains("reserved 1000"), "{error}");
+        assert!(error.problem.error.contains("reservations of 1000"), "{error}");
     });
 }
 

@@ -64,7 +64,7 @@ fn a_disk_is_as_large_as_its_backing_when_somebody_says_so() {
             assert!(bench.can_write("vm", (before + 16) * MIB - BLOCK));
         }
         let changed = bench.resize_disk("vm", None).await.unwrap();
-        assert_eq!(changed.notes, ["it has 96M already"]);
+        assert_eq!(changed.notes, ["the disk already has 96M"]);
         bench.resize_disk("vm", Some(128 * MIB)).await.unwrap();
         assert_eq!((bench.size("vm"), bench.img("vm").metadata().unwrap().len()), (128, 128 * MIB));
         assert!(bench.can_write("vm", 128 * MIB - BLOCK) && !bench.can_write("vm", 128 * MIB));
@@ -93,8 +93,8 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         truncate(&bench.img("vm"), 80);
         refused("vm", Some(72 * MIB), ErrorKind::Conflict, "has 80M already").await;
         truncate(&bench.img("vm"), 48);
-        refused("vm", None, ErrorKind::Conflict, "its backing has 48M, and the disk 64M").await;
-        refused("vm", Some(96 * MIB), ErrorKind::Conflict, "its backing has 48M, and the disk 64M").await;
+        refused("vm", None, ErrorKind::Conflict, "its backing has 48M, and the disk has 64M").await;
+        refused("vm", Some(96 * MIB), ErrorKind::Conflict, "its backing has 48M, and the disk has 64M").await;
         File::options().write(true).open(bench.img("vm")).unwrap().set_len(64 * MIB + 100).unwrap();
         refused("vm", None, ErrorKind::Invalid, "a multiple of 512 bytes").await;
         assert_eq!((bench.size("vm"), bench.size("ro")), (64, 64));

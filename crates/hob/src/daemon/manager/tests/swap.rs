@@ -410,9 +410,9 @@ fn an_area_is_not_turned_off_into_memory_that_is_not_there() {
         // 20 MiB are used, and 1 MiB of the free swap space is the area's own.
         let memory = |available, swap_free| Memory { total: 1000 * MIB, available, swap_free };
         for (memory, room) in [
-            (memory(22 * MIB, MIB), "room for 2 MiB"),
-            (memory(19 * MIB, 3 * MIB), "room for 2 MiB"),
-            (memory(0, 0), "room for 0 B"),
+            (memory(22 * MIB, MIB), "only 2 MiB free"),
+            (memory(19 * MIB, 3 * MIB), "only 2 MiB free"),
+            (memory(0, 0), "only 0 B free"),
         ] {
             *stage.kernel.memory.lock().unwrap() = memory;
             let said = stage.set("s", false, false).await.unwrap_err().to_string();
@@ -442,7 +442,7 @@ fn an_area_waits_for_its_device() {
         let stage = stage.restart().await;
         let swap = stage.show("s").await;
         assert_eq!((swap.state, swap.at_start), (SwapState::Unavailable, true));
-        assert!(swap.reason.unwrap().contains("pool p says"));
+        assert!(swap.reason.unwrap().contains("hob pool show p"));
         let problems = stage.bench.manager.observe.problems(&[true]);
         assert!(problems.iter().any(|found| found.kind == ProblemKind::SwapOff && found.subject == "s"));
         let refused = stage.set("s", true, false).await.unwrap_err().to_string();
