@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
-use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, Client, EIO};
+use conformance::nbd_client::{Address, CMD_READ, CMD_WRITE_ZEROES, Client, EIO};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
@@ -132,7 +132,8 @@ fn stop(server: &mut Process) {
 /// Sends requests that need the backing.
 fn ask_backing(guest: &mut Client) {
     guest.send(0, CMD_READ, 8 * MIB, 65536, &[]).unwrap();
-    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    // Too long for flash, so the zeroes go to the backing.
+    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
 }
 
@@ -303,7 +304,8 @@ fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) 
     guest.flush().unwrap();
     let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
     daemon.ctl(&["drain", "vm", "--no-wait"]);
-    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    // Too long for flash, so the zeroes go to the backing.
+    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     test(&stage, &daemon, &mut guest, &free, frozen, &image);
     daemon.stop();
@@ -379,7 +381,8 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     daemon.ctl(&["disk", "add", "vm", "--backing", &image]);
     let mut guest = stage.connect();
     let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
-    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    // Too long for flash, so the zeroes go to the backing.
+    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
     assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
