@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, noise_file};
-use conformance::nbd_client::{Address, CMD_READ, CMD_WRITE_ZEROES, Client, EIO};
+use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
@@ -304,8 +304,7 @@ fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) 
     guest.flush().unwrap();
     let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
     daemon.ctl(&["drain", "vm", "--no-wait"]);
-    // Too long for flash, so the zeroes go to the backing.
-    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     test(&stage, &daemon, &mut guest, &free, frozen, &image);
     daemon.stop();
@@ -381,8 +380,7 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
     daemon.ctl(&["disk", "add", "vm", "--backing", &image]);
     let mut guest = stage.connect();
     let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
-    // Too long for flash, so the zeroes go to the backing.
-    guest.send(0, CMD_WRITE_ZEROES, 12 * MIB, 131_072, &[]).unwrap();
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
     std::thread::sleep(Duration::from_millis(300));
     let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
     assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
