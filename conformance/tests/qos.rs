@@ -92,14 +92,14 @@ fn invalid_requests_are_refused_with_one_line_and_the_numbers() {
     for (args, said) in [
         (
             &["qos", "set", "scratch", "--reservation", "201"][..],
-            "501 units a second, and it is said to do 500",
+            "501 units a second, and it has a configured capacity of 500",
         ),
         (&["qos", "set", "scratch", "--shares", "highest"], "low, normal, high or 1 to"),
         (&["qos", "set", "scratch", "--policy", "none"], "no storage policy 'none'"),
         (&["qos", "set", "none", "--shares", "low"], "no disk 'none'"),
         (&["qos", "set", "db", "--limit", "299"], "below the reservation of 300"),
         (&["qos", "policy", "set", "../x", "--shares", "low"], "cannot be a storage policy's name"),
-        (&["datastore", "set", "array", "--capacity", "299"], "reserved 300"),
+        (&["datastore", "set", "array", "--capacity", "299"], "reservations of 300"),
         (&["datastore", "set", "array", "--throttle", "depth:0"], "off, auto, knee or depth"),
         (&["datastore", "set", "other", "--throttle", "auto"], "no datastore 'other'"),
     ] {
