@@ -182,7 +182,7 @@ fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     // Another daemon without the first daemon's state leaves the file unchanged.
     fs::rename(dir.join("state"), dir.join("state.away")).unwrap();
     let other = stage.start();
-    refused(&other, &["pool", "create", "other", &file, "--force"], "lies under /dev/loop");
+    refused(&other, &["pool", "create", "other", &file, "--force"], "is on /dev/loop");
     drop(other.stop());
     fs::remove_dir_all(dir.join("state")).unwrap();
     fs::rename(dir.join("state.away"), dir.join("state")).unwrap();
