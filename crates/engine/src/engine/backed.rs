@@ -17,7 +17,7 @@
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in
 //! the same way (`errseq_t`). hob remembers for each session the last failure that was reported to
-//! the session. A flush that began before the end of the session's last possibly lost change fails too. Its
+//! the session. A flush that began before the end of the last possibly lost change fails too. Its
 //! failure does not count as a report, because its error says nothing about that change. If a guest
 //! disconnects before it receives the report, a later session receives it. This applies only to
 //! sessions that changed data: if a client only read or flushed, no later session receives a
@@ -67,8 +67,6 @@ pub(super) struct Backed {
     failed_upto: u64,
     /// Value of `bypassed` at the last failure that must be reported to guests.
     failed_bypassed: u64,
-    /// True if the last failure was a discard of dirty data, which concerns changes on flash too.
-    discarded_last: bool,
     /// Number of unreported failures of guests whose sessions have ended, at most
     /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
     /// is usually the same guest after a reconnect.
@@ -81,8 +79,6 @@ pub(super) struct Backed {
     absent: Vec<u64>,
     /// The session that last changed data.
     last_changer: Option<SessionId>,
-    /// The value of `bypassed` when the last changer's last change was answered.
-    last_changed: u64,
     /// For each session, the failures that were reported to it. A session without an entry has
     /// received no report.
     sessions: BTreeMap<SessionId, Told>,
@@ -102,9 +98,6 @@ struct Told {
     may_inherit: bool,
     /// True if the session has changed data.
     has_changed: bool,
-    /// The value of `bypassed` when a change of the session was answered last. Not current for the
-    /// session that changed data last.
-    changed_upto: u64,
 }
 
 /// A set of sectors of a disk.
@@ -177,12 +170,10 @@ impl Backed {
             discards: 0,
             failed_upto: 0,
             failed_bypassed: 0,
-            discarded_last: false,
             inherited: 0,
             inherits_unknown: false,
             absent: Vec::new(),
             last_changer: None,
-            last_changed: 0,
             sessions: BTreeMap::new(),
             newer: Ranges::everything(),
             older: Ranges::default(),
@@ -239,7 +230,7 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
-            (self.failed_bypassed, self.discarded_last) = (self.bypassed, false);
+            self.failed_bypassed = self.bypassed;
             let absent = std::mem::take(&mut self.absent).len() as u32;
             self.inherited = (self.inherited + absent).min(INHERITED_MAX);
             let mut guests = self.sessions.iter().filter(|(session, _)| !session.is_daemon());
@@ -251,20 +242,14 @@ impl Backed {
         is_new
     }
 
-    fn keep_last_changed(&mut self) {
-        if let Some(told) = self.last_changer.take().and_then(|last| self.sessions.get_mut(&last)) {
-            told.changed_upto = self.last_changed;
-        }
-    }
-
     /// Records that a session has changed data.
     pub(super) fn note_changer(&mut self, session: SessionId) {
-        if self.last_changer != Some(session) {
-            self.keep_last_changed();
-            let Some(told) = self.sessions.get_mut(&session) else { return };
+        if self.last_changer == Some(session) {
+            return;
+        }
+        if let Some(told) = self.sessions.get_mut(&session) {
             (told.has_changed, self.last_changer) = (true, Some(session));
         }
-        self.last_changed = self.bypassed;
     }
 
     /// Records the discard of dirty sectors. Reads then return their destaged data, which may not
@@ -281,26 +266,23 @@ impl Backed {
         self.discards += 1;
         self.failed_upto = self.writes;
         self.bypassed = self.writes;
-        (self.failed_bypassed, self.discarded_last) = (self.bypassed, true);
+        self.failed_bypassed = self.bypassed;
     }
 
     /// Returns true if a flush of the session must fail because of a failure that was not reported
     /// to the session. `bypassed` is the value of that field when the flush began. A flush that
-    /// began before the end of the session's last possibly lost change does not count as a report.
+    /// began before the end of the last possibly lost change does not count as a report.
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;
         }
         let own = self.owes_own(session);
-        let changed_upto = self.changed_upto(session);
-        let limit = if self.discarded_last { self.bypassed } else { changed_upto };
-        if own && bypassed < self.failed_bypassed.min(limit) {
+        if own && bypassed < self.failed_bypassed {
             return true;
         }
         let inherits = self.may_inherit(session);
         let has_changed = self.has_changed(session);
-        let told =
-            Told { failures: self.failures_for(session), may_inherit: false, has_changed, changed_upto };
+        let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
         self.sessions.insert(session, told);
         let was_counted = inherits || self.inherits_unknown && !has_changed;
         if !session.is_daemon() && was_counted {
@@ -332,10 +314,9 @@ impl Backed {
 
     fn begin_session(&mut self, session: SessionId) {
         let may_inherit = !session.is_daemon() && self.inherited > 0;
-        let told =
-            Told { failures: self.failures_for(session), may_inherit, has_changed: false, changed_upto: 0 };
+        let told = Told { failures: self.failures_for(session), may_inherit, has_changed: false };
         self.sessions.insert(session, told);
-        self.keep_last_changed();
+        self.last_changer = None;
     }
 
     fn end_session(&mut self, session: SessionId) {
@@ -348,13 +329,6 @@ impl Backed {
         {
             self.absent.push(self.bypassed);
         }
-    }
-
-    fn changed_upto(&self, session: SessionId) -> u64 {
-        if self.last_changer == Some(session) {
-            return self.last_changed;
-        }
-        self.sessions.get(&session).map_or(self.bypassed, |told| told.changed_upto)
     }
 
     fn has_changed(&self, session: SessionId) -> bool {
