@@ -136,9 +136,8 @@ pub struct Model {
     withdrawn: u64,
     /// True if the backing has lost data and no later flush has been answered.
     loss_unreported: bool,
-    /// Number of acknowledged writes when the loss was first reported. A flush that began earlier
-    /// does not report the loss of all of them.
-    told_upto: Option<u64>,
+    /// True if a failed flush has reported the loss. The next flush may fail too.
+    was_told: bool,
 }
 
 impl Model {
@@ -156,7 +155,7 @@ impl Model {
             faults: 0,
             withdrawn: 0,
             loss_unreported: false,
-            told_upto: None,
+            was_told: false,
         }
     }
 
@@ -285,17 +284,18 @@ impl Model {
             self.promise(first, &versions);
         }
         if flush.faults == self.faults {
-            (self.loss_unreported, self.told_upto) = (false, None);
+            (self.loss_unreported, self.was_told) = (false, false);
         }
     }
 
     /// Records that a flush failed: writes acknowledged since the last successful flush need not
-    /// become durable any more. If writes were acknowledged while the flush was in flight, the next
-    /// flush fails too, because this failure does not report their loss.
+    /// become durable any more. The first flush that is sent after this failure may fail too,
+    /// because a flush does not report the loss of changes that ended while it was in flight.
     pub fn flush_failed(&mut self, flush: Flush) {
-        let told = *self.told_upto.get_or_insert(self.acknowledged);
-        if flush.acknowledged >= told {
-            (self.loss_unreported, self.told_upto) = (false, None);
+        if self.was_told && flush.faults == self.faults {
+            (self.loss_unreported, self.was_told) = (false, false);
+        } else {
+            self.was_told |= self.loss_unreported;
         }
         self.withdraw();
     }
@@ -303,7 +303,7 @@ impl Model {
     /// Records that the backing may have lost data that is not durable. The guest does not know
     /// about the loss.
     pub fn loss(&mut self) {
-        (self.loss_unreported, self.told_upto) = (true, None);
+        (self.loss_unreported, self.was_told) = (true, false);
         self.interrupt();
     }
 
