@@ -255,11 +255,15 @@ impl Model {
         (change.ended, change.ok, change.durable) = (ended, ok, ok && fua);
         let change = change.clone();
         let in_doubt = ok && !fua && self.unreported > 0 && change.began < self.lost;
-        let in_doubt = in_doubt && !self.in_flash.contains(&serial);
+        let in_flash = self.in_flash.contains(&serial);
+        let in_doubt = in_doubt && !in_flash;
+        // The engine may have acknowledged the change just before the dirty data was given up.
+        let given_up = ok && in_flash && change.began < self.forgot;
+        let is_unsure = in_doubt || given_up;
         for at in change.first..change.end {
             let unit = &mut self.units[at as usize];
             let alone = unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
-            if ok && alone && !in_doubt && !self.lags && change.kind != Kind::Discard {
+            if ok && alone && !is_unsure && !self.lags && change.kind != Kind::Discard {
                 let expected = if change.kind == Kind::Zero { ZERO } else { content::tag(serial, disk, at) };
                 let (now, durable) = (now[at as usize], durable[at as usize]);
                 ensure!(
@@ -274,7 +278,7 @@ impl Model {
                 unit.zeroing -= 1;
                 unit.zeroed = ended;
             }
-            if ok && !in_doubt && change.kind != Kind::Discard {
+            if ok && !is_unsure && change.kind != Kind::Discard {
                 unit.floor = unit.floor.max(change.began);
             }
             if change.reverts {
@@ -283,6 +287,8 @@ impl Model {
         }
         if in_doubt {
             self.doubtful.push((self.losses, serial));
+        } else if given_up {
+            self.given_up.push(serial);
         } else if ok && !fua {
             self.unflushed.push(serial);
         }
