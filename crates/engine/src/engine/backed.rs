@@ -271,7 +271,9 @@ impl Backed {
 
     /// Returns true if a flush of the session must fail because of a failure that was not reported
     /// to the session. `bypassed` is the value of that field when the flush began. A flush that
-    /// began before the end of the last possibly lost change does not count as a report.
+    /// began before the end of the last possibly lost change does not count as a report. This holds
+    /// for changes of other sessions too: a flush covers the changes of all sessions, because one
+    /// guest may have several connections (NBD's `CAN_MULTI_CONN`).
     pub(super) fn tell(&mut self, session: SessionId, bypassed: u64) -> bool {
         if !self.owes(session) {
             return false;

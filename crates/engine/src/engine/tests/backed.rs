@@ -244,6 +244,20 @@ fn a_flush_that_began_before_a_change_ended_does_not_report_its_loss() {
     assert_eq!(bench.flushed_by(1), Ok(()));
 }
 
+/// A guest with two connections writes through one and flushes the other.
+#[test]
+fn a_flush_that_began_early_does_not_report_the_loss_of_another_sessions_change() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.write_alone(0, 4 * KIB);
+    let early = bench.flush_of(2);
+    let flush = bench.ios.pop_front().expect("the backing is flushed");
+    bench.written_by(1);
+    bench.fail(flush);
+    assert_eq!(bench.reply(early).expect("answered").result, Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed), "the change of session 1 may be lost");
+    assert_eq!(bench.flushed_by(2), Ok(()));
+}
+
 #[test]
 fn a_change_that_meets_a_loss_is_sent_again() {
     for op in [WRITE, Op::WriteZeroes(Durability::Volatile, crate::io::Zeroing::MayUnmap)] {
