@@ -253,9 +253,19 @@ pub struct Daemon {
     /// The process.
     pub process: Process,
     control: String,
+    /// Program of client commands, if it is not [`binary`].
+    client: Option<PathBuf>,
 }
 
 impl Daemon {
+    /// Runs client commands with this program instead of [`binary`], for benchmarks that are given
+    /// a program.
+    #[must_use]
+    pub fn with_client(mut self, program: &Path) -> Self {
+        self.client = Some(program.to_owned());
+        self
+    }
+
     /// Starts the daemon with the configuration file `config`, whose control socket is `control`.
     ///
     /// # Panics
@@ -299,20 +309,23 @@ impl Daemon {
         while std::os::unix::net::UnixStream::connect(control).is_err() {
             alive_or_panic(&mut process, start);
         }
-        Self { process, control: format!("unix:{}", text(control)) }
+        Self { process, control: format!("unix:{}", text(control)), client: None }
     }
 
     /// Runs a client command, which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
-        control(&self.control, args)
+        let output = self.try_ctl(args);
+        assert!(output.success(), "hob {args:?} failed ({:?}): {}", output.status, output.all());
+        output.stdout
     }
 
     /// Runs a client command with any result.
     #[must_use]
     #[track_caller]
     pub fn try_ctl(&self, args: &[&str]) -> Output {
-        try_control(&self.control, args)
+        let program = self.client.clone().unwrap_or_else(binary);
+        run_client(&program, &self.control, args)
     }
 
     /// Returns the counters of `disk`.
@@ -345,9 +358,15 @@ fn control(address: &str, args: &[&str]) -> String {
 
 #[track_caller]
 fn try_control(address: &str, args: &[&str]) -> Output {
-    let mut all = args.to_vec();
-    all.extend(["--control", address]);
-    command(&all)
+    run_client(&binary(), address, args)
+}
+
+#[track_caller]
+fn run_client(program: &Path, address: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(args).args(["--control", address]);
+    let mut process = Process::start("hob", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
+    process.finish(COMMAND_MAX)
 }
 
 #[track_caller]

@@ -163,7 +163,7 @@ impl SmallWrites {
             text("backing.sock"),
         );
         fs::write(at("hob.toml"), config)?;
-        let daemon = Daemon::start_program(hob, &at("hob.toml"), &at("ctl.sock"));
+        let daemon = Daemon::start_program(hob, &at("hob.toml"), &at("ctl.sock")).with_client(hob);
         daemon.ctl(&["disk", "list"]);
         let client = Client::connect(&Address::Unix(at("nbd.sock")), "disk").context("connect to hob")?;
         Ok(Self { client, daemon, dice: Noise::new(1), clean: vec![], dirty: vec![], _backing: backing })

@@ -73,7 +73,8 @@ impl Disk {
             backing = Some(SlowServer::start(&dir.join("backing.sock"), &image, delays));
             fs::write(dir.join("hob.toml"), config(way, dir, scale))?;
             unmount_file = Some(Unmount::at(&dir.join("file")));
-            let started = Daemon::start_program(hob, &dir.join("hob.toml"), &dir.join("ctl.sock"));
+            let started =
+                Daemon::start_program(hob, &dir.join("hob.toml"), &dir.join("ctl.sock")).with_client(hob);
             // The daemon answers only when its disks are present.
             started.ctl(&["disk", "list"]);
             daemon = Some(started);
