@@ -34,6 +34,29 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Runs a cargo command like [`run`]. Returns an error also if the compiler printed a warning.
+pub(crate) fn run_without_warnings(command: &mut Command) -> Result<()> {
+    let words = words(command);
+    println!("$ {words}");
+    let start = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = start.with_context(|| format!("start {words}"))?;
+    let mut warnings = 0;
+    for line in BufReader::new(child.stderr.take().expect("piped")).split(b'\n') {
+        let line = line.with_context(|| format!("read what {words} prints"))?;
+        let line = String::from_utf8_lossy(&line);
+        eprintln!("{line}");
+        warnings += usize::from(line.starts_with("warning:"));
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("{words}: {status}");
+    }
+    if warnings > 0 {
+        bail!("{words}: it printed {warnings} warnings; see above");
+    }
+    Ok(())
+}
+
 /// Runs all commands at the same time. Returns an error if one fails, after the others have ended.
 pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
     let mut running = Vec::new();

@@ -21,10 +21,27 @@ const WAITING_THREADS: &str = "--test-threads=3";
 /// Test files of hob's optional features. These tests need a hob with the feature.
 const OF_FEATURES: [&str; 1] = ["nbd_psk"];
 
-/// Returns the cargo command that runs some test targets. The command includes xtask because of
-/// cargo's feature selection: the libraries are then built only once.
+/// Features of the tests and of hob's debug build: TLS by OpenSSL with pre-shared keys, Ceph RBD
+/// images, and object stores in clouds.
+const FEATURES: &str = "hob/psk,hob/rbd,hob/objects-cloud";
+
+/// Returns a cargo command for all packages with all features. If each step selected its own
+/// packages, cargo would build the libraries once for each selection.
+pub(crate) fn cargo_all(command: &str) -> Command {
+    shell::cargo(&[command, "--workspace", "--features", FEATURES])
+}
+
+/// Builds all tests and debug binaries, and returns the path of hob.
+pub(crate) fn build_debug() -> Result<PathBuf> {
+    shell::run(cargo_all("build").args(["--bins", "--tests"]))?;
+    Ok(shell::target_dir()?.join("debug/hob"))
+}
+
+/// Returns the cargo command that runs some test targets.
 pub(crate) fn cargo_test(targets: &[&str]) -> Command {
-    shell::cargo(&[&["test", "-p", "conformance", "-p", "xtask", "--no-fail-fast"], targets].concat())
+    let mut command = cargo_all("test");
+    command.arg("--no-fail-fast").args(targets);
+    command
 }
 
 /// Runs all tests against the release binary, except those of optional features.

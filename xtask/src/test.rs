@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{dashboard, packages, shell, suite, torture};
+use crate::{dashboard, packages, shell, suite};
 
 /// Duration of each fuzz target, seconds.
 const FUZZ_SECONDS: u32 = 20;
@@ -43,7 +43,7 @@ enum Step {
     Fmt,
     /// Run clippy; warnings are errors
     Clippy,
-    /// Run the tests of every crate
+    /// Build the tests with all optional features, and run those of every crate
     Unit,
     /// Build the release binary
     Build,
@@ -57,19 +57,17 @@ enum Step {
     Torture,
     /// Check the dashboard's bundle, and run its tests in a browser
     Dashboard,
-    /// Build hob with the features `psk` and `rbd`, and run the black-box tests of `psk`
+    /// Run the black-box tests of the feature `psk`
     Psk,
     /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
     /// the next step
     Rbd,
-    /// Test the feature `objects-cloud` with a small S3 server
-    Cloud,
     /// Run each fuzz target for twenty seconds
     Fuzz,
 }
 
 impl Step {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 13] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -82,7 +80,6 @@ impl Step {
         Self::Dashboard,
         Self::Psk,
         Self::Rbd,
-        Self::Cloud,
         Self::Fuzz,
     ];
 
@@ -100,7 +97,6 @@ impl Step {
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
             Self::Rbd => "feature rbd",
-            Self::Cloud => "feature objects-cloud",
             Self::Fuzz => "fuzz",
         }
     }
@@ -120,21 +116,21 @@ impl Step {
 
     fn run(self, hob: Option<&Path>) -> Result<()> {
         let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
-        let tests = |args: &[&str]| shell::run_tests(&mut shell::cargo(args));
         match self {
             Self::Install => packages::install(),
             Self::Fmt => cargo(&["fmt", "--all", "--check"]),
-            Self::Clippy => cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-            Self::Unit => tests(&[
-                "test",
-                "--workspace",
-                "--exclude",
-                "conformance",
-                "--exclude",
-                "xtask",
-                "--no-fail-fast",
-            ]),
-            Self::Build => cargo(&["build", "--release", "-p", "hob"]),
+            Self::Clippy => {
+                shell::run(suite::cargo_all("clippy").args(["--all-targets", "--", "-D", "warnings"]))
+            }
+            Self::Unit => {
+                suite::build_debug()?;
+                let excluded = ["--exclude", "conformance", "--exclude", "xtask"];
+                shell::run_tests(suite::cargo_all("test").args(excluded).arg("--no-fail-fast"))
+            }
+            // Clippy sees all features only.
+            Self::Build => {
+                shell::run_without_warnings(&mut shell::cargo(&["build", "--release", "-p", "hob"]))
+            }
             Self::Tidy => {
                 let mut command = suite::cargo_test(&["--bin", "xtask"]);
                 // Without a binary from this run, the step builds its own.
@@ -147,14 +143,14 @@ impl Step {
                 suite::against_release(&targets, &[("HOB_RING", "threads")])
             }
             Self::Torture => {
-                let mut stale = shell::cargo(&["test", "-p", "torture", "--test", "stale_file"]);
-                shell::run_tests(stale.env("HOB_BIN", suite::hob()?))?;
-                torture::harness(&suite::hob()?, &["--minutes", TORTURE_MINUTES])
+                suite::against_release(&["--test", "stale_file"], &[])?;
+                let program = suite::build_debug()?.with_file_name("torture");
+                let mut command = Command::new(program);
+                shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::hob()?))
             }
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
             Self::Rbd => rbd(),
-            Self::Cloud => cloud(),
             Self::Fuzz => fuzz(),
         }
     }
@@ -208,39 +204,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Cargo arguments for hob with its optional features: TLS by OpenSSL with pre-shared keys, and
-/// Ceph RBD images. Both features share one build. The test profile keeps the binary of the other
-/// steps.
-const FEATURES: [&str; 4] = ["-p", "hob", "--features", "psk,rbd"];
-
-/// Builds hob with optional features and returns its path. The tests are built at the same time,
-/// because cargo would build the libraries differently for the binary alone.
-fn build_with_features() -> Result<PathBuf> {
-    shell::run(&mut shell::cargo(&[&["build", "--bins", "--tests"], &FEATURES[..]].concat()))?;
-    Ok(shell::target_dir()?.join("debug/hob"))
-}
-
 fn psk() -> Result<()> {
-    let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
-    cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    // Building hob first builds binary and tests at the same time.
-    let hob = build_with_features()?;
-    shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
+    let hob = suite::build_debug()?;
     shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
 }
 
 /// Runs the black-box tests of RBD images, each with a Ceph cluster of four processes.
 fn rbd() -> Result<()> {
-    let hob = build_with_features()?;
+    let hob = suite::build_debug()?;
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
     shell::run_tests(command.env("HOB_BIN", hob))
-}
-
-/// Runs the tests of object stores in a cloud.
-fn cloud() -> Result<()> {
-    let storage = ["-p", "hob-storage", "--features", "objects-cloud", "--test", "backing_s3"];
-    shell::run(&mut shell::cargo(&[&["clippy"], &storage[..], &["--", "-D", "warnings"]].concat()))?;
-    shell::run_tests(&mut shell::cargo(&[&["test"], &storage[..]].concat()))
 }
 
 /// Runs every fuzz target for a short time. The sanitizer needs an unstable compiler flag, which

@@ -21,12 +21,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let profile: &[&str] = if arguments.debug { &[] } else { &["--release"] };
     shell::run(&mut shell::cargo(&[&["build", "-p", "hob"], profile].concat()))?;
     let hob = if arguments.debug { shell::target_dir()?.join("debug/hob") } else { suite::hob()? };
-    let options: Vec<&str> = arguments.options.iter().map(String::as_str).collect();
-    harness(&hob, &options)
-}
-
-/// Runs the test program against the binary `hob`.
-pub(crate) fn harness(hob: &std::path::Path, options: &[&str]) -> Result<()> {
-    let mut command = shell::cargo(&[&["run", "--quiet", "-p", "torture", "--"], options].concat());
-    shell::run(command.env("HOB_BIN", hob))
+    let mut command = shell::cargo(&["run", "--quiet", "-p", "torture", "--"]);
+    shell::run(command.args(&arguments.options).env("HOB_BIN", hob))
 }
