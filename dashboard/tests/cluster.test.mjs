@@ -50,7 +50,7 @@ test('hosts, disks and what had better move are shown, and a move can be ordered
   assert.match(await text('#cluster-hosts tr[data-host=node-b]'), /10\.0\.0\.2:9443/);
   await until(async () => /node-b/.test(await text('#cluster-disks tr[data-disk=idle]')), 'whose the disk is');
   assert.match(await text('#cluster-disks tr[data-disk=busy]'), /held\s+node-a/);
-  assert.match(await text('#cluster-moves'), /Nothing is on its way/);
+  assert.match(await text('#cluster-moves'), /No disk is being moved/);
   await until(async () => (await page.locator('#cluster-advice tr[data-disk=busy] button').count()) === 1, 'the advice', 90_000);
   assert.match(await text('#cluster-advice tr[data-disk=busy]'), /node-a\s+node-b/);
   assert.match(await text('#advice-sum'), /^Of [\d\u202f]+ reads\/s flash serves .* after these moves/);

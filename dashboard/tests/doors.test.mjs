@@ -47,10 +47,10 @@ test('over TLS the page asks for a token, and shows nothing before', async () =>
   const page = await stage.open(`https://127.0.0.1:${port}/`, { ignoreHTTPSErrors: true });
   await page.locator('#lock').waitFor();
   assert.ok(!(await page.locator('#main').isVisible()));
-  assert.match(await page.locator('#link').innerText(), /a token is needed/);
+  assert.match(await page.locator('#link').innerText(), /a token is required/);
   await page.fill('#token', 'wrong-wrong-wrong-wrong');
   await page.keyboard.press('Enter');
-  await until(async () => (await page.locator('#lock').innerText()).includes('not known here'), 'the token is refused');
+  await until(async () => (await page.locator('#lock').innerText()).includes('does not know this token'), 'the token is refused');
   await page.fill('#token', READER);
   await page.keyboard.press('Enter');
   await page.locator('#disks tr[data-disk=web]').waitFor();

@@ -156,7 +156,7 @@ test('a disk that is not served is named at the top', async () => {
     assert.match(await page.locator('#headline').innerText(), /^gone: offline: .*No such file/);
     assert.equal(await page.title(), '(1) hob');
     await page.locator('#disks tr[data-disk=gone] button').click();
-    assert.match(await page.locator('#totals').textContent(), /no figures while it is offline/);
+    assert.match(await page.locator('#totals').textContent(), /no figures while the disk is offline/);
     assert.equal(await page.locator('#cache fieldset:disabled').count(), 1);
     clean(page, /status of 409/);
   } finally {

@@ -85,7 +85,9 @@ fn a_figure_without_a_name_in_the_table_is_refused() {
     let options = options(&dir, 1);
     let error = made(&["dss", "dds"], &options).unwrap_err().to_string();
     assert!(
-        error.starts_with("there is no figure dds; there are hm-latency, proxy-latency, block-size, dss")
+        error.starts_with(
+            "there is no figure dds; the figures are hm-latency, proxy-latency, block-size, dss"
+        )
     );
     assert!(!options.out.exists());
 }

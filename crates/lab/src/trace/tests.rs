@@ -154,7 +154,7 @@ fn a_file_that_is_no_trace_is_refused_by_name() {
     let error = open(Path::new("/no/such/file"), &SKIP).unwrap_err().to_string();
     assert_eq!(error, "cannot open the trace /no/such/file");
     let error = FormatInfo::named("nonsense").unwrap_err().to_string();
-    assert!(error.starts_with("'nonsense' is no trace format; these are: hob, csv"), "{error}");
+    assert!(error.starts_with("'nonsense' is not a trace format; the formats are hob, csv"), "{error}");
     // If the format is given and has no header, an empty file is an empty trace.
     let named = OpenOptions { format: Some(FormatInfo::named("msr").unwrap()), ..SKIP };
     assert!(read("", &named).records.is_empty());
