@@ -475,14 +475,14 @@ fn tls_clients_reconnect_after_an_upgrade() {
 /// A stop is requested during an upgrade, and ends the daemon cleanly.
 #[test]
 fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
-    for pause in [0, 20, 40, 60, 100, 200] {
+    for pause in [0, 5, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 200] {
         let mut stage = Stage::new("persistent = true", "");
         let _client = stage.connect();
         stage.daemon.process.signal(Signal::HUP);
         std::thread::sleep(Duration::from_millis(pause));
         stage.daemon.process.signal(Signal::TERM);
         let output = stage.daemon.process.finish(UPGRADE_MAX);
-        assert!(output.status.is_some(), "it hangs: {}", output.stderr);
+        assert!(output.success(), "after {pause} ms: {:?}: {}", output.status, output.stderr);
         drop(stage);
     }
 }

@@ -47,7 +47,18 @@ impl Signals {
             int: listen(SignalKind::interrupt())?,
             terminal: has_terminal.then(|| listen(SignalKind::hangup())).transpose()?,
         };
-        Ok(Signals { upgrade: listen(SignalKind::hangup())?, end })
+        let signals = Signals { upgrade: listen(SignalKind::hangup())?, end };
+        // The previous program in this process may have left signals to this one.
+        hob_storage::signals::release();
+        Ok(signals)
+    }
+
+    /// Leaves later signals to the next program in this process. Returns true if a signal that ends
+    /// the daemon has arrived before.
+    async fn leave_to_next_program(&mut self) -> bool {
+        hob_storage::signals::hold();
+        // The runtime sees within this time what its handlers have received.
+        tokio::time::timeout(Duration::from_millis(1), self.end.next()).await.is_ok()
     }
 }
 
@@ -183,6 +194,7 @@ impl Lifecycle {
                 },
             }
         };
+        goes_on = goes_on && !signals.leave_to_next_program().await;
         match leaving {
             Some(leaving) if goes_on => {
                 tracing::info!("handing over to the next daemon process: {}", leaving.summary());

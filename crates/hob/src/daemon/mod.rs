@@ -237,7 +237,7 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::end_in_peace();
     match result? {
         None => Ok(()),
-        Some(leaving) => Err(upgrade::become_next(&leaving)),
+        Some(leaving) => upgrade::become_next(leaving),
     }
 }
 

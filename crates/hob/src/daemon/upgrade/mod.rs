@@ -295,22 +295,26 @@ impl Table {
     }
 }
 
-/// Starts the next program in this process. Returns only if no program could be started.
-pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
-    // The new program has no handler for this signal at first, so the signal would end it.
-    hob_storage::signals::ignore_hang_up();
+/// Starts the next program in this process. Returns only if a signal stopped the daemon meanwhile,
+/// or with an error if no program could be started.
+pub(super) fn become_next(leaving: HandOff) -> anyhow::Result<()> {
     let own = PathBuf::from("/proc/self/exe");
     let mut error = anyhow::anyhow!("the new program does not exist");
-    for program in [&leaving.program, &own] {
+    for program in [leaving.program.clone(), own] {
         error = match message::pack(&leaving.record, &leaving.fds) {
             Ok(message) => {
-                let mut command = Command::new(program);
+                let mut command = Command::new(&program);
                 command.args(arguments()).env(message::VARIABLE, message::sign()).stdin(Stdio::from(message));
+                if hob_storage::signals::stopped() {
+                    tracing::info!("stopping instead of upgrading");
+                    leaving.end_here();
+                    return Ok(());
+                }
                 command.exec().into()
             }
             Err(error) => error.into(),
         };
         tracing::error!("cannot start {}: {error}", program.display());
     }
-    error.context("the daemon has closed its caches and cannot continue")
+    Err(error.context("the daemon has closed its caches and cannot continue"))
 }
