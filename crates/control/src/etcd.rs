@@ -164,8 +164,9 @@ struct EtcdResponse {
 }
 
 impl Etcd {
-    /// Creates a client of the etcd cluster with these endpoints. One endpoint of the etcd cluster
-    /// is enough.
+    /// Creates a client of the etcd cluster with these endpoints. `endpoints` may omit members of
+    /// the etcd cluster, but has at least one member. The client uses one endpoint at a time, and
+    /// the next one after a failure.
     ///
     /// # Panics
     /// If there is no endpoint.

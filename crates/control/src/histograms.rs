@@ -14,7 +14,7 @@ pub struct DiskHistograms {
     pub histograms: Vec<RequestHistogram>,
 }
 
-/// Histogram of one metric of the disk's requests of one class.
+/// Histogram of one metric: of all requests of the disk, of its reads, or of its writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RequestHistogram {
     /// `length`, `seek`, `seek-nearest`, `outstanding`, `latency` or `interarrival`.

@@ -92,7 +92,7 @@ pub struct ClusterAdvice {
     pub hits_here: f64,
     /// Reads per second that flash would serve after the recommended moves.
     pub hits_then: f64,
-    /// Reads per second of all disks together.
+    /// Guest reads per second, the sum over all disks in `disks`.
     pub reads: f64,
     /// Caveats, as sentences.
     pub caveats: Vec<String>,

@@ -11,8 +11,9 @@
 //! A change of the choice costs at most as many hits as the cache has blocks, because each
 //! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
 //! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. In addition, a
-//! candidate whose hit ratio is within one percentage point of the best replaces the choice if it
-//! writes clearly less to flash.
+//! candidate replaces the choice to reduce flash writes. Such a candidate writes less than
+//! [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
+//! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
 //!
 //! Memory use: at most 400 KiB for each cache, independent of its size.
 
@@ -365,8 +366,9 @@ impl Chooser {
         Some(self.current())
     }
 
-    /// Returns the candidate with the fewest flash writes, among those with about the most hits
-    /// that write clearly less than the choice. Returns the choice if there is none.
+    /// Returns the candidate with the fewest flash writes. Its hit ratio is at most [`EQUAL_PPM`]
+    /// below the highest one, and it writes less than [`WRITES_PERCENT`] of the sectors that the
+    /// choice writes. Returns the choice if there is no such candidate.
     fn most_sparing(&self) -> usize {
         let window = |at: usize| &self.miniatures[at].window;
         let all = 0..self.miniatures.len();

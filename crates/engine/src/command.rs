@@ -94,7 +94,7 @@ impl Default for Destage {
     }
 }
 
-/// Division of a cache's blocks between read and written data.
+/// Whether data that guests read and data that guests write share the blocks of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
     /// Read and written data share all blocks. Destaged data stays in the cache as clean data.

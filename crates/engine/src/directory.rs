@@ -41,11 +41,11 @@ pub(crate) struct Placed {
     pub(crate) evicted: u64,
 }
 
-/// Destination of a block that is about to become dirty in a segment that is being vacated.
+/// Whether a block leaves a segment that is being vacated, when a write makes the block dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// The block stays in its current frame, and becomes dirty there. It is already partly dirty,
-    /// is in use, or no other frame is free.
+    /// The block stays in the segment that is being vacated, and becomes dirty there. It is already
+    /// partly dirty, is in use, or no other frame is free.
     Stays,
     /// The durable journal may record the block as dirty, so a commit must be first.
     AfterCommit,

@@ -62,7 +62,8 @@ pub struct Options {
     pub requests: u32,
     /// True if the simulation injects faults.
     pub faults: bool,
-    /// Deliberate defect of the hosts: in some histories the checkers must report a violation.
+    /// Deliberate defect of the simulated hosts, to test the checkers, which must then report a
+    /// violation in some histories. `None` simulates correct hosts.
     pub sabotage: Option<Sabotage>,
     /// Called with one line for every event.
     pub trace: Option<Trace>,

@@ -73,7 +73,8 @@ pub struct Options {
     /// A step after which this host's process pauses, and the pause in nanoseconds; replaces the
     /// pause that the seed would select.
     pub stop: Option<(Crash, u64)>,
-    /// Deliberate defect of the simulation: the checkers must report a violation.
+    /// Deliberate defect of the simulated hosts, to test the checkers, which must then report a
+    /// violation. `None` simulates correct hosts.
     pub sabotage: Option<Sabotage>,
     /// Called with one line for every event.
     pub trace: Option<Trace>,

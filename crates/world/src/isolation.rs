@@ -17,7 +17,7 @@ use crate::rng::SimRng;
 
 const TAKES_NS: u64 = 1_000_000;
 
-/// Number of simulation steps of a history.
+/// Number of simulation steps in one history (one simulated run).
 const STEPS: u64 = 200;
 
 const WATCHED: DiskId = DiskId(0);

@@ -141,7 +141,8 @@ pub struct Options {
     pub hasty: bool,
     /// The last of several flash devices holds only replicas, like flash of a remote host.
     pub peer: bool,
-    /// Deliberate defect of the simulation: the checkers must report a violation.
+    /// Deliberate defect of the engine or of its simulated environment, to test the checkers, which
+    /// must then report a violation. `None` simulates without a defect.
     pub sabotage: Option<Sabotage>,
     /// Called with one line for each event that enters or leaves the engine.
     pub trace: Option<Trace>,
@@ -201,7 +202,8 @@ impl Options {
     }
 }
 
-/// Deliberate defects of the simulation. Each defect tests whether the checkers notice a violation.
+/// Deliberate defects of the engine or of its simulated environment: devices, daemon and guests.
+/// Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// A simulated device has this defect.

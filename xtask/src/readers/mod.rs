@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         None => shell::target_dir()?.join(format!("readers-{}.key", arguments.seed)),
     };
     if arguments.out.as_ref() == Some(&key_path) {
-        bail!("--out {} is the name of the key: pass another extension", key_path.display());
+        bail!("--out {} is also the name of the key file: pass another extension", key_path.display());
     }
     fs::write(&key_path, key).with_context(|| format!("write {}", key_path.display()))?;
     match &arguments.out {

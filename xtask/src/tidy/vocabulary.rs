@@ -1,4 +1,5 @@
-//! Reads docs/decisions/0040-vocabulary.md: words that must not return, and words that remain.
+//! Reads the tables of docs/decisions/0040-vocabulary.md: old names that code must not use again,
+//! and old words and names that are still in use and have to be replaced.
 
 use anyhow::{Context, Result};
 
@@ -66,7 +67,8 @@ impl Scope {
 
 const CRATES: [&str; 8] = ["control", "engine", "frontends", "hob", "lab", "nbd", "storage", "world"];
 
-/// Tables of the vocabulary page.
+/// Tables of the vocabulary page: old words in text and old names in code that have to be replaced,
+/// and names that are replaced already.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     pub(super) in_text: Vec<Word>,

@@ -379,8 +379,9 @@ impl Writer {
         (offset >> zone_shift(disk_bytes)) as usize
     }
 
-    /// Sets the bypass mark of a zone, from the next page on. After a crash, recovery drops the
-    /// clean data in zones with a bypass mark.
+    /// Sets the bypass mark of a zone of the disk. The mark means that a write to the zone may have
+    /// bypassed the cache. All journal pages from the next one on contain the mark. After a crash,
+    /// recovery drops the clean data in zones with a bypass mark.
     pub(crate) fn mark(&mut self, zone: usize) {
         self.unmarks.retain(|(_, unmarked)| *unmarked != zone);
         self.zones[zone / 8] |= 1 << (zone % 8);

@@ -401,7 +401,7 @@ impl Source {
     }
 
     /// Continues after the destination has confirmed all reported changes. `had_some` is true if
-    /// there were any.
+    /// the last confirmed report contained changes.
     fn step(&mut self, now: Instant, had_some: bool) {
         if self.phase == Phase::Frozen {
             let record = Record::Away { session: self.session, taken: false };

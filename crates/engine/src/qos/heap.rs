@@ -1,7 +1,8 @@
-//! A heap of flows ordered by tag, smallest first. Each flow's position in the heap is known. So
-//! changing a tag and removing a flow take O(log n) without allocation.
+//! A heap of flows ordered by tag, smallest first. A flow is the waiting I/O of one disk, or the
+//! background I/O of all disks. Each flow's position in the heap is known. So changing a tag and
+//! removing a flow take O(log n) without allocation.
 
-/// Position of a flow that is not in the heap.
+/// Entry of `places` for a flow that is not in the heap.
 const OUT: u32 = u32::MAX;
 
 /// A heap that has each flow at most once.
@@ -10,7 +11,7 @@ pub(super) struct TagHeap<Tag> {
     /// Tags and flows. Flows with equal tags are ordered by number, so that every run gives the
     /// same result.
     order: Vec<(Tag, u32)>,
-    /// Position of each flow in `order`.
+    /// Position in `order` of each flow, by flow number. [`OUT`] if the flow is not in the heap.
     places: Vec<u32>,
 }
 

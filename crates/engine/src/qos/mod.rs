@@ -38,11 +38,12 @@ pub const RATE_MAX: u32 = 100_000_000;
 pub struct Entitlement {
     /// Part of the rate that is left after all reservations, from 1 to [`SHARES_MAX`].
     pub shares: u32,
-    /// Guaranteed rate, even if others have more shares, units per second. 0 means no reservation.
+    /// Guaranteed rate, even if others have more shares, units of I/O (32 KiB by default) per
+    /// second. 0 means no reservation.
     pub reservation: u32,
-    /// Maximum rate, units per second.
+    /// Maximum rate, units of I/O (32 KiB by default) per second. `None` means no limit.
     pub limit: Option<u32>,
-    /// Maximum rate, bytes per second.
+    /// Maximum rate, bytes per second. `None` means no limit.
     pub bytes_limit: Option<u64>,
 }
 

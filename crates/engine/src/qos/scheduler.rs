@@ -22,7 +22,8 @@ use super::Entitlement;
 use super::heap::TagHeap;
 use crate::units::Instant;
 
-/// Number of a flow in one scheduler. The caller chooses small numbers.
+/// Number of a flow in one scheduler. A flow is the waiting I/O of one disk, or the background I/O
+/// of all disks. The caller chooses small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 

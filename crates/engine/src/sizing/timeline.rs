@@ -1,4 +1,5 @@
 //! Blocks in the order of their last use. Counts the blocks used after any given one in O(log n).
+//! The blocks in the timeline are its *members*. The caller numbers them.
 //!
 //! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A
 //! bitmap records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for
@@ -26,7 +27,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Creates an empty timeline for up to `members_max` members (below 2³⁰).
+    /// Creates an empty timeline for at most `members_max` blocks (below 2³⁰).
     pub fn new(members_max: u32) -> Self {
         assert!(members_max < 1 << 30, "slots are numbered with 32 bits");
         // There are as many free slots as held ones, so that compaction adds a bounded cost to each
@@ -80,7 +81,7 @@ impl Timeline {
     /// `moved` is called with each member and its new slot.
     ///
     /// # Panics
-    /// If more members hold slots than the line was made for.
+    /// If more members hold slots than the timeline has room for.
     #[inline]
     pub fn push(&mut self, member: u32, moved: impl FnMut(u32, u32)) -> u32 {
         if self.now as usize == self.member.len() {

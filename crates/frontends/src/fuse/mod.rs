@@ -482,7 +482,8 @@ impl InFlight {
         slice_for(id, self.offset, self.len)
     }
 
-    /// Moves to the next piece of the command. Returns false if there is none.
+    /// Moves to the next piece of the command. Returns false if the current piece is the last one.
+    /// A piece has at most `REQUEST_BYTES_MAX` bytes.
     fn advance(&mut self) -> bool {
         let next = self.offset + self.len;
         if next >= self.end {

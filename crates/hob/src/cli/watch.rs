@@ -15,8 +15,8 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Watches an operation; see the module's text. While this value exists, Ctrl-C does not end the
-/// command.
+/// Shows the progress of an operation of the daemon. While this value exists, Ctrl-C does not end
+/// the command.
 pub(super) struct Watch {
     interrupt: Signal,
     on_terminal: bool,

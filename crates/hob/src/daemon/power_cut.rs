@@ -8,10 +8,11 @@ use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};
 use rustix::process::Signal;
 
-/// Name of the environment variable.
+/// Name of the environment variable that makes the child lose unflushed data.
 pub(crate) const VARIABLE: &str = "HOB_SELFTEST_POWER_CUT";
 
-/// The value of the variable for a child of this process.
+/// Returns the value of the environment variable [`VARIABLE`] for a child of this process: this
+/// process's id and the options.
 pub(crate) fn order(options: &VolatileOptions) -> String {
     let VolatileOptions { seed, flushes, cut_after } = options;
     let flushes = match flushes {

@@ -30,10 +30,10 @@ pub struct TargetInfo {
     pub can_flush: bool,
 }
 
-/// Access mode of a file or block device.
+/// Whether I/O to a file or block device uses the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileAccess {
-    /// Buffered I/O: the kernel's page cache serves many requests itself.
+    /// Buffered I/O: the kernel's page cache serves many requests.
     #[default]
     Buffered,
     /// Direct I/O (O_DIRECT) without the page cache, in units of at least 512 bytes.

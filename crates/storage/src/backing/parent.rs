@@ -1,4 +1,6 @@
-//! Clones and their parents: the interface of [`overlay`](super::overlay).
+//! Functions of [`Backing`] for clones. A clone reads data that was never written in it from its
+//! parent, another disk of this host. The module [`overlay`](super::overlay) implements the
+//! functions.
 
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::{Instant, IoId};

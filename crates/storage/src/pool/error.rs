@@ -135,7 +135,7 @@ pub enum PoolError {
         /// The requested id.
         device: DeviceId,
     },
-    /// hob's data on the device is damaged.
+    /// hob's superblock or segment table on the device is damaged. Cached data is not checked.
     #[error(
         "{path} is damaged: {what}. Caches lose their data on this device, and persistent caches \
         lose its dirty data too: remove the device from the pool, or format it with --force",

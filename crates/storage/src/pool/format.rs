@@ -13,17 +13,17 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Size of a superblock, and of a page of the segment table, in bytes.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// Offsets of the two copies of the superblock.
+/// Offsets of the two copies of the superblock on a pool device, bytes.
 pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, (1 << 20) - PAGE_BYTES as u64];
 
-/// Offset of the segment table.
+/// Offset of the segment table on a pool device, bytes.
 const TABLE_OFFSET: u64 = 1 << 20;
 
-/// Alignment of the second copy's distance from the first, larger than a torn write of a flash
-/// device.
+/// Alignment of the distance between the two copies of the segment table, bytes. Larger than a torn
+/// write of a flash device.
 const COPY_ALIGNMENT: u64 = 64 << 10;
 
-/// Alignment of the first segment's offset.
+/// Alignment of the first segment's offset, bytes.
 const DATA_ALIGNMENT: u64 = 1 << 20;
 
 /// Number of entries in a table page.

@@ -110,10 +110,10 @@ pub struct SectorCopy {
 /// Why a sector cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SectorLost {
-    /// No copy of the sector can be read.
-    #[error("no copy of the sector can be read from flash")]
+    /// The read of each copy failed: an I/O error, or the device is missing.
+    #[error("the read of every copy of the sector on flash failed")]
     Unreadable,
-    /// The readable copies of the sector have wrong checksums.
+    /// At least one copy was read, and each copy that was read has a wrong checksum.
     #[error("the sector on flash has a wrong checksum")]
     Wrong,
 }

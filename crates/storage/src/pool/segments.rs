@@ -77,9 +77,10 @@ impl Pool {
         Ok(segments)
     }
 
-    /// Allocates up to `most` free segments for replicas to a persistent cache, from devices of
-    /// other hosts. A given number of segments stays free on each device. The segments get the
-    /// lowest numbers that the owner does not use.
+    /// Allocates up to `most` free segments for the replica of a persistent cache of this host. The
+    /// segments are on the pool's remote devices, which other hosts export. At least `spare`
+    /// segments stay free on each device. The segments get the lowest numbers that the owner does
+    /// not use.
     ///
     /// # Errors
     /// An error of a device.

@@ -81,8 +81,9 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Writes `bytes`. A durable write is in the file when this function returns. A random part of
-    /// other writes is in the file.
+    /// Writes `bytes`. A durable write is completely in the file when this function returns. Of a
+    /// volatile write, all units are in the file, or random units, or none. The write cache has the
+    /// other units. If flushes are ignored, every write is volatile.
     ///
     /// # Errors
     /// The file's error.

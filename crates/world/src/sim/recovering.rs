@@ -27,9 +27,11 @@ pub(super) struct Recovering {
 /// The next step of a cache recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// The journal ring was read once.
+    /// The daemon has read the journal ring for the first time, to find the regions that may have
+    /// dirty data.
     Surveyed,
-    /// The journal ring was read twice, and the cache is compared with the backing.
+    /// The daemon reads the journal ring a second time and recovers the cache. The daemon then
+    /// compares a sample of the clean sectors with the backing.
     Recovered,
     /// The pool's table marks the cache's journal rings as invalid.
     Voided,

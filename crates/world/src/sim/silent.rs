@@ -18,8 +18,8 @@ use crate::{Violation, ensure};
 /// Seed of the separate random numbers of histories with silent changes.
 const SALT: u64 = 0x7369_6c65_6e74;
 
-/// Number of sampled clean sectors. The silent change hits one of them, so that changes often hit
-/// the cache.
+/// Maximum number of clean sectors that are sampled in a recovered cache. Most silent changes of
+/// the backing begin at one of these sectors, so that the cache often has stale data.
 const SAMPLES: usize = 64;
 
 /// Silent changes of backings in a history.

@@ -284,8 +284,8 @@ impl Flash {
         .await
     }
 
-    /// Allocates up to `most` segments for a replica on another host, and leaves `spare` segments
-    /// free.
+    /// Allocates up to `most` segments on remote devices for the replica of a cache of this host.
+    /// At least `spare` segments stay free on each device.
     pub(super) async fn allocate_seconds(
         &self,
         owner: OwnerId,

@@ -1,7 +1,8 @@
 //! Removal of disks whose backing may never answer a request.
 //!
 //! A request that cannot be cancelled stays in the kernel or in a library, together with its
-//! memory. The backing stays open until that request ends. The daemon does not wait for it.
+//! memory. The backing stays open until that request ends. The daemon continues without waiting for
+//! the end of the request.
 
 use hob_engine::units::{DiskId, Instant};
 use hob_frontends::nbd::Connection;

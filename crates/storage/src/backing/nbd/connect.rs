@@ -178,7 +178,8 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// Starts an attempt to connect. The returned socket reads as closed when there is a result.
+    /// Starts an attempt to connect. The returned socket only notifies the caller: it reaches the
+    /// end of file when the attempt has a result. It is not the connection to the NBD server.
     pub(super) fn start(
         before: Option<BeforeConnecting>,
         uri: &NbdUri,
@@ -197,7 +198,8 @@ impl Attempt {
         Ok((Attempt { result }, ours.into()))
     }
 
-    /// Returns the attempt's result, once the socket reads as closed.
+    /// Returns the attempt's result. Does not wait: call it after the socket that
+    /// [`start`](Self::start) returned has reached the end of file.
     pub(super) fn result(self) -> Result<Link, String> {
         self.result.try_recv().unwrap_or_else(|_| Err("the attempt to connect was cancelled".into()))
     }

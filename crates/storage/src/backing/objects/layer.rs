@@ -140,8 +140,10 @@ impl Layer {
     }
 }
 
-/// For a read at `at`, copies the units that the layers have, newest layer first. Returns the range
-/// of `out` that covers all missing units, and the missing units; `None` if nothing is missing.
+/// Reads from offset `at` of the object: copies to `out` the units that the layers have, newest
+/// layer first. The other units are missing. Returns the byte range of `out` that covers all
+/// missing units, and the byte offset of each missing unit in `out`. Returns `None` if no unit is
+/// missing.
 pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Range<usize>, Vec<usize>)> {
     assert!(at.is_multiple_of(UNIT) && out.len().is_multiple_of(UNIT), "whole units are read");
     let mut missing = Vec::new();
@@ -155,7 +157,8 @@ pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Rang
     Some((first..last + UNIT, missing))
 }
 
-/// Fills the missing units. `bytes` starts at the first missing unit.
+/// Copies to `out` the 512-byte units that no layer has. The object store returned `bytes` for the
+/// byte range that [`look`] returned. `missing` has the byte offset of each missing unit in `out`.
 pub(super) fn fill(out: &mut [u8], missing: &[usize], bytes: &[u8]) {
     let first = missing[0];
     for start in missing {

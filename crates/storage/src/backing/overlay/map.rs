@@ -87,7 +87,8 @@ impl OwnMap {
         self.own[(object / 64) as usize] >> (object % 64) & 1 == 1
     }
 
-    /// Returns the origin of the byte at `offset`, and the end of the range with this origin.
+    /// Returns the origin of the byte at `offset` (clone or parent), and the offset of the first
+    /// byte that may have another origin.
     fn whose(&self, offset: u64) -> (BlockOrigin, u64) {
         if offset >= self.common_bytes {
             return (BlockOrigin::Own, u64::MAX);

@@ -125,16 +125,17 @@ impl Server {
         self.directory.join("socket")
     }
 
-    /// Starts a child in place of the previous one, and waits until it listens. The child listens
-    /// before it opens the image: call [`Server::has_image`] once it has. `NotFound` means that the
-    /// program is missing.
+    /// Starts a child in place of the previous one, and waits until the child listens. The child
+    /// opens the image after that, and may fail. When the first NBD handshake succeeds, the image
+    /// is open: call [`Server::has_image`] then. `NotFound` means that the program is missing.
     pub(super) fn start(&self, opens: Opens) -> io::Result<()> {
         let mut place = self.place();
         self.stop_at(&mut place);
         self.start_at(&mut place, opens)
     }
 
-    /// Records that the child has opened the image.
+    /// Records that the child has opened the image, so that [`Server::revive`] may start another
+    /// child.
     pub(super) fn has_image(&self) {
         let mut place = self.place();
         place.wanted = place.running.as_ref().map(|child| child.opens);

@@ -22,8 +22,8 @@ const MOVES_MAX: usize = 16;
 /// Minimum gain of an advised move, as a fraction of all reads.
 const GAIN_MIN: f64 = 0.01;
 
-/// Maximum loss of hits, as a fraction of the reads, for a smaller cache to count as equally
-/// useful.
+/// Maximum difference of hit ratio (0 to 1) at which a smaller cache of a disk counts as equally
+/// useful as a larger one.
 const USEFUL_OFF: f64 = 0.005;
 
 /// Minimum read rate for a statement, in reads per second.
@@ -286,7 +286,8 @@ fn host_row(
     }
 }
 
-/// Returns the size of the smallest cache that is nearly as good as the best one.
+/// Returns the size in bytes of the smallest cache whose hit ratio is at most [`USEFUL_OFF`] below
+/// the best one.
 fn useful(disk: &Disk) -> u64 {
     let best = disk.curve.points().last().map_or(0.0, |point| 1.0 - point.miss_ratio);
     if disk.reads <= 0.0 || best <= USEFUL_OFF {

@@ -1,4 +1,4 @@
-//! Mounted files inherited from the previous daemon process during an upgrade. Inherited files stay
+//! FUSE files inherited from the previous daemon process during an upgrade. Inherited files stay
 //! mounted, and each is taken over when its disk comes online, if the export still has the same
 //! file. Inherited files without a disk are unmounted.
 

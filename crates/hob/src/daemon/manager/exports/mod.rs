@@ -1,8 +1,9 @@
-//! The export service: the table of exports that listeners read, vhost-user sockets, mounted files,
+//! The export service: the table of exports that listeners read, vhost-user sockets, FUSE files,
 //! and the dirty bitmaps that NBD clients see.
 //!
-//! The service owns the table, the files inherited from the previous daemon process, and the
-//! directory of bitmaps. The registry entry of a disk lists the disk's exports, files and bitmaps.
+//! A FUSE file is an export that hob mounts as a file on this host. The service owns the table, the
+//! FUSE files inherited from the previous daemon process, and the directory of bitmaps. The
+//! registry entry of a disk lists the disk's exports, FUSE files and dirty bitmaps.
 
 mod additional;
 mod bitmaps;
@@ -34,7 +35,7 @@ struct Shared {
     bitmaps: Option<PathBuf>,
     /// Access rights of the disks' sockets.
     socket_access: OnceLock<SocketAccess>,
-    /// Inherited files by export.
+    /// FUSE files inherited from the previous daemon process, by export.
     inherited: Mutex<BTreeMap<String, InheritedFile>>,
 }
 

@@ -89,7 +89,11 @@ impl Migrations {
         Ok(())
     }
 
-    /// Returns the migration settings with which a disk leaves this host.
+    /// Returns the migration settings with which a disk leaves this host: the recorded settings, or
+    /// new settings with a random lineage if none are recorded.
+    ///
+    /// # Errors
+    /// This host has no disk of this name.
     pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, ApiError> {
         let inner = self.registry.inner();
         let known = inner.disk(name)?.wanted.migration.clone();

@@ -1,9 +1,9 @@
-//! Drains: starting, observing and stopping the transfer of dirty data to the backing. Other
-//! changes wait for a drain.
+//! Drains: starting, observing and stopping the transfer of a cache's dirty data to the backing.
 //!
-//! A drain holds the operation guard of its disk and continues when its caller has disconnected. A
-//! drain ends when the cache has no dirty data, when it is stopped, or when it fails; the last two
-//! have a reason. The amount of dirty data is read once a second.
+//! A drain holds the operation guard of its disk: until the drain ends, hob refuses other changes
+//! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
+//! has no dirty data, when it is stopped, or when it fails. If the drain was stopped or failed, hob
+//! reports the reason. The amount of dirty data is read once a second.
 
 mod tasks;
 

@@ -113,9 +113,10 @@ impl Pools {
         Ok(())
     }
 
-    /// Prepares the use of a new ring. If the peer has no copy of that ring, its replica is removed
-    /// from the ownership record first. The record is not renewed until [`Pools::say_doubled`]
-    /// finds a complete replica of the newest ring.
+    /// Prepares the use of a new journal ring. Call it before the cache uses the ring. If the peer
+    /// gets no copy of the new ring, this function removes the peer's replica from the disk's
+    /// ownership record in etcd. [`Pools::say_doubled`] records a replica again when it is complete
+    /// and has the newest ring.
     pub(in crate::daemon::manager) async fn say_before(
         &self,
         name: &str,

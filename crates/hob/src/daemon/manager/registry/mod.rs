@@ -223,7 +223,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) cache_reason: Option<String>,
     /// Observations about the cache's efficiency.
     pub(in crate::daemon::manager) quality: observe::Quality,
-    /// Files of the disk by export, mounted or not.
+    /// FUSE files of the disk by export, mounted or not.
     pub(in crate::daemon::manager) files: BTreeMap<String, exports::FileEntry>,
     /// Operation in progress on the disk.
     pub(in crate::daemon::manager) busy: Option<&'static str>,

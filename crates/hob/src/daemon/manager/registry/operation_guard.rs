@@ -36,7 +36,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(20);
 /// Pause between two attempts to take a guard for an operation that cannot be refused.
 pub(in crate::daemon::manager) const GUARD_EVERY: Duration = Duration::from_millis(200);
 
-/// Number of these attempts.
+/// Maximum number of attempts to take a guard for an operation that cannot be refused.
 const GUARD_TRIES: u32 = 20;
 
 /// The exclusive right to change one disk or one pool.

@@ -454,13 +454,14 @@ impl Drop for ExportGuard<'_> {
     }
 }
 
-/// What this host does with a flash lease after the lease has ended.
+/// Whether this host, the lender, keeps the record of a flash lease that has ended. If the borrower
+/// itself returns the lease, this host always removes the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The lending host refuses the borrower a new flash lease until an operator runs
+    /// The record stays. This host refuses the borrower a new flash lease until an operator runs
     /// `hob peer end BORROWER --forget`.
     Known,
-    /// The borrower may request a new flash lease.
+    /// The record is removed, so the borrower may request a new flash lease.
     Forgotten,
 }
 
