@@ -31,7 +31,7 @@ const CONTROL_PORT: u16 = 7700;
 /// Port of the arriving QEMU.
 const MACHINE_PORT: u16 = 7701;
 /// Period over which the hit ratio is measured.
-const WINDOW: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Duration::from_secs(4);
 /// Maximum time of any step on two busy cores.
 const STEP_MAX: Duration = Duration::from_secs(120);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the

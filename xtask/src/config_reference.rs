@@ -17,14 +17,14 @@ const MANUAL: &str = "packaging/hob.toml.5";
 /// Source files with the types of hob.toml. The first struct of the first file is the whole
 /// configuration file.
 const SOURCES: [&str; 12] = [
-    "crates/hob/src/daemon/config.rs",
-    "crates/hob/src/daemon/config/control.rs",
-    "crates/hob/src/daemon/config/nbd.rs",
-    "crates/hob/src/daemon/config/migrate.rs",
-    "crates/hob/src/daemon/config/peers.rs",
-    "crates/hob/src/daemon/config/cluster.rs",
-    "crates/hob/src/daemon/allow.rs",
-    "crates/hob/src/daemon/tls/mod.rs",
+    "crates/daemon/src/config.rs",
+    "crates/daemon/src/config/control.rs",
+    "crates/daemon/src/config/nbd.rs",
+    "crates/daemon/src/config/migrate.rs",
+    "crates/daemon/src/config/peers.rs",
+    "crates/daemon/src/config/cluster.rs",
+    "crates/daemon/src/allow.rs",
+    "crates/daemon/src/tls/mod.rs",
     "crates/control/src/resources.rs",
     "crates/control/src/settings.rs",
     "crates/control/src/export.rs",

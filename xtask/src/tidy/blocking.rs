@@ -6,7 +6,7 @@ use super::{none, sources};
 
 /// Sources whose code, except tests, runs on a shard.
 const ON_SHARDS: [&str; 3] =
-    ["crates/hob/src/daemon/shard/", "crates/storage/src/ring/mod.rs", "crates/storage/src/ring/uring.rs"];
+    ["crates/daemon/src/shard/", "crates/storage/src/ring/mod.rs", "crates/storage/src/ring/uring.rs"];
 
 /// Backing whose methods run on a shard. Functions outside its methods run where the backing is
 /// opened, or on its helper thread.
@@ -78,11 +78,11 @@ fn shards_make_no_system_call_that_waits_for_a_filesystem() {
 #[test]
 fn calls_are_found_where_they_count() {
     let call = "fn a() { rustix::fs::seek(file, at); } // OpenOptions";
-    assert_eq!(calls_in("crates/hob/src/daemon/shard/mod.rs", call).len(), 1);
+    assert_eq!(calls_in("crates/daemon/src/shard/mod.rs", call).len(), 1);
     let known = "fn a() { rustix::fs::statx(file, name, AtFlags::STATX_DONT_SYNC, SIZE); }";
-    assert!(calls_in("crates/hob/src/daemon/shard/mod.rs", known).is_empty());
+    assert!(calls_in("crates/daemon/src/shard/mod.rs", known).is_empty());
     let one_of_two = format!("{known} fn b() {{ rustix::fs::statx(file, name, AtFlags::empty(), SIZE); }}");
-    assert_eq!(calls_in("crates/hob/src/daemon/shard/mod.rs", &one_of_two).len(), 1);
+    assert_eq!(calls_in("crates/daemon/src/shard/mod.rs", &one_of_two).len(), 1);
     let backing = "\nimpl FileBacking {\n    x.metadata()\n}\n\nimpl Driver for FileBacking {\n}\n\nfn open() { File::open() }\n";
     assert_eq!(calls_in(FILE_BACKING, backing), [format!("{FILE_BACKING}: .metadata()")]);
 }

@@ -20,17 +20,22 @@ const RULES: &[Rule] = &[
     Rule { name: "hob-control", may_name: &[] },
     Rule { name: "hob-lab", may_name: &["hob-engine", "hob-nbd", "hob-world"] },
     Rule {
-        name: "hob",
+        name: "hob-daemon",
+        may_name: &["hob-engine", "hob-nbd", "hob-storage", "hob-frontends", "hob-control"],
+    },
+    Rule {
+        name: "hob-cli",
         may_name: &[
             "hob-engine",
             "hob-nbd",
             "hob-world",
             "hob-storage",
-            "hob-frontends",
             "hob-control",
             "hob-lab",
+            "hob-daemon",
         ],
     },
+    Rule { name: "hob", may_name: &["hob-cli"] },
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
     // Benchmarks use the lab's charts.
@@ -39,7 +44,7 @@ const RULES: &[Rule] = &[
 
 /// Crates that may use JSON and HTTP. Test programs parse the JSON of other programs and are not
 /// part of the product.
-const MAY_SPEAK_HTTP: [&str; 5] = ["hob-control", "hob", "xtask", "conformance", "torture"];
+const MAY_SPEAK_HTTP: [&str; 6] = ["hob-control", "hob-daemon", "hob-cli", "xtask", "conformance", "torture"];
 const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
 
 fn packages() -> Vec<Value> {

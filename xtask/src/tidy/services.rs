@@ -4,7 +4,7 @@
 use super::source::{code_only, identifiers};
 use super::{none, sources};
 
-const MANAGER: &str = "crates/hob/src/daemon/manager/";
+const MANAGER: &str = "crates/daemon/src/manager/";
 
 /// A service or shared module in `manager/`, and the other modules that it may use.
 struct Rule {

@@ -302,6 +302,8 @@ mod cloud {
 
         #[test]
         fn buckets_have_options_and_no_secrets() {
+            // The program installs the provider at its start.
+            let _ = rustls::crypto::ring::default_provider().install_default();
             let place =
                 find("s3://bucket/vms/disk1/?endpoint=http://127.0.0.1:9&allow_http=true&region=eu-1")
                     .unwrap();

@@ -1,0 +1,53 @@
+//! `hob dashboard`: serves the daemon's dashboard to a browser on this host if the daemon listens
+//! only on a Unix socket.
+//!
+//! `hob dashboard` listens on a loopback address until Ctrl-C and requires the printed token.
+
+use anyhow::Context;
+use clap::Args;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Global;
+use super::output::print;
+use super::remote::{converse, explain};
+use hob_daemon::{Loopback, Role};
+
+/// Show the daemon's page in a browser: prints where it is, and serves it until Ctrl-C
+#[derive(Debug, Args)]
+pub(crate) struct Dashboard {
+    /// Port of 127.0.0.1 for the dashboard; 0 for a free port
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    port: u16,
+    /// Serve the dashboard with the role read-only
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// Address of the page.
+#[derive(Debug, Serialize)]
+struct Place {
+    url: String,
+}
+
+pub(super) fn run(args: &Dashboard, global: &Global) -> anyhow::Result<()> {
+    converse(global, async |client| {
+        // An unreachable daemon is reported now, and not only in the browser.
+        client.version().await.map_err(explain)?;
+        let role = if args.read_only { Role::ReadOnly } else { Role::Admin };
+        let loopback = Loopback::bind(args.port, role)
+            .await
+            .with_context(|| format!("cannot listen on port {} of 127.0.0.1", args.port))?;
+        let place = Place { url: loopback.url()? };
+        print(global.output, &place, |place| {
+            format!("Open this in a browser on this host; Ctrl-C ends it.\n{}\n", place.url)
+        })?;
+        let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            () = loopback.serve(client) => {}
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,138 @@
+//! `hob lab advise TRACE`: the recommended cache for a disk, from a trace.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use hob_lab::advise::{Advice, Backing, Endurance, Flash, Material, Options, advise, page, text};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::{Source, interruption, read_all, remarks};
+use crate::Global;
+use crate::output::print;
+
+/// Say which cache a disk should get: size, block size, policy, and what to expect of it
+///
+/// Reads the trace, works out miss-ratio curves, simulates the caches worth a thought with the daemon's own decisions,
+/// and replays a part in virtual time on models of backing and flash. Says so where a cache does not help.
+#[derive(Debug, Args)]
+pub(crate) struct Advise {
+    #[command(flatten)]
+    source: Source,
+    /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    target_hit: Option<f64>,
+    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default:
+    /// 7.2k-raid5]
+    #[arg(long)]
+    backing: Option<Backing>,
+    /// Type of the cache's flash: sata or pcie [default: sata]
+    #[arg(long)]
+    flash: Option<Flash>,
+    /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
+    /// size, or total terabytes, like 600TBW [default: 1DWPD]
+    #[arg(long, value_name = "RATING")]
+    endurance: Option<Endurance>,
+    /// Maximum number of requests to use, from the trace's start; a million take 24 MB
+    #[arg(long, value_name = "N", default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(1..))]
+    requests_max: u32,
+    /// Also write the advice with plots as an HTML page
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Parses a share: 85%, 85 % or 0.85.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
+    let (number, whole) = text.trim().strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
+    share
+        .filter(|share| *share > 0.0 && *share <= 1.0)
+        .ok_or_else(|| format!("'{text}' is not a share of the reads; write a percentage such as 85%"))
+}
+
+pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
+    let stop = interruption()?;
+    let mut reader = args.source.open()?;
+    let mut material = Material::new(args.requests_max as usize);
+    let requests = read_all(&mut reader, &stop, |record| {
+        material.add(record);
+        Ok(())
+    })?;
+    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    let name = args.source.trace.file_name().unwrap_or(args.source.trace.as_os_str());
+    let options = Options {
+        trace: name.to_string_lossy().into_owned(),
+        target_hit: args.target_hit,
+        backing: args.backing.unwrap_or_default(),
+        flash: args.flash.unwrap_or_default(),
+        endurance: args.endurance.unwrap_or_default(),
+        threads: std::thread::available_parallelism().map_or(2, usize::from),
+        ..Options::default()
+    };
+    let mut advice = with_progress(material, &options, &stop)?;
+    advice.caveats.extend(remarks(&reader).into_iter().filter(|remark| !remark.starts_with(' ')));
+    if let Some(path) = &args.html {
+        let made_by = format!("hob {} lab advise {}", env!("CARGO_PKG_VERSION"), options.trace);
+        let html = page(&advice, &made_by);
+        std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    print(global.output, &advice, text)
+}
+
+fn with_progress(material: Material, options: &Options, stop: &AtomicBool) -> anyhow::Result<Advice> {
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}")?;
+    let bar = ProgressBar::new(100).with_style(style);
+    let advice = advise(material, options, &mut |stage, share| {
+        bar.set_position((share * 100.0) as u64);
+        bar.set_message(stage.to_owned());
+        !stop.load(Ordering::Relaxed)
+    });
+    bar.finish_and_clear();
+    advice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_as_people_write_them() {
+        assert_eq!(percent("85%"), Ok(0.85));
+        assert_eq!(percent("85 %"), Ok(0.85));
+        assert_eq!(percent("0.5"), Ok(0.5));
+        for text in ["", "%", "0%", "101%", "85", "-1", "NaN", "x"] {
+            assert!(percent(text).unwrap_err().contains("85%"), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_has_all_values() {
+        use hob_lab::trace::{Op, Record};
+
+        let mut material = Material::new(1000);
+        for i in 0..500_u64 {
+            let record = Record {
+                at_ns: i * i * 1_000_000,
+                offset: (i % 50) * 8192,
+                len: 8192,
+                op: Op::Read,
+                disk: 0,
+            };
+            material.add(&record);
+        }
+        let advice = advise(material, &Options::default(), &mut |_, _| true).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&serde_json::to_string(&advice).unwrap()).unwrap();
+        assert_eq!(json["verdict"], "cache");
+        assert_eq!(json["recommendation"]["preset"], "vfrc");
+        assert_eq!(json["recommendation"]["admission"], "always");
+        assert_eq!(json["recommendation"]["cache_bytes"], 1 << 20);
+        let advised = advice.recommendation.unwrap();
+        assert_eq!(json["recommendation"]["policy"], advised.cache.setting.policy.info().name);
+        assert_eq!(json["recommendation"]["read_hit_ratio"], 0.9);
+        assert_eq!(json["target"]["best_read_hit_ratio"], 0.9);
+        assert_eq!(json["profile"]["requests"], 500);
+        assert!(json["latency"]["with_ns"].as_u64() < json["latency"]["without_ns"].as_u64());
+        assert!(json["block_sizes"][0]["curve"][0]["read_hit_ratio"].is_number());
+    }
+}

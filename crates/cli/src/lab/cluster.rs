@@ -1,0 +1,285 @@
+//! `hob lab cluster`: simulates many hosts and one etcd: the load on etcd, and how long disks of
+//! killed hosts are offline.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
+use hob_lab::scale::owners::{EtcdCosts, Outcome, Owners, Pacing, Traffic, play};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::scale::check;
+use super::{interruption, write};
+use crate::Global;
+use crate::output::{numbers, print, table, words};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway, in
+/// microseconds: a quarter of the measured processor time (docs/LAB.md).
+const QUESTION_US: u64 = 190;
+const CHANGE_NS: u64 = 110_000;
+const KEY_NS: u64 = 11_000;
+const NEWS_NS: u64 = 33_000;
+/// Time to commit a change to disk, in nanoseconds. The next constant is the network round trip.
+const COMMIT_NS: u64 = 5_000_000;
+const WAY_NS: u64 = 300_000;
+
+/// Seconds until the load on etcd is steady when hosts poll.
+const LOOKS_WARM_S: u64 = 6;
+const LOOKS_STEADY_S: u64 = 6;
+/// Seconds until the load on etcd is steady when hosts watch etcd, which then read all keys about
+/// once a minute.
+const NEWS_WARM_S: u64 = 75;
+const NEWS_STEADY_S: u64 = 60;
+
+/// Maximum time in seconds that the model waits for a disk.
+const AFTER_S: u64 = 30;
+
+/// Simulate many hosts that share an etcd: the load on etcd, and how long disks of killed hosts are
+/// offline
+///
+/// Each disk is served by one host, and some other hosts are configured with it. Three runs for
+/// each number of hosts: hosts poll every disk that they wait for once a second, and one host is
+/// killed; hosts watch etcd, as hob does, and one host is killed; the same, and a quarter of the
+/// hosts is killed. Backings and caches are not simulated.
+#[derive(Debug, Args)]
+pub(crate) struct ClusterArgs {
+    /// Numbers of hosts
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2,4,8,16,32,64",
+          value_parser = clap::value_parser!(u32).range(2..=256))]
+    hosts: Vec<u32>,
+    /// Number of disks per host
+    #[arg(long, value_name = "N", default_value_t = 156, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    disks_per_host: u32,
+    /// Number of hosts that can serve each disk
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=256))]
+    known_by: u32,
+    /// Lease of a host, seconds
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=600))]
+    lease_seconds: u64,
+    /// Time after the end of a lease before another host takes the disks, seconds
+    #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=30))]
+    settle_seconds: u64,
+    /// Time that etcd takes for a request, microseconds
+    #[arg(long, value_name = "US", default_value_t = QUESTION_US, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    question_us: u64,
+    /// Draw the load on etcd into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+    /// Draw how long disks are offline into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    away_picture: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    known_by: u32,
+    lease_seconds: u64,
+    settle_seconds: u64,
+    question_us: u64,
+    rows: Vec<Row>,
+}
+
+/// Requests to etcd per second.
+#[derive(Debug, Serialize)]
+struct Asked {
+    questions: f64,
+    renewals: f64,
+    looks: f64,
+    takes: f64,
+    news: f64,
+    bytes: f64,
+}
+
+impl From<Traffic> for Asked {
+    fn from(traffic: Traffic) -> Asked {
+        let Traffic { renewals, looks, takes, news, bytes } = traffic;
+        Asked { questions: traffic.questions(), renewals, looks, takes, news, bytes }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    hosts: u32,
+    disks: u32,
+    pacing: &'static str,
+    killed: u32,
+    steady: Asked,
+    /// Requests in the busiest second after the kill.
+    busiest: Asked,
+    disks_away: usize,
+    disks_taken: usize,
+    /// Seconds until this fraction of the disks was acquired; none if some were not.
+    away_p50_s: Option<f64>,
+    away_p99_s: Option<f64>,
+    away_max_s: Option<f64>,
+    takes_per_disk: f64,
+    leases_lost: usize,
+    longest_question_ms: f64,
+}
+
+impl Row {
+    fn new(owners: &Owners, pacing: &'static str, outcome: &Outcome) -> Row {
+        let away = |percent| outcome.away_at(percent).map(|ns| ns as f64 / 1e9);
+        Row {
+            hosts: owners.hosts as u32,
+            disks: owners.disks as u32,
+            pacing,
+            killed: owners.killed as u32,
+            steady: outcome.steady.into(),
+            busiest: outcome.busiest.into(),
+            disks_away: outcome.orphans,
+            disks_taken: outcome.away_ns.len(),
+            away_p50_s: away(50),
+            away_p99_s: away(99),
+            away_max_s: away(100),
+            takes_per_disk: outcome.takes_a_disk,
+            leases_lost: outcome.leases_lost,
+            longest_question_ms: outcome.longest_ns as f64 / 1e6,
+        }
+    }
+}
+
+const LOOKS: &str = "look";
+const NEWS: &str = "hear";
+
+pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
+    let stop = interruption()?;
+    let plan: Vec<Owners> = args.hosts.iter().flat_map(|hosts| plan(args, *hosts)).collect();
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}")?;
+    let bar = ProgressBar::new(plan.iter().map(|owners| owners.hosts as u64).sum()).with_style(style);
+    let mut rows = Vec::new();
+    for owners in plan {
+        let pacing = if owners.pacing == Pacing::Looks { LOOKS } else { NEWS };
+        bar.set_message(format!("{} hosts that {pacing}, {} killed", owners.hosts, owners.killed));
+        rows.push(Row::new(&owners, pacing, &play(&owners, || check(&stop))?));
+        bar.inc(owners.hosts as u64);
+    }
+    bar.finish_and_clear();
+    let ClusterArgs { known_by, lease_seconds, settle_seconds, question_us, .. } = *args;
+    let report = Report { known_by, lease_seconds, settle_seconds, question_us, rows };
+    if let Some(path) = &args.picture {
+        write(path, &draw_asked(&report))?;
+    }
+    if let Some(path) = &args.away_picture {
+        write(path, &draw_away(&report))?;
+    }
+    print(global.output, &report, show)
+}
+
+/// Returns the simulations for this number of hosts.
+fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
+    let looks = Owners {
+        hosts: hosts as usize,
+        disks: (hosts * args.disks_per_host) as usize,
+        known_by: args.known_by as usize,
+        killed: 1,
+        lease_ns: args.lease_seconds * SECOND_NS,
+        settle_ns: args.settle_seconds * SECOND_NS,
+        pacing: Pacing::Looks,
+        etcd: EtcdCosts {
+            question_ns: args.question_us * 1000,
+            change_ns: CHANGE_NS,
+            key_ns: KEY_NS,
+            news_ns: NEWS_NS,
+            commit_ns: COMMIT_NS,
+            way_ns: WAY_NS,
+        },
+        warm_s: LOOKS_WARM_S,
+        steady_s: LOOKS_STEADY_S,
+        after_s: AFTER_S,
+        seed: 1,
+    };
+    let news = Owners { pacing: Pacing::ClusterEvent, warm_s: NEWS_WARM_S, steady_s: NEWS_STEADY_S, ..looks };
+    let quarter = Owners { killed: (hosts / 4) as usize, ..news };
+    let mut plan = vec![looks, news];
+    plan.extend((quarter.killed > 1).then_some(quarter));
+    plan
+}
+
+fn show(report: &Report) -> String {
+    let columns = [
+        numbers("HOSTS"),
+        numbers("DISKS"),
+        words("THEY"),
+        numbers("KILLED"),
+        numbers("ASKED/S"),
+        numbers("KB/S"),
+        numbers("BUSIEST/S"),
+        numbers("KB/S"),
+        numbers("AWAY P50 S"),
+        numbers("P99 S"),
+        numbers("MAX S"),
+        numbers("TAKES A DISK"),
+        numbers("LEASES LOST"),
+    ];
+    let kilobytes = |bytes: f64| format!("{:.0}", bytes / 1e3);
+    let seconds = |s: Option<f64>| s.map_or_else(|| format!("> {AFTER_S}"), |s| format!("{s:.1}"));
+    let row = |row: &Row| {
+        vec![
+            row.hosts.to_string(),
+            row.disks.to_string(),
+            row.pacing.to_owned(),
+            row.killed.to_string(),
+            format!("{:.0}", row.steady.questions),
+            kilobytes(row.steady.bytes),
+            format!("{:.0}", row.busiest.questions),
+            kilobytes(row.busiest.bytes),
+            seconds(row.away_p50_s),
+            seconds(row.away_p99_s),
+            seconds(row.away_max_s),
+            format!("{:.2}", row.takes_per_disk),
+            row.leases_lost.to_string(),
+        ]
+    };
+    table(&columns, report.rows.iter().map(row))
+}
+
+/// Returns the points of one series: number of hosts, and the value that `of` takes from the row.
+fn points(report: &Report, pacing: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
+    let rows = report.rows.iter().filter(|row| row.pacing == pacing && row.killed == 1);
+    rows.filter_map(|row| Some((f64::from(row.hosts), of(row)?))).collect()
+}
+
+fn draw_asked(report: &Report) -> String {
+    let curve = |name, pacing, of: fn(&Row) -> f64| {
+        Curve::new(name, points(report, pacing, |row| Some(of(row)))).dots()
+    };
+    let chart = CurveChart::new(
+        "Load of a cluster's hosts on etcd",
+        Axis::new("hosts", Unit::Count).log(),
+        Axis::new("requests per second", Unit::Count).log(),
+    )
+    .subtitle(format!(
+        "at most {} disks per host, each configured on {} hosts; lease {} s",
+        report.rows.iter().map(|row| row.disks / row.hosts).max().unwrap_or(0),
+        report.known_by,
+        report.lease_seconds
+    ))
+    .curve(curve("looking", LOOKS, |row| row.steady.questions))
+    .curve(curve("hearing, fail-over", NEWS, |row| row.busiest.questions))
+    .curve(curve("hearing, steady", NEWS, |row| row.steady.questions));
+    curves(&chart)
+}
+
+fn draw_away(report: &Report) -> String {
+    let mut chart = CurveChart::new(
+        "How long disks of a killed host are offline",
+        Axis::new("hosts", Unit::Count).log(),
+        Axis::new("seconds", Unit::Count),
+    )
+    .subtitle(format!(
+        "lease {} s, settle time {} s; one host killed",
+        report.lease_seconds, report.settle_seconds
+    ));
+    for (name, pacing, of) in [
+        ("looking: the last", LOOKS, (|row| row.away_max_s) as fn(&Row) -> Option<f64>),
+        ("hearing: the last", NEWS, |row| row.away_max_s),
+        ("hearing: half of them", NEWS, |row| row.away_p50_s),
+    ] {
+        chart = chart.curve(Curve::new(name, points(report, pacing, of)).dots());
+    }
+    curves(&chart)
+}

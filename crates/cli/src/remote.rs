@@ -1,0 +1,99 @@
+//! Connecting to a running daemon, for all client commands.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+
+use anyhow::{Context, anyhow, bail};
+use hob_control::client::{Client, ClientError};
+use hob_control::{ClientTls, Endpoint};
+
+use super::Global;
+use hob_daemon::CONTROL_SOCKET;
+
+/// Runs one exchange with the daemon that the options select.
+pub(super) fn ask<T>(
+    global: &Global,
+    exchange: impl AsyncFnOnce(Client) -> Result<T, ClientError>,
+) -> anyhow::Result<T> {
+    converse(global, async |client| exchange(client).await.map_err(explain))
+}
+
+/// Runs work with a client of the daemon that the options select.
+pub(super) fn converse<T>(
+    global: &Global,
+    work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let client = client(global)?;
+    let mut result = None;
+    run(Box::pin(async { result = Some(work(client).await) }))?;
+    result.expect("it ran to its end")
+}
+
+fn client(global: &Global) -> anyhow::Result<Client> {
+    let endpoint = endpoint(global)?;
+    let is_tcp = matches!(endpoint, Endpoint::Tcp { .. });
+    let client = Client::new(endpoint, token(global)?);
+    Ok(match if is_tcp { tls(global)? } else { None } {
+        Some(tls) => client.with_tls(tls),
+        None => client,
+    })
+}
+
+/// Runs a future. All commands use the same future type, because the runtime would be compiled once
+/// for each type.
+fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(work);
+    Ok(())
+}
+
+/// Adds a hint to an error of the API.
+pub(super) fn explain(error: ClientError) -> anyhow::Error {
+    match &error {
+        ClientError::Unreachable { .. } => {
+            anyhow!("{error}; start it with 'hob daemon' or name its socket with --control")
+        }
+        ClientError::Refused { status: 401, .. } => {
+            anyhow!("{error}; give a token with --token-file, or a certificate with --cert and --key")
+        }
+        ClientError::NoTls { .. } => {
+            anyhow!("{error}; name the authority of its certificate with --ca")
+        }
+        _ => anyhow!("{error}"),
+    }
+}
+
+fn endpoint(global: &Global) -> anyhow::Result<Endpoint> {
+    if let Some(endpoint) = &global.control {
+        return Ok(endpoint.clone());
+    }
+    match std::env::var("HOB_CONTROL") {
+        Ok(text) if !text.is_empty() => Endpoint::parse_control(&text).context("HOB_CONTROL"),
+        _ => Ok(Endpoint::Unix(CONTROL_SOCKET.into())),
+    }
+}
+
+fn token(global: &Global) -> anyhow::Result<Option<String>> {
+    let Some(path) = file(global.token_file.as_deref(), "HOB_TOKEN_FILE") else { return Ok(None) };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(Some(text.trim().to_owned()))
+}
+
+fn tls(global: &Global) -> anyhow::Result<Option<ClientTls>> {
+    let Some(authorities) = file(global.ca.as_deref(), "HOB_CA") else { return Ok(None) };
+    let cert = file(global.cert.as_deref(), "HOB_CERT");
+    let key = file(global.key.as_deref(), "HOB_KEY");
+    let own = match (&cert, &key) {
+        (Some(cert), Some(key)) => Some((cert.as_path(), key.as_path())),
+        (None, None) => None,
+        _ => bail!("HOB_CERT and HOB_KEY go together"),
+    };
+    Ok(Some(ClientTls::load(&authorities, own)?))
+}
+
+/// Returns the file named by an option, or else by an environment variable.
+fn file(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
+    let from_env = || std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    option.map(Path::to_owned).or_else(from_env)
+}

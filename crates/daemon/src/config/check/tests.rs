@@ -1,0 +1,158 @@
+//! A file with many mistakes, and the line of each.
+
+use super::super::{Config, ConfigError};
+use crate::state::{DiskState, PoolState, State};
+use hob_control::Size;
+
+fn lines(error: &ConfigError) -> Vec<String> {
+    error.to_string().lines().map(str::to_owned).collect()
+}
+
+/// Each expected finding begins with the line's number and contains the rest.
+fn assert_found(error: &ConfigError, expected: &[(usize, &str)]) {
+    let found = lines(error);
+    for (line, part) in expected {
+        let start = format!("line {line}: ");
+        assert!(
+            found.iter().any(|finding| finding.starts_with(&start) && finding.contains(part)),
+            "line {line}: {part}\n{error}"
+        );
+    }
+    assert_eq!(found.len(), expected.len(), "{error}");
+}
+
+const MISTAKES: &str = r#"
+listen = ["unix:/run/hob/nbd.sock"]
+socket_mode = "rw"
+[[pool]]
+name = "p"
+devices = ["/a", "b", "/a"]
+[[disk]]
+name = "one"
+backing = "/one.img"
+vhost_user = "/run/hob/nbd.sock"
+[disk.cache]
+pool = "p"
+size = "64M"
+mode = "nonsense"
+block_size = "3K"
+dirty_start = 200
+policy = "best"
+[[disk]]
+name = "two"
+backing = ""
+qos = { shares = "many" }
+cache = { pool = "p", size = "0", admission = "sometimes" }
+[[disk.export]]
+name = "one"
+[limits]
+flash_errors_max = 0
+"#;
+
+#[test]
+fn every_mistake_is_found_in_one_pass_with_its_line() {
+    let error = Config::parse(MISTAKES).unwrap_err();
+    assert_found(
+        &error,
+        &[
+            (3, "socket_mode"),
+            (6, "'b' is not an absolute path"),
+            (6, "it already has the device /a"),
+            (10, "listen.0 and vhost_user of disk one both use /run/hob/nbd.sock"),
+            (14, "nonsense"),
+            (15, "block_size = 3K: the value must be a power of two"),
+            (16, "dirty_start = 200"),
+            (17, "the policy 'best' does not exist"),
+            (20, "disk two: the disk needs a backing"),
+            (21, "shares are low, normal, high"),
+            (22, "sometimes"),
+            (24, "'one' appears twice"),
+            (26, "limits.flash_errors_max = 0"),
+        ],
+    );
+}
+
+#[test]
+fn unknown_keys_and_wrong_types_do_not_hide_each_other() {
+    let text = "shard = 2\nring = \"best\"\n[[pool]]\nname = \"p\"\ndevices = [\"/a\"]\nsise = \"1G\"\n[[disk]]\n\
+                name = \"a\"\n[[disk]]\nname = \"b\"\nbacking = \"/b\"\nread_only = \"yes\"\n";
+    let error = Config::parse(text).unwrap_err();
+    assert_found(
+        &error,
+        &[(1, "shard"), (2, "best"), (6, "sise"), (7, "missing field `backing`"), (12, "string \"yes\"")],
+    );
+    // A setting with an invalid value is not reported as missing, and causes no second mistake.
+    let text = "[control]\nlisten = [\"tcp:h:1\"]\ntls = { cert = \"/c\", key = \"/k\" }\n[[control.token]]\nfile = \"/t\"\n\
+                role = \"god\"\n";
+    assert_found(&Config::parse(text).unwrap_err(), &[(6, "god")]);
+    // An unknown key hides no other mistake.
+    let text = "shard = 2\n[limits]\nconnections_max = 0\n";
+    assert_found(&Config::parse(text).unwrap_err(), &[(1, "shard"), (3, "limits.connections_max = 0")]);
+}
+
+#[test]
+fn every_syntax_error_is_found() {
+    let error = Config::parse("shards = \nlisten = [\n").unwrap_err();
+    assert!(lines(&error).iter().all(|line| line.starts_with("line ")), "{error}");
+    assert!(error.to_string().contains("line 1"), "{error}");
+}
+
+fn disk_with_cache(pool: &str) -> String {
+    format!("[[disk]]\nname = \"a\"\nbacking = \"/a\"\ncache = {{ pool = \"{pool}\", size = \"64M\" }}\n")
+}
+
+#[test]
+fn pools_and_storage_policies_are_those_of_the_file_and_those_of_the_state() {
+    let config = Config::parse(&format!(
+        "{}[[disk]]\nname = \"b\"\nbacking = \"/b\"\nqos = {{ policy = \"gold\" }}\n",
+        disk_with_cache("fast")
+    ))
+    .unwrap();
+    let error = config.check_with(&State::default()).unwrap_err();
+    assert_found(&error, &[(4, "there is no pool 'fast'"), (8, "no storage policy 'gold'")]);
+    let pool = PoolState {
+        name: "fast".into(),
+        devices: vec!["/nvme".into()],
+        devices_out: Vec::new(),
+        peers: Vec::new(),
+        segment_size: Size(16 << 20),
+        uuid: None,
+    };
+    let kept = State { pools: vec![pool], ..State::default() };
+    assert_found(&config.check_with(&kept).unwrap_err(), &[(8, "no storage policy 'gold'")]);
+    let error = config.refuse(vec!["the certificate is broken".into()]).unwrap_err();
+    assert_eq!(lines(&error), ["the certificate is broken"]);
+}
+
+#[test]
+fn a_cache_that_its_pool_cannot_have_is_an_error() {
+    let text = "[[pool]]\nname = \"p\"\ndevices = [\"/x\"]\n[[disk]]\nname = \"a\"\nbacking = \"/a\"\n\
+                cache = { pool = \"p\", size = \"64M\", mode = \"write-back\", copies = \"2-dirty\" }\n";
+    let error = Config::parse(text).unwrap().check_with(&State::default()).unwrap_err();
+    assert_found(&error, &[(7, "two copies need two flash devices")]);
+}
+
+#[test]
+fn two_disks_on_one_file_are_an_error_however_it_is_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("a.img"), dir.path().join("b.img"));
+    std::fs::write(&file, "data").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    let disk = |name: &str, backing: &std::path::Path, more: &str| {
+        format!("[[disk]]\nname = \"{name}\"\nbacking = \"{}\"\n{more}", backing.display())
+    };
+    let check = |text: String, state: &State| Config::parse(&text).unwrap().check_with(state);
+    let both = disk("a", &file, "") + &disk("b", &link, "");
+    let error = check(both, &State::default()).unwrap_err();
+    assert_found(&error, &[(6, "disk a and disk b are on the same file")]);
+    let readers = disk("a", &file, "read_only = true\n") + &disk("b", &link, "read_only = true\n");
+    check(readers, &State::default()).unwrap();
+    let one_writes = disk("a", &file, "read_only = true\n") + &disk("b", &link, "");
+    check(one_writes, &State::default()).unwrap_err();
+    let kept = DiskState::new("kept".into(), link.display().to_string(), false);
+    let kept = State { disks: vec![kept], ..State::default() };
+    assert_found(&check(disk("a", &file, ""), &kept).unwrap_err(), &[(3, "disk kept")]);
+    let pool = format!("[[pool]]\nname = \"p\"\ndevices = [\"{}\"]\n", link.display());
+    let error = check(disk("a", &file, "") + &pool, &State::default()).unwrap_err();
+    assert_found(&error, &[(3, "pool 'p' and disk a are on the same file")]);
+}

@@ -1,0 +1,173 @@
+//! `GET /v1/events`: a snapshot of the whole daemon each second, as server-sent events (WHATWG
+//! HTML, section 9.2).
+//!
+//! Counters are collected once for all listeners, and only while there are listeners. A slow
+//! listener skips snapshots and costs no memory: it has one event in flight, and the next one is
+//! the latest. A listener that takes no event for [`SLOW_MAX`] is disconnected.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body as HttpBody;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use hob_control::{Problem, Snapshot};
+use hyper::body::{Body, Bytes, Frame};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+use super::extract::Answer;
+use super::listener::HangUp;
+use crate::manager::Manager;
+
+/// Interval between two events.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Maximum number of listeners per socket: far fewer than connections.
+const LISTENERS_MAX: usize = 16;
+
+/// Maximum time that a listener may take no event.
+const SLOW_MAX: Duration = Duration::from_secs(15);
+
+/// Sends events to all listeners.
+#[derive(Debug)]
+pub(super) struct EventBroadcaster {
+    manager: Arc<Manager>,
+    places: Arc<Semaphore>,
+    /// The latest event; `None` without listeners.
+    news: watch::Sender<Option<Bytes>>,
+    is_gathering: Mutex<bool>,
+}
+
+impl EventBroadcaster {
+    /// Creates a broadcaster without listeners.
+    pub(super) fn new(manager: Arc<Manager>) -> Arc<EventBroadcaster> {
+        Arc::new(EventBroadcaster {
+            manager,
+            places: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            news: watch::Sender::new(None),
+            is_gathering: Mutex::new(false),
+        })
+    }
+
+    /// Subscribes to later events. Collection begins with the first listener.
+    fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
+        let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = self.news.subscribe();
+        if !*is_gathering {
+            *is_gathering = true;
+            tokio::spawn(Arc::clone(self).gather());
+        }
+        news
+    }
+
+    async fn gather(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        for number in 1_u64.. {
+            ticks.tick().await;
+            if self.is_alone() {
+                return;
+            }
+            let event = event(number, &self.manager.observe.snapshot().await);
+            self.news.send_replace(Some(event));
+        }
+    }
+
+    /// Returns true if no client reads the events any more, and then ends the collection of
+    /// snapshots.
+    fn is_alone(&self) -> bool {
+        let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.news.receiver_count() > 0 {
+            return false;
+        }
+        self.news.send_replace(None);
+        *is_gathering = false;
+        true
+    }
+}
+
+fn event(number: u64, snapshot: &Snapshot) -> Bytes {
+    // JSON has no line breaks, so it is one line of data.
+    let data = serde_json::to_string(snapshot).unwrap_or_default();
+    Bytes::from(format!("event: snapshot\nid: {number}\ndata: {data}\n\n"))
+}
+
+/// Sends the state of the daemon once a second: server-sent events called `snapshot`, each with a
+/// number as its id and a `Snapshot` as its data. A slow reader gets fewer events. The number of
+/// listeners is limited; above the limit the response is 503.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    responses(
+        (status = 200, description = "An endless stream of events", content_type = "text/event-stream", body = Snapshot),
+        (status = 503, description = "The maximum number of clients receives events already", body = Problem)
+    )
+)]
+pub(super) async fn events(
+    Extension(broadcaster): Extension<Arc<EventBroadcaster>>,
+    hang_up: Option<Extension<HangUp>>,
+) -> Response {
+    let Ok(place) = Arc::clone(&broadcaster.places).try_acquire_owned() else {
+        let problem = Problem::new(format!(
+            "{LISTENERS_MAX} clients receive events on this socket \
+            already, which is the maximum"
+        ))
+        .with_hint("close a dashboard, or try again later");
+        return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
+    };
+    let (sender, events) = mpsc::channel(1);
+    tokio::spawn(pass_on(broadcaster.listen(), sender, hang_up.map(|Extension(it)| it), place));
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+    (headers, HttpBody::new(Events(events))).into_response()
+}
+
+/// Sends the latest event to a listener whenever it has taken the previous one.
+async fn pass_on(
+    mut news: watch::Receiver<Option<Bytes>>,
+    sender: mpsc::Sender<Bytes>,
+    hang_up: Option<HangUp>,
+    _place: OwnedSemaphorePermit,
+) {
+    // The existing event is new for this listener.
+    news.mark_changed();
+    loop {
+        tokio::select! {
+            changed = news.changed() => if changed.is_err() { return },
+            () = sender.closed() => return,
+        }
+        let Some(event) = news.borrow_and_update().clone() else { continue };
+        match tokio::time::timeout(SLOW_MAX, sender.send(event)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => {
+                tracing::info!(
+                    "closing an events connection: the client has read no event for {} s",
+                    SLOW_MAX.as_secs()
+                );
+                hang_up.iter().for_each(HangUp::now);
+                return;
+            }
+        }
+    }
+}
+
+/// The body of a response: events as they occur.
+struct Events(mpsc::Receiver<Bytes>);
+
+impl Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}

@@ -1,0 +1,131 @@
+//! Conversion of requests into types, and of results into responses.
+
+use std::io;
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use hob_control::Problem;
+use hob_control::peer::DATA_PROTOCOL;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::manager::{ApiError, ErrorKind};
+
+/// A JSON body of type `T`, whatever the content type is.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Answer<()>;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Answer<()>> {
+        let bytes = axum::body::Bytes::from_request(request, state).await.map_err(|error| match error {
+            BytesRejection::FailedToBufferBody(_) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                let most = super::BODY_BYTES_MAX;
+                Answer::no(StatusCode::PAYLOAD_TOO_LARGE, format!("a request body has at most {most} bytes"))
+            }
+            _ => Answer::no(
+                StatusCode::BAD_REQUEST,
+                "the client disconnected before the end of the \
+                request body",
+            ),
+        })?;
+        let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+        T::deserialize(&mut deserializer).and_then(|value| deserializer.end().map(|()| Body(value))).map_err(
+            |error| {
+                Answer::no(
+                    StatusCode::BAD_REQUEST,
+                    format!(
+                        "the request body is invalid: \
+                {error}"
+                    ),
+                )
+            },
+        )
+    }
+}
+
+/// The connection of a request that asks to switch to [`DATA_PROTOCOL`].
+pub(super) struct DataConnection(OnUpgrade);
+
+impl<S: Send + Sync> FromRequest<S> for DataConnection {
+    type Rejection = Answer<()>;
+
+    async fn from_request(mut request: Request, _: &S) -> Result<DataConnection, Answer<()>> {
+        let protocol = request.headers().get(UPGRADE);
+        if protocol.is_none_or(|protocol| protocol.as_bytes() != DATA_PROTOCOL.as_bytes()) {
+            let said = format!("a data connection needs the header 'Upgrade: {DATA_PROTOCOL}'");
+            return Err(Answer::no(StatusCode::UPGRADE_REQUIRED, said));
+        }
+        Ok(DataConnection(hyper::upgrade::on(&mut request)))
+    }
+}
+
+impl DataConnection {
+    /// Accepts the protocol switch. Calls `speak` with the connection after the response, or with
+    /// an error.
+    pub(super) fn switch<F>(
+        self,
+        speak: impl FnOnce(io::Result<TokioIo<Upgraded>>) -> F + Send + 'static,
+    ) -> Response
+    where
+        F: Future<Output = ()> + Send,
+    {
+        tokio::spawn(async move {
+            speak(self.0.await.map(TokioIo::new).map_err(io::Error::other)).await;
+        });
+        let headers = [
+            (CONNECTION, HeaderValue::from_static("upgrade")),
+            (UPGRADE, HeaderValue::from_static(DATA_PROTOCOL)),
+        ];
+        (StatusCode::SWITCHING_PROTOCOLS, headers).into_response()
+    }
+}
+
+/// A response: a value, or a problem with its status.
+pub(super) enum Answer<T> {
+    /// Success, with status 200.
+    Yes(T),
+    /// Failure, with another status.
+    No(StatusCode, Problem),
+}
+
+impl Answer<()> {
+    /// A problem without a hint.
+    pub(super) fn no(status: StatusCode, error: impl Into<String>) -> Answer<()> {
+        Answer::No(status, Problem::new(error))
+    }
+}
+
+impl<T> From<Result<T, ApiError>> for Answer<T> {
+    fn from(result: Result<T, ApiError>) -> Answer<T> {
+        match result {
+            Ok(value) => Answer::Yes(value),
+            Err(ApiError { kind, problem }) => Answer::No(status_of(kind), problem),
+        }
+    }
+}
+
+fn status_of(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorKind::Conflict => StatusCode::CONFLICT,
+        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+impl<T: Serialize> IntoResponse for Answer<T> {
+    fn into_response(self) -> Response {
+        match self {
+            Answer::Yes(value) => Json(value).into_response(),
+            Answer::No(status, problem) => (status, Json(problem)).into_response(),
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! API endpoints of pools and disks. The handlers convert requests; the services decide.
+
+use std::sync::Arc;
+
+use axum::body::Body as HttpBody;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use hob_control::{
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskPatch,
+    DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange,
+    PlannedPoolChange, Pool, PoolChanged, PoolCreate, Preview, Problem, Version,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::endpoints::endpoints;
+use super::extract::{Answer, Body};
+use super::trace::TraceBody;
+use crate::manager::Manager;
+
+type App = State<Arc<Manager>>;
+
+endpoints! { manager;
+    /// Returns the versions of the daemon and of its API.
+    get "/v1/version"
+    version() -> Version {
+        Ok(manager.observe.version())
+    }
+
+    /// Returns all pools.
+    get "/v1/pools"
+    pools() -> Vec<Pool> {
+        Ok(manager.observe.pools())
+    }
+
+    /// Creates a pool.
+    post "/v1/pools"
+    pool_create(; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
+        manager.pools.pool_create(create).await
+    }
+
+    /// Returns a pool.
+    get "/v1/pools/{pool}"
+    pool(pool = "pool": "Its name") -> Pool, 404 {
+        manager.observe.pool(&pool)
+    }
+
+    /// Removes a pool that no cache uses.
+    delete "/v1/pools/{pool}"
+    pool_remove(pool = "pool": "Its name") -> PoolChanged, "4XX", "5XX" {
+        manager.pools.pool_remove(pool).await
+    }
+
+    /// Returns a pool's devices.
+    get "/v1/pools/{pool}/devices"
+    devices(pool = "pool": "The pool") -> Vec<Device>, 404 {
+        manager.observe.pool(&pool).map(|pool| pool.devices)
+    }
+
+    /// Adds a device to a pool.
+    post "/v1/pools/{pool}/devices"
+    device_add(pool = "pool": "The pool"; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
+        manager.pools.device_add(pool, add).await
+    }
+
+    /// Returns the effects of a pool change on caches and dirty data, without making the change.
+    post "/v1/pools/{pool}/preview"
+    pool_preview(pool = "pool": "The pool"; change: PlannedPoolChange) -> Preview, "4XX", "5XX" {
+        manager.disks.pool_preview(&pool, &change).await
+    }
+
+    /// Returns all disks.
+    get "/v1/disks"
+    disks() -> Vec<Disk> {
+        Ok(manager.observe.disks())
+    }
+
+    /// Adds a disk and serves it.
+    post "/v1/disks"
+    disk_add(; add: DiskAdd) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_add(add).await
+    }
+
+    /// Returns a disk.
+    get "/v1/disks/{disk}"
+    disk(disk = "disk": "Its name") -> Disk, 404 {
+        manager.observe.disk(&disk)
+    }
+
+    /// Returns the effects of a change on cached data, dirty data and clients, without making the
+    /// change.
+    post "/v1/disks/{disk}/preview"
+    preview(disk = "disk": "The disk"; change: PlannedChange) -> Preview, "4XX", "5XX" {
+        manager.disks.preview(&disk, &change).await
+    }
+
+    /// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk
+    /// shows the progress. The drain continues until it is complete or stopped. Repeating the
+    /// request is harmless.
+    post "/v1/disks/{disk}/drain"
+    drain(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.drain(disk).await
+    }
+
+    /// Changes a disk's own settings while it is served. Requests that already wait for the backing
+    /// follow the new limit too.
+    patch "/v1/disks/{disk}"
+    disk_patch(disk = "disk": "The disk"; patch: DiskPatch) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_patch(disk, patch).await
+    }
+
+    /// Grows a disk while it is served, to the size of its backing. With a size, a raw file is
+    /// enlarged first.
+    post "/v1/disks/{disk}/resize"
+    disk_resize(disk = "disk": "The disk"; resize: DiskResize) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.disk_resize(disk, resize).await
+    }
+
+    /// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
+    /// continues after the response; the disk shows its progress.
+    post "/v1/disks/{disk}/events"
+    disk_event(disk = "disk": "The disk"; report: EventReport) -> DiskChanged, "4XX", "5XX" {
+        let EventReport { event, discard_dirty } = report;
+        let change = PlannedChange::Event { event };
+        manager.disks.check_discard(&disk, &change, discard_dirty).await?;
+        manager.disks.disk_event(disk, event).await
+    }
+
+    /// Stops a drain before it is complete.
+    delete "/v1/disks/{disk}/drain"
+    drain_stop(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.drain_stop(disk).await
+    }
+
+    /// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
+    /// `PATH.map` beside it lists the valid ranges, in lines `data OFFSET BYTES` and `lost OFFSET
+    /// BYTES`.
+    post "/v1/disks/{disk}/cache/export-dirty"
+    export_dirty(disk = "disk": "The disk"; export: ExportDirty) -> DiskChanged, "4XX", "5XX" {
+        manager.disks.export_dirty(disk, export).await
+    }
+
+    /// Returns a disk's cache; null if it has none.
+    get "/v1/disks/{disk}/cache"
+    cache(disk = "disk": "The disk") -> Option<Cache>, 404 {
+        manager.observe.disk(&disk).map(|disk| disk.cache)
+    }
+
+    /// Gives a disk a cache.
+    put "/v1/disks/{disk}/cache"
+    cache_enable(disk = "disk": "The disk"; enable: CacheEnable) -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_enable(disk, enable).await
+    }
+
+    /// Changes the size or settings of a cache.
+    patch "/v1/disks/{disk}/cache"
+    cache_patch(disk = "disk": "The disk"; patch: CachePatch) -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_patch(disk, patch).await
+    }
+
+    /// Empties a cache.
+    post "/v1/disks/{disk}/cache/clear"
+    cache_clear(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
+        manager.pools.cache_clear(disk).await
+    }
+
+    /// Returns a disk's statistics.
+    get "/v1/disks/{disk}/stats"
+    stats(disk = "disk": "The disk") -> DiskStats, "4XX", "5XX" {
+        manager.observe.stats(&disk).await
+    }
+
+    /// Explains why a disk's I/O is, or is not, served from flash.
+    get "/v1/disks/{disk}/explain"
+    explain(disk = "disk": "The disk") -> Explanation, "4XX", "5XX" {
+        manager.observe.explain(&disk).await
+    }
+}
+
+/// Returns the OpenAPI document.
+pub(super) async fn openapi() -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], super::openapi_json())
+}
+
+/// Selects a device of a pool.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WhichDevice {
+    /// Path of the device.
+    path: String,
+}
+
+/// Switches allocation from a device on or off. Segments in use on the device stay.
+#[utoipa::path(
+    patch,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool"), WhichDevice),
+    request_body = DevicePatch,
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn device_set(
+    State(manager): App,
+    Path(pool): Path<String>,
+    query: Result<Query<WhichDevice>, QueryRejection>,
+    Body(patch): Body<DevicePatch>,
+) -> Answer<PoolChanged> {
+    match query {
+        Ok(Query(device)) => manager.pools.device_set(pool, device.path, patch).await.into(),
+        Err(_) => no_path("PATCH"),
+    }
+}
+
+/// Selects the device to remove.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeviceRemoval {
+    /// Path of the device.
+    path: String,
+    /// Lose dirty data on a missing device. Otherwise, such a device stays while a disk may need
+    /// it.
+    #[serde(default)]
+    discard_dirty: bool,
+}
+
+/// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
+/// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}/devices",
+    params(("pool" = String, Path, description = "The pool"), DeviceRemoval),
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn device_remove(
+    State(manager): App,
+    Path(pool): Path<String>,
+    query: Result<Query<DeviceRemoval>, QueryRejection>,
+) -> Answer<PoolChanged> {
+    let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
+    let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, discard_dirty).await {
+        return Answer::from(Err(error));
+    }
+    manager.pools.device_remove(pool, path).await.into()
+}
+
+fn no_path<T>(method: &str) -> Answer<T> {
+    let problem = Problem::new(format!("name the device: {method} …/devices?path=/dev/nvme0n1"));
+    Answer::No(StatusCode::BAD_REQUEST, problem)
+}
+
+/// Selects what happens to dirty data.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WhatOfDirty {
+    /// Discard dirty data instead of draining it: acknowledged writes are lost.
+    #[serde(default)]
+    discard_dirty: bool,
+}
+
+/// Selects what happens to dirty data and to clients when a disk is removed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Removal {
+    /// Discard dirty data instead of draining it: acknowledged writes are lost.
+    #[serde(default)]
+    discard_dirty: bool,
+    /// Disconnect the disk's clients. Otherwise, a disk with clients stays.
+    #[serde(default)]
+    force: bool,
+}
+
+impl WhatOfDirty {
+    fn read(query: Result<Query<WhatOfDirty>, QueryRejection>) -> Result<OnDirty, Problem> {
+        match query {
+            Ok(Query(WhatOfDirty { discard_dirty: true })) => Ok(OnDirty::Discard),
+            Ok(_) => Ok(OnDirty::Drain),
+            Err(_) => Err(Problem::new("the only parameter of this request is ?discard_dirty=true")),
+        }
+    }
+}
+
+/// Removes a disk after draining its dirty data. The backing keeps its data.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}",
+    params(("disk" = String, Path, description = "Its name"), Removal),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_remove(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<Removal>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    let Ok(Query(Removal { discard_dirty, force })) = query else {
+        let problem = Problem::new(
+            "the only parameters of this request are ?discard_dirty=true and \
+            ?force=true",
+        );
+        return Answer::No(StatusCode::BAD_REQUEST, problem);
+    };
+    let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
+    if let Err(error) = manager.disks.check_unused(&disk, clients).await {
+        return Answer::from(Err(error));
+    }
+    let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
+    manager.disks.disk_remove_from(disk, dirty, clients).await.into()
+}
+
+/// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
+/// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
+#[utoipa::path(
+    post,
+    path = "/v1/disks/{disk}/cache/discard-dirty",
+    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn discard_dirty(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    let may_lose = match WhatOfDirty::read(query) {
+        Ok(dirty) => dirty == OnDirty::Discard,
+        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
+    };
+    if let Err(error) = manager.disks.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
+        return Answer::from(Err(error));
+    }
+    manager.disks.discard_dirty(disk).await.into()
+}
+
+/// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
+/// Refused without `discard_dirty=true` while the cache has or may have dirty data.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}/orphans/{owner}",
+    params(
+        ("pool" = String, Path, description = "The pool"),
+        ("owner" = String, Path, description = "32 hexadecimal digits, as shown by the pool"),
+        WhatOfDirty
+    ),
+    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn orphan_discard(
+    State(manager): App,
+    Path((pool, owner)): Path<(String, String)>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<PoolChanged> {
+    let may_lose = match WhatOfDirty::read(query) {
+        Ok(dirty) => dirty == OnDirty::Discard,
+        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
+    };
+    let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, may_lose).await {
+        return Answer::from(Err(error));
+    }
+    manager.disks.orphan_discard(pool, owner).await.into()
+}
+
+/// Removes a disk's cache after draining its dirty data.
+#[utoipa::path(
+    delete,
+    path = "/v1/disks/{disk}/cache",
+    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn cache_disable(
+    State(manager): App,
+    Path(disk): Path<String>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
+) -> Answer<DiskChanged> {
+    match WhatOfDirty::read(query) {
+        Ok(dirty) => manager.disks.cache_disable(disk, dirty).await.into(),
+        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
+    }
+}
+
+/// Records a disk's requests until the client disconnects or the disk is removed. A disk has one
+/// recording at a time.
+///
+/// The response is a stream of frames. A frame is a head of 24 bytes (u64 duration of the recording
+/// in nanoseconds, u64 requests dropped so far because the client was too slow, u32 count of
+/// records, u8 1 for the last frame, 3 zeroes) and that many records of 24 bytes (u64 nanoseconds
+/// from the start, u64 first byte, u32 bytes, u8 0 read, 1 write, 2 discard or zeroes, 3 flush, 3
+/// zeroes), all little-endian. Frames are sent several times a second, also without records.
+#[utoipa::path(
+    get,
+    path = "/v1/disks/{disk}/trace",
+    params(("disk" = String, Path, description = "The disk")),
+    responses(
+        (status = 200, description = "An endless stream of frames", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = "4XX", body = Problem),
+        (status = "5XX", body = Problem)
+    )
+)]
+pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Response {
+    match manager.observe.record(&disk).await {
+        Ok(recording) => {
+            let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
+            (headers, HttpBody::new(TraceBody::new(recording))).into_response()
+        }
+        Err(error) => Answer::<()>::from(Err(error)).into_response(),
+    }
+}

@@ -1,0 +1,495 @@
+//! Control listeners: bind, accept and serve the sockets of the control API.
+//!
+//! A Unix socket is open to its owner, and to a group if one is configured. TCP requires TLS and at least one way to authenticate;
+//! neither can be switched off.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware;
+use hob_control::Endpoint;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::auth::{self, Access};
+use super::browser::{self, Names};
+use super::request_id;
+use crate::config::ControlConfig;
+use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
+use crate::listening_sockets::{self, ListeningSockets};
+use crate::socket_access::number_in;
+use crate::tls::{PeerCertificate, Tls, WithoutCertificate};
+use crate::watchdog::contained_task;
+
+/// Maximum number of connections of each socket; further ones wait in the kernel's queue.
+pub(super) const CONNECTIONS_MAX: usize = 64;
+
+/// Maximum time to wait for the head of a request, in seconds. Idle connections are closed after
+/// the same time.
+const HEAD_SECONDS_MAX: u64 = 60;
+
+/// Interval and number of TCP keepalive probes.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TRIES: u32 = 3;
+
+/// Why a control socket cannot be bound.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenError {
+    /// TCP without TLS.
+    #[error(
+        "the control socket {0} is on TCP and needs TLS; give --cert and --key, or control.tls in hob.toml"
+    )]
+    NoTls(Endpoint),
+    /// TCP without a way to authenticate.
+    #[error(
+        "no client could authenticate at the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
+    )]
+    Nobody(Endpoint),
+    /// Another process listens on the socket.
+    #[error("another process listens on {0}; stop that daemon or choose another socket")]
+    InUse(Endpoint),
+    /// The path is a file of another kind, which hob does not replace.
+    #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// The system call failed.
+    #[error("cannot listen on {endpoint}: {source}")]
+    System {
+        /// The address.
+        endpoint: Endpoint,
+        source: io::Error,
+    },
+}
+
+/// Access rules of the control API.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Guard {
+    /// TLS settings for TCP.
+    tls: Option<Arc<Tls>>,
+    /// Access rules for TCP.
+    access: Arc<Access>,
+    /// Id of the group that may open the Unix sockets, too.
+    group: Option<u32>,
+}
+
+impl Guard {
+    /// Loads the rules of the configuration and the files that it names.
+    pub(crate) fn of_config(config: &ControlConfig) -> anyhow::Result<Guard> {
+        let load = |files: &_| Tls::load(Clone::clone(files), WithoutCertificate::Welcome).map(Arc::new);
+        Ok(Guard {
+            tls: config.tls.as_ref().map(load).transpose()?,
+            access: Arc::new(Access::of_config(config)?),
+            group: config.socket_group.as_deref().map(group_number).transpose()?,
+        })
+    }
+}
+
+/// A bound control socket. Dropping it removes the socket's file, unless the socket stays open for
+/// the next program.
+#[derive(Debug)]
+pub(crate) struct ControlListener {
+    socket: Socket,
+    endpoint: Endpoint,
+    /// Name of the socket in `listening`.
+    name: String,
+    listening: ListeningSockets,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Unix(UnixListener),
+    Tcp { socket: TcpListener, tls: Arc<Tls>, access: Arc<Access> },
+}
+
+impl ControlListener {
+    /// Binds the socket. A Unix socket is accessible to its owner only (mode 0600), or also to a
+    /// group (0660). A stale socket file without a listener is replaced.
+    pub(crate) async fn bind(
+        endpoint: Endpoint,
+        guard: &Guard,
+        listening: &ListeningSockets,
+    ) -> Result<ControlListener, ListenError> {
+        let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
+        let name = listening_sockets::name("control", &endpoint);
+        let open = listening.take_inherited(&name);
+        let socket = match &endpoint {
+            Endpoint::Unix(path) => {
+                let socket = match open {
+                    Some(socket) => {
+                        // The configured group may have changed.
+                        make_private(path, guard.group).map_err(system)?;
+                        UnixListener::from_std(socket.into()).map_err(system)?
+                    }
+                    None => {
+                        clear_stale(path, &endpoint)?;
+                        bind_private(path, guard.group).map_err(system)?
+                    }
+                };
+                listening.add(name.clone(), &socket);
+                Socket::Unix(socket)
+            }
+            Endpoint::Tcp { host, port } => {
+                let Some(tls) = guard.tls.clone() else { return Err(ListenError::NoTls(endpoint)) };
+                let access = Arc::clone(&guard.access);
+                if access.is_empty() {
+                    return Err(ListenError::Nobody(endpoint));
+                }
+                let socket = match open {
+                    Some(socket) => TcpListener::from_std(socket.into()),
+                    None => TcpListener::bind((host.as_str(), *port)).await,
+                };
+                let socket = socket.map_err(system)?;
+                listening.add(name.clone(), &socket);
+                Socket::Tcp { socket, tls, access }
+            }
+        };
+        Ok(ControlListener { socket, endpoint, name, listening: listening.clone() })
+    }
+
+    /// Address for clients, with the actual port if port 0 was requested.
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        match (&self.socket, &self.endpoint) {
+            (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
+                Ok(address) => Endpoint::Tcp { host: host.clone(), port: address.port() },
+                Err(_) => self.endpoint.clone(),
+            },
+            _ => self.endpoint.clone(),
+        }
+    }
+
+    /// Accepts and serves until dropped.
+    pub(crate) async fn serve(self, router: Router) {
+        let router = self.guarded(router);
+        // This layer is outermost, so that the log names refused requests too.
+        let router = router.layer(middleware::from_fn(request_id::name));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let half_open = HalfOpenConnections::default();
+        loop {
+            let Ok(permit) = permits.clone().acquire_owned().await else { return };
+            self.listening.until_resumed().await;
+            let accept = async {
+                match &self.socket {
+                    Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
+                        let served = connection(stream, router.clone(), None, permit, half_open.enter());
+                        tokio::spawn(contained_task(true, served));
+                    }),
+                    Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
+                        let half_open = half_open.enter();
+                        let served =
+                            tls_connection(stream, Arc::clone(tls), router.clone(), permit, half_open);
+                        tokio::spawn(contained_task(true, served));
+                    }),
+                }
+            };
+            let accepted = tokio::select! {
+                biased;
+                // This branch is first, so that no connection is accepted after a pause.
+                () = self.listening.until_paused() => continue,
+                accepted = accept => accepted,
+            };
+            if let Err(error) = accepted {
+                tracing::warn!("control socket {}: {error}", self.endpoint);
+                // The usual error is EMFILE: wait until connections are closed.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+
+    /// Adds the checks of this socket: first the origin of a request, then its authentication.
+    fn guarded(&self, router: Router) -> Router {
+        let (router, names) = match &self.socket {
+            // The file's permissions decide which users may connect; every request is then
+            // permitted.
+            Socket::Unix(_) => (router.layer(middleware::from_fn(auth::accept)), Names::Any),
+            Socket::Tcp { tls, access, .. } => {
+                let listen = match &self.endpoint {
+                    Endpoint::Tcp { host, .. } => host.clone(),
+                    Endpoint::Unix(_) => String::new(),
+                };
+                let router = router.layer(middleware::from_fn_with_state(Arc::clone(access), auth::check));
+                (router, Names::Ours { tls: Arc::clone(tls), listen })
+            }
+        };
+        router.layer(middleware::from_fn_with_state(names, browser::check))
+    }
+}
+
+impl Drop for ControlListener {
+    fn drop(&mut self) {
+        self.listening.remove(&self.name);
+    }
+}
+
+async fn tls_connection(
+    stream: TcpStream,
+    tls: Arc<Tls>,
+    router: Router,
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, Eviction),
+) {
+    // Replies are short and should not wait for more data.
+    let _ = stream.set_nodelay(true);
+    set_keepalive(&stream);
+    let mut eviction = Box::pin(eviction.wait());
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream) => accepted,
+        () = &mut eviction => return tracing::info!("control connection closed: the client did not start TLS in time"),
+    };
+    match accepted {
+        Ok(stream) => {
+            let certificate = PeerCertificate::of(&stream);
+            serve_connection(stream, router, certificate, permit, (half_open_guard, eviction)).await;
+        }
+        Err(error) => tracing::info!("control connection closed: TLS handshake failed: {error}"),
+    }
+}
+
+/// Turns on TCP keepalive, so that an idle connection ends when the client's host lost its power or its network.
+fn set_keepalive(stream: &TcpStream) {
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY);
+    let _ = sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TRIES);
+}
+
+/// Closes the connection of a request. Requests carry it as an extension.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HangUp(Arc<Notify>);
+
+impl HangUp {
+    /// Closes the connection immediately, for clients that no longer read.
+    pub(super) fn now(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Serves one connection until it ends.
+pub(super) async fn connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    certificate: Option<PeerCertificate>,
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, Eviction),
+) {
+    serve_connection(stream, router, certificate, permit, (half_open_guard, Box::pin(eviction.wait()))).await;
+}
+
+/// Serves one connection. `eviction` ends when a half-open connection has to be closed. The first
+/// authorized request ends the half-open state.
+async fn serve_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    certificate: Option<PeerCertificate>,
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, impl Future<Output = ()>),
+) {
+    let router = TowerToHyperService::new(router);
+    let hang_up = HangUp::default();
+    let establish = Establish::new(half_open_guard);
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        if let Some(certificate) = &certificate {
+            request.extensions_mut().insert(certificate.clone());
+        }
+        request.extensions_mut().insert(hang_up.clone());
+        request.extensions_mut().insert(establish.clone());
+        router.call(request)
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_secs(HEAD_SECONDS_MAX))
+        .max_buf_size(64 << 10)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let served = tokio::select! {
+        served = serving => served,
+        () = hang_up.0.notified() => Ok(()),
+        () = eviction => return tracing::debug!("control connection: no request was accepted in time"),
+    };
+    if let Err(error) = served {
+        tracing::debug!("control connection: {error}");
+    }
+    drop(permit);
+}
+
+/// Returns the id of a group, given as a number or as a name in /etc/group.
+fn group_number(group: &str) -> anyhow::Result<u32> {
+    number_in("/etc/group", group)
+        .ok_or_else(|| anyhow::anyhow!("control.socket_group: there is no group '{group}' in /etc/group"))
+}
+
+fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
+    use std::os::unix::fs::FileTypeExt;
+
+    let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(none) if none.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(system(error)),
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(ListenError::NotASocket(path.to_owned()));
+    }
+    match std::os::unix::net::UnixStream::connect(path) {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(system)
+        }
+        // A process listens on the socket, or this process may not connect to it.
+        _ => Err(ListenError::InUse(endpoint.clone())),
+    }
+}
+
+/// Binds a socket whose file never has other permissions: under a temporary name, then renamed.
+fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory)?;
+    }
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let _ = std::fs::remove_file(&temporary);
+    let bind = || {
+        let socket = UnixListener::bind(&temporary)?;
+        make_private(&temporary, group)?;
+        std::fs::rename(&temporary, path)?;
+        Ok(socket)
+    };
+    bind().inspect_err(|_: &io::Error| {
+        let _ = std::fs::remove_file(&temporary);
+    })
+}
+
+/// Sets the permissions of a socket's file: owner only, or owner and group.
+fn make_private(path: &Path, group: Option<u32>) -> io::Result<()> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    if group.is_some() {
+        std::os::unix::fs::chown(path, None, group)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket_access::in_table;
+    use crate::tls::tests::{Authority, write_secret};
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_socket_is_private_and_goes_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub/c.sock");
+        block_on(async {
+            let listener = ControlListener::bind(
+                Endpoint::Unix(path.clone()),
+                &Guard::default(),
+                &ListeningSockets::default(),
+            )
+            .await
+            .unwrap();
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+            drop(listener);
+        });
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn stale_sockets_are_replaced_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.sock");
+        let endpoint = Endpoint::Unix(path.clone());
+        block_on(async {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            assert!(path.exists());
+            let living =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await
+                    .unwrap();
+            let second =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await;
+            assert!(matches!(second, Err(ListenError::InUse(_))));
+            assert!(path.exists());
+            drop(living);
+            std::fs::write(&path, "precious").unwrap();
+            let third =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await;
+            assert!(matches!(third, Err(ListenError::NotASocket(_))));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        });
+    }
+
+    #[test]
+    fn keepalive_probes_detect_a_client_whose_host_is_gone() {
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            set_keepalive(&stream);
+            assert!(sockopt::socket_keepalive(&stream).unwrap());
+            let pauses = [sockopt::tcp_keepidle(&stream).unwrap(), sockopt::tcp_keepintvl(&stream).unwrap()];
+            assert_eq!(pauses, [KEEP_ALIVE_EVERY; 2]);
+            assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), KEEP_ALIVE_TRIES);
+        });
+    }
+
+    #[test]
+    fn a_group_may_be_let_in() {
+        use std::os::unix::fs::MetadataExt;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.sock");
+        let own = std::fs::metadata(dir.path()).unwrap().gid();
+        let config = ControlConfig { socket_group: Some(own.to_string()), ..ControlConfig::default() };
+        let guard = Guard::of_config(&config).unwrap();
+        block_on(async {
+            let _listener =
+                ControlListener::bind(Endpoint::Unix(path.clone()), &guard, &ListeningSockets::default())
+                    .await
+                    .unwrap();
+            let metadata = std::fs::metadata(&path).unwrap();
+            assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, own));
+        });
+        let table = "root:x:0:\nhobs:x:12:\nhob:x:998:a,b\nodd:x\nodder";
+        assert_eq!(in_table(table, "hob"), Some(998));
+        assert_eq!(in_table(table, "odd"), None);
+        assert_eq!(in_table(table, "odder"), None);
+        let none = ControlConfig { socket_group: Some("no such group".into()), ..ControlConfig::default() };
+        assert!(Guard::of_config(&none).unwrap_err().to_string().contains("no such group"));
+    }
+
+    #[test]
+    fn tcp_needs_tls_and_an_admitted_client() {
+        let dir = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
+        let refused = |config: &ControlConfig| {
+            let guard = Guard::of_config(config).unwrap();
+            block_on(ControlListener::bind(endpoint.clone(), &guard, &ListeningSockets::default()))
+                .unwrap_err()
+        };
+        assert!(matches!(refused(&ControlConfig::default()), ListenError::NoTls(_)));
+        let token = dir.path().join("token");
+        write_secret(&token, "0123456789abcdef");
+        let only_token = ControlConfig { token_file: Some(token), ..ControlConfig::default() };
+        assert!(matches!(refused(&only_token), ListenError::NoTls(_)));
+        let tls = Some(Authority::new().server_files(dir.path()));
+        let only_tls = ControlConfig { tls, ..ControlConfig::default() };
+        assert!(matches!(refused(&only_tls), ListenError::Nobody(_)));
+    }
+}

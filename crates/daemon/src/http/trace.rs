@@ -1,0 +1,67 @@
+//! A recording as a response body: frames, as long as the client reads them.
+//!
+//! The connection asks for the next frame when it has room for one. A slow client therefore fills
+//! the recorder's buffer, which has a fixed size, and not the daemon's memory.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hob_control::{FRAME_RECORDS_MAX, TraceFrame};
+use hyper::body::{Body, Bytes, Frame};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use crate::manager::Recording;
+
+/// Interval between two frames, as long as one frame has room for all records.
+const FRAME_EVERY: Duration = Duration::from_millis(50);
+
+/// The response body of a recording; see the module.
+#[derive(Debug)]
+pub(super) struct TraceBody {
+    recording: Recording,
+    ticks: Interval,
+    /// True if the last frame was full.
+    behind: bool,
+    over: bool,
+}
+
+impl TraceBody {
+    pub(super) fn new(recording: Recording) -> TraceBody {
+        let mut ticks = tokio::time::interval(FRAME_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        TraceBody { recording, ticks, behind: false, over: false }
+    }
+
+    fn next(&mut self) -> TraceFrame {
+        // Read before the records, so that no record is missed in between.
+        let (has_ended, elapsed_ns) = (self.recording.has_ended(), self.recording.elapsed_ns());
+        let records = self.recording.take(FRAME_RECORDS_MAX);
+        self.behind = records.len() == FRAME_RECORDS_MAX;
+        let elapsed_ns = match records.last() {
+            Some(last) if self.behind => last.at_ns,
+            _ => elapsed_ns,
+        };
+        self.over = has_ended && !self.behind;
+        TraceFrame { elapsed_ns, dropped: self.recording.dropped(), is_last: self.over, records }
+    }
+}
+
+impl Body for TraceBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        if !self.behind {
+            ready!(self.ticks.poll_tick(context));
+        }
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from(self.next().encode())))))
+    }
+}

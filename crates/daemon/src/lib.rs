@@ -1,0 +1,387 @@
+//! The daemon: shards that serve I/O, and a control thread with the manager, the control API and
+//! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
+
+mod allow;
+mod cluster;
+mod config;
+mod descriptors;
+mod exports;
+#[cfg(test)]
+mod fake_shard;
+mod half_open;
+mod hardware;
+mod http;
+mod image;
+mod lifecycle;
+mod listening_sockets;
+mod manager;
+mod metrics;
+mod mount;
+mod nbd_listener;
+mod notify;
+mod one_disk;
+pub mod power_cut;
+#[cfg(feature = "psk")]
+mod psk;
+mod relay;
+mod request_recorder;
+mod shard;
+mod shard_api;
+mod socket_access;
+mod state;
+mod swap;
+mod tls;
+mod upgrade;
+mod vhost_user;
+mod watchdog;
+
+pub use allow::{AllowEntry, ClientMatch};
+pub use config::{
+    CONTROL_SOCKET, Config, ConfigError, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind,
+};
+pub use http::{Loopback, Role, openapi_json};
+pub use manager::simulated_cache;
+pub use metrics::docs_page as metrics_page;
+pub use one_disk::OneDisk;
+pub use socket_access::SocketSettings;
+pub use swap::turn_off_as_child;
+pub use tls::TlsFiles;
+pub use upgrade::can_take_over;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use hob_control::{CacheEnable, DiskAdd, Endpoint};
+use hob_storage::ring::RingConfig;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use allow::AllowList;
+use cluster::Cluster;
+use config::Limits;
+use exports::Exports;
+use hardware::{BackingOptions, RingKind};
+use http::{ControlListener, Guard};
+use lifecycle::{Lifecycle, Signals};
+use manager::{FlashExports, Manager, MigrationTransport, wait_max};
+use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
+use relay::{Relays, Spawner};
+use shard::ShardOptions;
+use shard_api::{ShardEvent, ShardHandle};
+use socket_access::SocketAccess;
+use state::{State, Store};
+use tls::{Tls, WithoutCertificate};
+use upgrade::{HandOff, InheritedState};
+
+/// The configuration of a daemon, checked and with its files read.
+#[derive(Debug)]
+pub struct Plan {
+    /// Addresses of the NBD listeners.
+    listen: Vec<ListenAddress>,
+    /// Which clients may see which exports.
+    allow: AllowList,
+    /// Addresses of the control API.
+    control: Vec<Endpoint>,
+    guard: Guard,
+    ring: RingKind,
+    shards: usize,
+    limits: Limits,
+    /// True if all dirty data is destaged before the daemon exits.
+    drain_on_shutdown: bool,
+    /// Owner and mode of disks' sockets.
+    sockets: SocketAccess,
+    content: Content,
+}
+
+/// The disks to serve.
+#[derive(Debug)]
+enum Content {
+    /// Disks of the saved state and of hob.toml.
+    Kept { store: Store, state: State, config: Box<Config> },
+    /// One disk, from the command line.
+    One { disk: Box<DiskAdd>, cache: Option<(String, CacheEnable)>, force: bool },
+}
+
+/// The arguments of `hob serve`.
+#[derive(Debug)]
+pub struct Serving {
+    /// The disk.
+    pub disk: DiskAdd,
+    /// The device of the pool, and the cache on it.
+    pub cache: Option<(String, CacheEnable)>,
+    /// True if the device is used even if it holds other data.
+    pub force: bool,
+    /// Listeners for NBD clients.
+    pub listen: Vec<NbdEntry>,
+    /// Clients that may connect; all if empty.
+    pub allow: Vec<AllowEntry>,
+    /// The control API: addresses and authentication.
+    pub control: ControlConfig,
+    /// Kind of I/O ring.
+    pub ring: RingKind,
+    /// Destage all dirty data before exiting.
+    pub drain_on_shutdown: bool,
+    /// Owner and mode of the disk's sockets.
+    pub sockets: SocketSettings,
+}
+
+impl Plan {
+    /// Returns the maximum silence of a peer host before its flash counts as failed.
+    fn peer_wait(&self) -> Duration {
+        match &self.content {
+            Content::Kept { config, .. } => config.peers.wait(),
+            Content::One { .. } => hob_storage::flash::REMOTE_WAIT_DEFAULT,
+        }
+    }
+
+    /// Makes the plan for the configuration file at `path`. If the file is invalid, uses the
+    /// configuration of the last start. `complete` adds the command line's settings.
+    pub fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
+        let plan = |mut config: Config| {
+            complete(&mut config);
+            Plan::of_config(config)
+        };
+        let refused = match Config::load(path).map_err(anyhow::Error::from).and_then(plan) {
+            Ok(plan) => return Ok(plan),
+            Err(refused) => refused,
+        };
+        match Config::load_accepted(path, &format!("{refused:#}")).and_then(|config| plan(config).ok()) {
+            Some(plan) => Ok(plan),
+            None => Err(refused),
+        }
+    }
+
+    /// Makes the plan for a configuration file, and locks the state directory.
+    fn of_config(config: Config) -> anyhow::Result<Plan> {
+        let guard = Guard::of_config(&config.control)?;
+        let (store, state) = Store::open(&config.state_dir)?;
+        Ok(Plan {
+            sockets: SocketAccess::of(&config.sockets())?,
+            listen: listen_addresses(&config.listen, &config.nbd)?,
+            allow: AllowList::new(config.allow.clone()),
+            control: config.control.listen.clone(),
+            guard,
+            ring: config.ring,
+            shards: config.shards,
+            limits: config.limits,
+            drain_on_shutdown: config.drain_on_shutdown,
+            content: Content::Kept { store, state, config: Box::new(config) },
+        })
+    }
+
+    /// Checks that a daemon could start with this configuration and the saved state, and could save its state. Changes nothing, so it may run
+    /// beside a daemon.
+    ///
+    /// # Errors
+    /// All errors, one line each.
+    pub fn check_config(config: &Config) -> Result<(), ConfigError> {
+        let mut outside: Vec<String> = Vec::new();
+        outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
+        outside.extend(listen_addresses(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
+        outside.extend(State::read(&config.state_dir).err().map(|error| error.to_string()));
+        outside.extend(Store::check_writable(&config.state_dir).err().map(|error| format!("{error:#}")));
+        config.refuse(outside)
+    }
+
+    /// Makes the plan for `hob serve` with one disk.
+    pub fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
+        let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown, sockets } =
+            serving;
+        let mut wrong = None;
+        config::check_nbd(&listen, &allow, &mut |_, what| wrong = Some(what));
+        if let Some(what) = wrong {
+            anyhow::bail!(what);
+        }
+        Ok(Plan {
+            sockets: SocketAccess::of(&sockets)?,
+            listen: listen_addresses(&[], &listen)?,
+            allow: AllowList::new(allow),
+            guard: Guard::of_config(&control)?,
+            control: control.listen,
+            ring,
+            shards: 1,
+            limits: Limits::default(),
+            drain_on_shutdown,
+            content: Content::One { disk: Box::new(disk), cache, force },
+        })
+    }
+}
+
+/// Returns the NBD addresses without and with TLS. Reads certificates and keys.
+fn listen_addresses(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<ListenAddress>> {
+    let with_tls = |files: &NbdTlsFiles| -> anyhow::Result<NbdTls> {
+        let session = match files.secrets().map_err(anyhow::Error::msg)? {
+            NbdSecrets::Certificates(files) => {
+                NbdSession::Certificates(Arc::new(Tls::load(files, WithoutCertificate::Refused)?))
+            }
+            #[cfg(feature = "psk")]
+            NbdSecrets::Keys(file) => NbdSession::Keys(Arc::new(psk::Keys::load(file)?)),
+            #[cfg(not(feature = "psk"))]
+            NbdSecrets::Keys(file) => anyhow::bail!(
+                "this hob cannot use the keys in {}: it was built without the feature 'psk', which needs OpenSSL; use \
+                 certificates",
+                file.display()
+            ),
+        };
+        Ok(NbdTls { session, required: files.required })
+    };
+    let plain = plain.iter().map(|endpoint| Ok(ListenAddress { endpoint: endpoint.clone(), tls: None }));
+    let more = more.iter().map(|entry| {
+        let tls = entry.tls.as_ref().map(with_tls).transpose()?;
+        Ok(ListenAddress { endpoint: entry.listen.clone(), tls })
+    });
+    plain.chain(more).collect()
+}
+
+/// Runs the daemon until a signal. A second signal ends the process immediately.
+pub fn run(plan: Plan) -> anyhow::Result<()> {
+    power_cut::obey()?;
+    watchdog::abort_on_panic();
+    descriptors::raise_limit();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")?;
+    let result = runtime.block_on(live(plan));
+    // A hung device or backing must not keep the process alive.
+    runtime.shutdown_background();
+    power_cut::end_in_peace();
+    match result? {
+        None => Ok(()),
+        Some(leaving) => upgrade::become_next(leaving),
+    }
+}
+
+/// Runs the daemon until its end. Returns what stays open if another program takes over.
+async fn live(plan: Plan) -> anyhow::Result<Option<HandOff>> {
+    let mut signals = Signals::new()?;
+    let mut inherited = InheritedState::take();
+    let (event_sender, events) = mpsc::unbounded_channel();
+    let shards = start_shards(&plan, &event_sender)?;
+    drop(event_sender);
+    watchdog::start(&shards, Duration::from_secs(plan.limits.shard_silence_s_max))?;
+    let drain = plan.drain_on_shutdown;
+    let has_tls = plan.listen.iter().any(|address| address.tls.is_some());
+    let relays =
+        has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
+    let spawner = relays.as_ref().map(Relays::spawner);
+    let lifecycle = Lifecycle::new(shards, &mut inherited);
+    let end = lifecycle.until_end(serve(plan, &lifecycle, events, spawner, inherited), &mut signals).await;
+    lifecycle.close(end, drain, relays, &mut signals).await
+}
+
+/// Starts everything, listeners last, and serves until dropped.
+async fn serve(
+    plan: Plan,
+    lifecycle: &Lifecycle,
+    events: mpsc::UnboundedReceiver<ShardEvent>,
+    relays: Option<Spawner>,
+    mut inherited: InheritedState,
+) -> anyhow::Result<()> {
+    let Lifecycle { shards, listening, notifier, .. } = lifecycle;
+    let Plan { listen, allow, control, guard, limits, content, sockets, .. } = plan;
+    let backing_options =
+        BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
+    let exports = Exports::default();
+    let mut tasks = JoinSet::new();
+    // The API sockets are bound first, so that a second daemon with the same configuration stops
+    // here.
+    let mut controls = Vec::new();
+    for endpoint in control {
+        controls.push(ControlListener::bind(endpoint, &guard, listening).await?);
+    }
+    let context =
+        ListenerContext { exports: exports.clone(), allow, connections_max: limits.connections_max };
+    let (files, goes_on) = (inherited.files(), inherited.goes_on);
+    let inherited_max = limits.connections_max.saturating_mul(listen.len().max(1)).min(1 << 16);
+    lifecycle.waiting.fill(inherited, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
+    tokio::spawn(lifecycle.waiting.clone().attach_clients(context.clone()));
+    let mut accepted = None;
+    let manager = match content {
+        Content::Kept { store, state, config } => {
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
+            manager.exports.set_socket_access(sockets);
+            let _ = lifecycle.manager.set(manager.clone());
+            manager.exports.inherit_files(files);
+            let tls = config.migrate.tls(&config.control);
+            manager.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
+            if let Some(directory) = &config.peers.lend {
+                let lending = FlashExports::open(directory, config.peers.lend_max.bytes());
+                let lending =
+                    lending.with_context(|| format!("cannot lend flash in {}", directory.display()))?;
+                manager.remote_flash.set_exports(lending);
+            }
+            manager.set_peer_name(config.peers.name.clone());
+            tasks.spawn(manager.events.clone().tend(events));
+            if let Some(joined) = &config.cluster {
+                manager.set_cluster(Cluster::join(joined, &config.state_dir, shards)?);
+                tasks.spawn(manager.cluster.clone().tend());
+            }
+            manager.startup.start(state, &config).await?;
+            accepted = config.to_keep();
+            manager.hob_toml.set(config);
+            manager
+        }
+        Content::One { disk, cache, force } => {
+            let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
+            manager.exports.set_socket_access(sockets);
+            let _ = lifecycle.manager.set(manager.clone());
+            manager.exports.inherit_files(files);
+            tasks.spawn(manager.events.clone().tend(events));
+            // A cache that the previous program used is not foreign data.
+            manager.startup.start_serving(*disk, cache, force && !goes_on).await?;
+            manager
+        }
+    };
+    manager.exports.drop_unwanted_files().await;
+    for address in &listen {
+        let endpoint = &address.endpoint;
+        let listener = Listener::bind(address, sockets, listening)
+            .await
+            .with_context(|| format!("cannot listen on {endpoint}"))?;
+        tracing::info!("NBD clients connect to {endpoint}");
+        tasks.spawn(listener.run(context.clone(), relays.clone()));
+    }
+    // The listeners have clones; relay threads end when the last clone is dropped.
+    drop(relays);
+    spawn_controls(&mut tasks, controls, &manager);
+    listening.close_unused();
+    let _ = lifecycle.ready.set(());
+    notifier.ready(&manager);
+    if let Some(accepted) = accepted {
+        tokio::task::spawn_blocking(|| watchdog::contained(|| accepted.keep()));
+    }
+    // No task ends by itself; if one does, the daemon exits.
+    match tasks.join_next().await {
+        Some(Err(error)) => Err(anyhow::anyhow!("an essential task of the daemon failed: {error}")),
+        _ => Err(anyhow::anyhow!("an essential task of the daemon ended unexpectedly")),
+    }
+}
+
+fn spawn_controls(tasks: &mut JoinSet<()>, controls: Vec<ControlListener>, manager: &Arc<Manager>) {
+    for listener in controls {
+        tracing::info!("the control API is at {}", listener.endpoint());
+        tasks.spawn(listener.serve(http::router(manager.clone())));
+    }
+}
+
+fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyhow::Result<Vec<ShardHandle>> {
+    let arena_bytes = usize::try_from(plan.limits.buffer_bytes_max.bytes()).unwrap_or(usize::MAX);
+    let start = |number| {
+        let options = ShardOptions {
+            ring: RingConfig { kind: plan.ring, arena_bytes, ..RingConfig::default() },
+            limits: hob_engine::Limits {
+                flash_errors_max: plan.limits.flash_errors_max,
+                qos_unit_bytes: plan.limits.qos_unit.bytes() as u32,
+                flash_stall_ms_max: plan.limits.flash_stall_ms_max,
+                ..hob_engine::Limits::default()
+            },
+            peer_wait: plan.peer_wait(),
+            ..ShardOptions::new(number)
+        };
+        shard::spawn(options, events.clone()).map_err(anyhow::Error::from)
+    };
+    (0..plan.shards).map(start).collect()
+}

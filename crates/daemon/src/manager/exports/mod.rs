@@ -1,0 +1,70 @@
+//! The export service: the table of exports that listeners read, vhost-user sockets, FUSE files,
+//! and the dirty bitmaps that NBD clients see.
+//!
+//! A FUSE file is an export that hob mounts as a file on this host. The service owns the table, the
+//! FUSE files inherited from the previous daemon process, and the directory of bitmaps. The
+//! registry entry of a disk lists the disk's exports, FUSE files and dirty bitmaps.
+
+mod additional;
+mod bitmaps;
+mod files;
+mod inherited;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::registry::Registry;
+use super::tasks::Tasks;
+use crate::exports::Exports;
+use crate::socket_access::SocketAccess;
+use crate::vhost_user::SocketPlace;
+pub(super) use files::FileEntry;
+pub(crate) use inherited::InheritedFile;
+
+/// The export service; see the module.
+#[derive(Clone, Debug)]
+pub(crate) struct ExportService(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    registry: Arc<Registry>,
+    tasks: Tasks,
+    table: Exports,
+    /// Directory of the dirty bitmaps; `None` if no state is saved.
+    bitmaps: Option<PathBuf>,
+    /// Access rights of the disks' sockets.
+    socket_access: OnceLock<SocketAccess>,
+    /// FUSE files inherited from the previous daemon process, by export.
+    inherited: Mutex<BTreeMap<String, InheritedFile>>,
+}
+
+impl ExportService {
+    /// Creates the service for the table that listeners read. `bitmaps` is the directory of dirty
+    /// bitmaps.
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        table: Exports,
+        bitmaps: Option<PathBuf>,
+    ) -> ExportService {
+        let (socket_access, inherited) = (OnceLock::new(), Mutex::default());
+        ExportService(Arc::new(Shared { registry, tasks, table, bitmaps, socket_access, inherited }))
+    }
+
+    /// Sets the access rights of the disks' sockets. The caller does this before it opens the first
+    /// disk.
+    pub(crate) fn set_socket_access(&self, access: SocketAccess) {
+        let _ = self.0.socket_access.set(access);
+    }
+
+    /// Returns a socket address at `path` with the configured access rights.
+    pub(super) fn socket_at(&self, path: &str) -> SocketPlace {
+        SocketPlace { path: path.into(), access: self.0.socket_access.get().copied().unwrap_or_default() }
+    }
+
+    /// Returns the table of exports.
+    pub(super) fn table(&self) -> &Exports {
+        &self.0.table
+    }
+}

@@ -1,0 +1,92 @@
+//! Migration to a host on which the same disk waits for the cluster. The waiting disk is replaced
+//! by the incoming one, and restored if the migration fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::command::Mode;
+use hob_engine::migration::{Record, Session};
+use hob_storage::pool::OwnerId;
+
+use super::super::registry::{ClusterWait, DiskEntry, DiskPhase, Inner};
+use super::Migrations;
+use crate::state::JournalSpec;
+
+/// Maximum time to wait for the end of an attempt to open a waiting disk.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+
+/// Interval between two checks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+impl Migrations {
+    /// Returns true if the disk only waits for the cluster and has no migration, so that it may
+    /// migrate to this host. The cluster decides who owns the disk.
+    pub(super) fn gives_way(&self, name: &str) -> bool {
+        !self.is_migrating(name) && self.waits_for_cluster(name)
+    }
+
+    /// Returns true if the disk only waits for the cluster, with or without a migration.
+    pub(super) fn waits_for_cluster(&self, name: &str) -> bool {
+        if self.ownership.cluster().is_none() {
+            return false;
+        }
+        let record = self.registry.record_of(name);
+        let inner = self.registry.inner();
+        inner.disk(name).is_ok_and(|disk| match (&disk.phase, record) {
+            (DiskPhase::Offline(_), Some(Record::Owner { .. })) => {
+                disk.cluster_wait != ClusterWait::No && !inner.may_have_dirty(disk)
+            }
+            (DiskPhase::Away(_), Some(Record::Away { taken, .. })) => taken,
+            _ => false,
+        })
+    }
+
+    /// Returns the record of an earlier migration of a disk with this lineage.
+    pub(super) fn record_besides(&self, name: &str, lineage: &str) -> Option<Record> {
+        let inner = self.registry.inner();
+        let gone = inner.gone.iter().find(|gone| gone.name == name && gone.lineage == lineage)?;
+        Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
+    }
+
+    /// Lets a disk that did not arrive wait for the cluster again, if it did before.
+    pub(super) fn wait_for_cluster_again(self: &Arc<Self>, name: &str) {
+        let Some(mut waited) = self.registry.inner().waited.remove(name) else { return };
+        // The segments of its earlier cache were released for the incoming disk.
+        (waited.migration, waited.generation) = (None, None);
+        if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
+            cache.journal = Some(JournalSpec::new());
+        }
+        if let Err(error) = self.disks.enter(waited, None) {
+            return tracing::warn!(
+                "disk {name}: this host no longer waits for the disk from its \
+                cluster: {error}"
+            );
+        }
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.cluster_wait = ClusterWait::Yes;
+        }
+    }
+
+    /// Waits until no attempt to open a waiting disk is in progress.
+    pub(super) async fn let_rest(self: &Arc<Self>, name: &str) {
+        let until = tokio::time::Instant::now() + IDLE_MAX;
+        while self.gives_way(name)
+            && self.registry.inner().disk(name).is_ok_and(|disk| disk.busy.is_some())
+            && tokio::time::Instant::now() < until
+        {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+impl Inner {
+    /// Returns true if the pool still has segments of a write-back cache of the disk.
+    fn may_have_dirty(&self, disk: &DiskEntry) -> bool {
+        let Some(spec) = disk.cache().filter(|spec| spec.mode == Mode::WriteBack) else { return false };
+        let Some(journal) = spec.journal else { return false };
+        let has = |owners: &[(OwnerId, u64)]| {
+            owners.iter().any(|(owner, count)| owner.0 == journal.owner.0 && *count > 0)
+        };
+        self.pools.get(&spec.pool).is_none_or(|pool| has(&pool.owners))
+    }
+}

@@ -1,0 +1,299 @@
+//! The page of metrics: its format, its values, and its limits.
+
+use std::collections::BTreeSet;
+
+use hob_control::{Admission, BackingState, Device, DeviceState, DiskState, Qos, Size};
+use hob_engine::Engine;
+use hob_engine::Limits;
+use hob_engine::command::{Access, Command, DiskConfig};
+use hob_engine::units::{CommandId, DatastoreId, DiskId, Instant};
+
+use super::*;
+
+fn disk(name: &str) -> Disk {
+    Disk {
+        backing_timeout: None,
+        backing_timeout_in_effect: None,
+        migration: None,
+        parent: None,
+        parent_reason: None,
+        clones: Vec::new(),
+        name: name.to_owned(),
+        state: DiskState::Online,
+        reason: None,
+        backing: "/vm.img".to_owned(),
+        backing_state: Some(BackingState::Connected),
+        format: None,
+        size: Size(1 << 30),
+        read_only: false,
+        unlocked: false,
+        vhost_user: None,
+        cache: None,
+        exports: vec![],
+        fuse: None,
+        fuse_reason: None,
+        recording: None,
+    }
+}
+
+/// Returns statistics of a disk without any requests.
+fn stats() -> DiskStats {
+    let mut engine = Engine::new(Limits::default());
+    let config = DiskConfig { size_bytes: 1 << 20, access: Access::ReadWrite, datastore: DatastoreId(0) };
+    engine.handle_command(Instant(0), CommandId(1), DiskId(0), Command::AddDisk(config));
+    engine.stats(Instant(1), DiskId(0)).expect("a disk")
+}
+
+fn page(form: Form, latencies: Latencies, disks: &[(&str, &DiskStats)]) -> String {
+    let mut page = Page::new(form, latencies);
+    for (name, stats) in disks {
+        page.add_disk(&disk(name), Some(stats));
+    }
+    page.finish()
+}
+
+/// Returns the value in the only line that begins with `line`.
+fn value(text: &str, line: &str) -> f64 {
+    let found: Vec<&str> = text.lines().filter_map(|l| l.strip_prefix(line)?.strip_prefix(' ')).collect();
+    assert_eq!(found.len(), 1, "{line}: {found:?}\n{text}");
+    found[0].parse().unwrap()
+}
+
+#[test]
+fn the_table_keeps_to_the_rules_of_names() {
+    let mut names = BTreeSet::new();
+    for metric in METRICS {
+        assert!(names.insert(metric.sample_name()), "{} twice", metric.name);
+        let plain = |c: char| c.is_ascii_lowercase() || c == '_';
+        assert!(metric.name.chars().all(plain), "{}", metric.name);
+        assert!(["hob_", "process_"].iter().any(|prefix| metric.name.starts_with(prefix)));
+        for suffix in ["_total", "_info", "_sum", "_count", "_bucket"] {
+            assert!(!metric.name.ends_with(suffix), "{} ends like another kind", metric.name);
+        }
+        assert!(metric.help.ends_with('.') && !metric.help.contains(['\\', '\n', '"']), "{}", metric.name);
+        assert_eq!(metric.kind == Kind::Histogram, matches!(metric.source, Source::Latency));
+    }
+}
+
+#[test]
+fn every_bound_is_one_of_the_engine_and_counts_exactly() {
+    let mut latency = Histogram::default();
+    let mut values = Vec::new();
+    for bound in bounds_ns() {
+        values.extend([bound - 1, bound, bound + 1, bound / 2 + bound / 4]);
+    }
+    values.extend([0, 1, u64::MAX / 2]);
+    values.iter().for_each(|value| latency.record(*value));
+    let metric = METRICS.iter().find(|metric| metric.kind == Kind::Histogram).unwrap();
+    let mut text = String::new();
+    histogram(&mut text, metric, &["d", "hit", ""], &latency);
+    for bound in bounds_ns() {
+        let up_to = values.iter().filter(|value| **value <= bound).count();
+        let le = bound as f64 / 1e9;
+        let line = format!("{}_bucket{{disk=\"d\",class=\"hit\",reason=\"\",le=\"{le}\"}}", metric.name);
+        assert_eq!(value(&text, &line), up_to as f64, "{line}");
+    }
+    let labels = "{disk=\"d\",class=\"hit\",reason=\"\"";
+    let all = values.len() as f64;
+    assert_eq!(value(&text, &format!("{}_bucket{labels},le=\"+Inf\"}}", metric.name)), all);
+    assert_eq!(value(&text, &format!("{}_count{labels}}}", metric.name)), all);
+    let sum = value(&text, &format!("{}_sum{labels}}}", metric.name));
+    assert!((sum - latency.sum_ns() as f64 / 1e9).abs() < 1e-6, "{sum}");
+    assert_eq!(text.lines().count(), BOUNDS + 3);
+}
+
+#[test]
+fn values_of_one_metric_stand_together_below_its_type() {
+    let (mut one, two) = (stats(), stats());
+    one.outcomes[0].count = 3;
+    one.outcomes[0].latency.record(5_000);
+    for form in [Form::Prometheus, Form::OpenMetrics] {
+        let text = page(form, Latencies::PerOutcome, &[("a", &one), ("b", &two)]);
+        let mut current = String::new();
+        let mut seen = BTreeSet::new();
+        for line in text.lines().filter(|line| *line != "# EOF" && !line.starts_with("# HELP")) {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                current = rest.split(' ').next().unwrap().to_owned();
+                assert!(seen.insert(current.clone()), "{current} twice");
+            } else {
+                assert!(line.starts_with(&current), "{line} below {current}");
+            }
+        }
+        assert_eq!(text.ends_with("# EOF\n"), form == Form::OpenMetrics);
+    }
+    let (old, new) = (Form::Prometheus, Form::OpenMetrics);
+    let of = |form| page(form, Latencies::PerOutcome, &[("a", &one)]);
+    assert!(of(old).contains("# TYPE hob_disk_reads_total counter\nhob_disk_reads_total{disk=\"a\"} 0\n"));
+    assert!(of(new).contains("# TYPE hob_disk_reads counter\nhob_disk_reads_total{disk=\"a\"} 0\n"));
+}
+
+#[test]
+fn no_more_series_than_promised() {
+    let mut full = stats();
+    for outcome in &mut full.outcomes {
+        outcome.count = 1;
+        outcome.latency.record(5_000);
+    }
+    let series = |latencies, stats: &DiskStats| {
+        let text = page(Form::Prometheus, latencies, &[("a", stats)]);
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    };
+    assert_eq!(Latencies::for_disks(DISKS_FINE_MAX), Latencies::PerOutcome);
+    assert_eq!(Latencies::for_disks(DISKS_FINE_MAX + 1), Latencies::PerDisk);
+    let none = series(Latencies::PerOutcome, &stats());
+    assert!(none <= 110, "{none}");
+    assert_eq!(series(Latencies::PerOutcome, &full), none + OUTCOMES.len() * (BOUNDS + 3));
+    assert_eq!(series(Latencies::PerDisk, &full), none + BOUNDS + 3);
+}
+
+#[test]
+fn labels_are_escaped() {
+    let device = Device {
+        path: "/a \"b\"\\\nc".to_owned(),
+        state: DeviceState::Stalled,
+        reason: None,
+        peer: None,
+        admission: Admission::In,
+        size: Size(8),
+        free: Size(4),
+        io: None,
+        stalls: 3,
+    };
+    let pool = Pool {
+        name: "p".to_owned(),
+        segment_size: Size(1),
+        size: Size(8),
+        free: Size(4),
+        devices: vec![device],
+        caches: Vec::new(),
+        orphans: Vec::new(),
+        swap: Vec::new(),
+    };
+    let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
+    page.add_pool(&pool, &[Some(DeviceCounts { errors: 7, ..DeviceCounts::default() })]);
+    let text = page.finish();
+    let labels = r#"{pool="p",device="/a \"b\"\\\nc""#;
+    assert_eq!(value(&text, &format!("hob_device_free_bytes{labels}}}")), 4.0);
+    assert_eq!(value(&text, &format!("hob_device_io_errors_total{labels}}}")), 7.0);
+    assert_eq!(value(&text, &format!("hob_device_state{labels},state=\"stalled\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("hob_device_state{labels},state=\"online\"}}")), 0.0);
+}
+
+#[test]
+fn openmetrics_is_served_on_request() {
+    for (header, form) in [
+        ("", Form::Prometheus),
+        ("text/plain;version=0.0.4", Form::Prometheus),
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", Form::OpenMetrics),
+        ("text/plain;q=0.5, application/openmetrics-text", Form::OpenMetrics),
+    ] {
+        assert_eq!(Form::accepted(header), form, "{header}");
+    }
+}
+
+/// Returns hob's metric names in a text.
+fn names_in(text: &str) -> BTreeSet<&str> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+    let words = text.split(|c: char| !is_part(c));
+    words.filter(|word| word.starts_with("hob_") || word.starts_with("process_")).collect()
+}
+
+/// Returns every possible name of a sample, without its labels.
+fn sample_names() -> BTreeSet<String> {
+    let names = |metric: &'static Metric| match metric.kind {
+        Kind::Histogram => ["_bucket", "_sum", "_count"].map(|end| format!("{}{end}", metric.name)).to_vec(),
+        _ => vec![metric.sample_name()],
+    };
+    METRICS.iter().flat_map(names).collect()
+}
+
+#[test]
+fn the_dashboard_the_alerts_and_the_documentation_use_existing_metrics() {
+    let dashboard = include_str!("../../../../dashboard/grafana/hob.json");
+    let json: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+    let panels = json["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let asked: String = targets.map(|target| target["expr"].as_str().unwrap().to_owned() + "\n").collect();
+    let known = sample_names();
+    for (text, least) in [
+        (asked.as_str(), 30),
+        (include_str!("../../../../dashboard/prometheus/alerts.yml"), 8),
+        (docs_page().split_once("## Example queries").unwrap().1, 8),
+    ] {
+        let names = names_in(text);
+        assert!(names.len() >= least, "{names:?}");
+        let unknown: Vec<&&str> = names.iter().filter(|name| !known.contains(**name)).collect();
+        assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
+    }
+    // Dashboard variables also contain queries.
+    let variables = json["templating"]["list"].to_string();
+    assert!(names_in(&variables).into_iter().all(|name| known.contains(name)), "{variables}");
+}
+
+#[test]
+fn panels_do_not_overlap_and_each_has_an_id_of_its_own() {
+    let json: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../dashboard/grafana/hob.json")).unwrap();
+    let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
+    for panel in json["panels"].as_array().unwrap() {
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{panel}");
+        let side = |name: &str| panel["gridPos"][name].as_u64().unwrap();
+        for (x, y) in (side("x")..side("x") + side("w")).flat_map(|x| {
+            let rows = side("y")..side("y") + side("h");
+            rows.map(move |y| (x, y))
+        }) {
+            assert!(x < 24 && cells.insert((x, y)), "{} at {x}, {y}", panel["title"]);
+        }
+    }
+}
+
+#[test]
+fn the_alerts_know_the_kinds_of_problems() {
+    let alerts = include_str!("../../../../dashboard/prometheus/alerts.yml");
+    for (_, rest) in alerts.match_indices("kind=\"").map(|(at, found)| alerts.split_at(at + found.len())) {
+        let kind = rest.split('"').next().unwrap();
+        assert!(ProblemKind::ALL.iter().any(|known| known.name() == kind), "{kind}");
+    }
+    let of_devices = DEVICE_STATES.map(|(_, known)| known);
+    for (metric, known) in [("hob_device_state", of_devices), ("hob_disk_backing_state", BackingState::NAMES)]
+    {
+        let asked: Vec<&str> = alerts.split(&format!("{metric}{{state=")).skip(1).collect();
+        assert!(!asked.is_empty(), "no alert asks for {metric}");
+        for state in asked.iter().flat_map(|rest| rest.split('"').nth(1).unwrap().split('|')) {
+            assert!(known.contains(&state), "{metric}: {state}");
+        }
+    }
+    let expressions = alerts.matches("_state{state=").count();
+    let known = ["hob_device_state{", "hob_disk_backing_state{", "hob_disk_state{"];
+    assert_eq!(expressions, known.iter().map(|name| alerts.matches(name).count()).sum::<usize>());
+}
+
+#[test]
+fn unlimited_values_have_no_limit_metric() {
+    let qos = Qos { limit: Some(500), shares: 2000, ..Qos::default() };
+    let due =
+        |disk: &str, qos| DiskQos { disk: disk.into(), datastore: None, policy: None, qos, notes: vec![] };
+    let store = Datastore {
+        name: "array".into(),
+        control: "auto".into(),
+        latency_ms: 30,
+        capacity: None,
+        peak: 900,
+        reserved: 0,
+        disks: vec![],
+        window: Some(12),
+        in_flight: 7,
+        waiting: 3,
+        latency_ns: 30_000_000,
+        knee_ns: None,
+    };
+    let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
+    page.add_qos(&[due("a", qos), due("b", Qos::default())], &[store]);
+    let text = page.finish();
+    assert_eq!(value(&text, "hob_disk_qos_limit_units{disk=\"a\"}"), 500.0);
+    assert_eq!(value(&text, "hob_disk_qos_shares{disk=\"b\"}"), 1000.0);
+    assert!(!text.contains("hob_disk_qos_limit_units{disk=\"b\"}"), "{text}");
+    assert_eq!(value(&text, "hob_datastore_window_ios{datastore=\"array\"}"), 12.0);
+    assert_eq!(value(&text, "hob_datastore_latency_seconds{datastore=\"array\"}"), 0.03);
+    assert_eq!(value(&text, "hob_datastore_capacity_units{datastore=\"array\"}"), 900.0);
+}

@@ -1,0 +1,102 @@
+//! Calls to a shard about a migrating disk.
+
+use hob_engine::command::Role;
+use hob_engine::io::Op;
+use hob_engine::regions::Regions;
+use hob_engine::units::DiskId;
+
+use super::{ShardError, ShardHandle};
+use crate::hardware::Backing;
+use crate::shard::{PeerAttachment, Progress, TransferCall};
+
+impl ShardHandle {
+    /// Sets this host's role for a disk. When the role freezes the disk, waits until no guest
+    /// request is in flight.
+    pub(crate) async fn own(&self, id: DiskId, role: Role) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Own(role, answer)).await
+    }
+
+    /// Starts or stops recording which regions of a disk are written.
+    pub(crate) async fn watch(&self, id: DiskId, watch: bool) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Watch(watch, answer)).await
+    }
+
+    /// Returns the regions of a disk that were written since the last call.
+    pub(crate) async fn take_changed(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
+        self.transfer(id, TransferCall::TakeChanged).await
+    }
+
+    /// Returns the blocks of a disk's cache, hottest first.
+    pub(crate) async fn hottest(&self, id: DiskId) -> Result<Vec<u64>, ShardError> {
+        self.transfer(id, TransferCall::Hottest).await
+    }
+
+    /// Returns the valid sector ranges in these cache blocks.
+    pub(crate) async fn extents(&self, id: DiskId, blocks: Vec<u64>) -> Result<Vec<(u64, u64)>, ShardError> {
+        self.transfer(id, |answer| TransferCall::Extents(blocks, answer)).await
+    }
+
+    /// Flushes a disk like a guest's flush request.
+    pub(crate) async fn flush(&self, id: DiskId) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Flush(Op::Flush, answer)).await
+    }
+
+    /// Flushes the backing of a frozen disk.
+    pub(crate) async fn settle(&self, id: DiskId) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Flush(Op::Settle, answer)).await
+    }
+
+    /// Invalidates sector ranges in a disk's cache. Ranges that were pulled are pulled again.
+    pub(crate) async fn forget(&self, id: DiskId, ranges: Vec<(u64, u64)>) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Forget(ranges, answer)).await
+    }
+
+    /// Adds sector ranges that the other host has in its cache to the list of data to pull.
+    pub(crate) async fn listed(&self, id: DiskId, ranges: Vec<(u64, u64)>) -> Result<(), ShardError> {
+        self.transfer(id, |answer| TransferCall::Listed(ranges, answer)).await
+    }
+
+    /// Starts to pull the listed ranges.
+    pub(crate) fn pull(&self, id: DiskId) {
+        // A shard that has ended pulls nothing.
+        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::Pull));
+    }
+
+    /// Returns how far the pull of a disk's cache has come.
+    pub(crate) async fn progress(&self, id: DiskId) -> Result<Progress, ShardError> {
+        self.transfer(id, TransferCall::Progress).await
+    }
+
+    /// Makes this host the owner of a disk and of its backing.
+    pub(crate) async fn take_over(&self, id: DiskId) -> Result<(), ShardError> {
+        self.transfer(id, TransferCall::TakeOver).await
+    }
+
+    /// Reads a disk's missing data from another host from now on.
+    pub(crate) fn set_peer(&self, id: DiskId, peer: Backing) {
+        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::SetPeer(peer)));
+    }
+
+    /// Invalidates the cache of a disk in standby, and clears its list of data to pull.
+    pub(crate) async fn restart(&self, id: DiskId) -> Result<(), ShardError> {
+        self.transfer(id, TransferCall::Restart).await
+    }
+
+    /// Stops reading a disk's data from its previous owner.
+    pub(crate) fn leave_peer(&self, id: DiskId) {
+        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::LeavePeer));
+    }
+
+    /// Serves a disk to another host through this connection.
+    pub(crate) fn attach_peer(&self, id: DiskId, attachment: PeerAttachment) -> Result<(), ShardError> {
+        self.send(super::ShardCall::Transfer(id, TransferCall::AttachPeer(Box::new(attachment))))
+    }
+
+    async fn transfer<T>(
+        &self,
+        id: DiskId,
+        call: impl FnOnce(super::Answer<T>) -> TransferCall,
+    ) -> Result<T, ShardError> {
+        self.ask(|answer| super::ShardCall::Transfer(id, call(answer))).await
+    }
+}

@@ -1,0 +1,150 @@
+//! Permissions of the Unix sockets of disks: owner, group and mode.
+//!
+//! QEMU often runs as a user of its own (`libvirt-qemu`, `qemu`), which needs write permission to connect.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer};
+
+/// The settings, as hob.toml and the command line have them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketSettings {
+    /// User, by name or number.
+    pub owner: Option<String>,
+    /// Group, by name or number.
+    pub group: Option<String>,
+    /// Permission bits, octal digits.
+    pub mode: Option<String>,
+}
+
+impl SocketSettings {
+    /// Fills in missing settings from `other`.
+    pub(crate) fn or(self, other: SocketSettings) -> SocketSettings {
+        SocketSettings {
+            owner: self.owner.or(other.owner),
+            group: self.group.or(other.group),
+            mode: self.mode.or(other.mode),
+        }
+    }
+}
+
+/// Owner, group and mode of each new socket. Absent values are the system's defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SocketAccess {
+    owner: Option<u32>,
+    group: Option<u32>,
+    mode: Option<u32>,
+}
+
+/// Why settings cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {what}")]
+pub(crate) struct SocketSettingError {
+    /// The setting.
+    pub(crate) key: &'static str,
+    what: String,
+}
+
+impl SocketAccess {
+    /// Looks up names in /etc/passwd and /etc/group.
+    pub(crate) fn of(settings: &SocketSettings) -> Result<SocketAccess, SocketSettingError> {
+        let id = |key, table: &str, name: &Option<String>| {
+            let name = name.as_deref();
+            let missing = |name| SocketSettingError { key, what: format!("there is no '{name}' in {table}") };
+            name.map(|name| number_in(table, name).ok_or_else(|| missing(name))).transpose()
+        };
+        let mode = |digits: &str| {
+            let mode = u32::from_str_radix(digits.strip_prefix("0o").unwrap_or(digits), 8).ok();
+            mode.filter(|mode| *mode <= 0o777).ok_or_else(|| SocketSettingError {
+                key: "socket_mode",
+                what: format!("'{digits}' is not a file mode; write octal digits, such as \"0660\""),
+            })
+        };
+        Ok(SocketAccess {
+            owner: id("socket_owner", "/etc/passwd", &settings.owner)?,
+            group: id("socket_group", "/etc/group", &settings.group)?,
+            mode: settings.mode.as_deref().map(mode).transpose()?,
+        })
+    }
+
+    /// Applies the settings to a socket.
+    pub(crate) fn apply(self, path: &Path) -> io::Result<()> {
+        if self.owner.is_some() || self.group.is_some() {
+            std::os::unix::fs::chown(path, self.owner, self.group)?;
+        }
+        match self.mode {
+            Some(mode) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the id of a user or group from its number or its name.
+pub(crate) fn number_in(table: &str, name: &str) -> Option<u32> {
+    name.parse().ok().or_else(|| in_table(&std::fs::read_to_string(table).unwrap_or_default(), name))
+}
+
+pub(crate) fn in_table(table: &str, name: &str) -> Option<u32> {
+    let mut rows = table.lines().map(|line| line.split(':'));
+    rows.find_map(|mut row| (row.next() == Some(name)).then(|| row.nth(1)?.parse().ok())?)
+}
+
+/// Deserializes a mode: octal digits in a string, or a number. `"0660"` and `0o660` are equal.
+pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Mode {
+        Digits(String),
+        Number(u32),
+    }
+    Ok(Option::<Mode>::deserialize(deserializer)?.map(|mode| match mode {
+        Mode::Digits(digits) => digits,
+        Mode::Number(number) => format!("{number:o}"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn settings(owner: &str, group: &str, mode: &str) -> SocketSettings {
+        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        SocketSettings { owner: text(owner), group: text(group), mode: text(mode) }
+    }
+
+    #[test]
+    fn names_are_looked_up_and_modes_are_octal() {
+        let access = SocketAccess::of(&settings("root", "0", "0660")).unwrap();
+        assert_eq!(access, SocketAccess { owner: Some(0), group: Some(0), mode: Some(0o660) });
+        for (wrong, key) in [
+            (settings("nobody knows", "", ""), "socket_owner"),
+            (settings("", "nobody knows", ""), "socket_group"),
+            (settings("", "", "rw"), "socket_mode"),
+            (settings("", "", "0999"), "socket_mode"),
+            (settings("", "", "7777"), "socket_mode"),
+        ] {
+            let error = SocketAccess::of(&wrong).unwrap_err();
+            assert_eq!(error.key, key);
+            assert!(error.to_string().starts_with(key), "{error}");
+        }
+        assert_eq!(in_table("a:x:1:\nqemu:x:107:\n", "qemu"), Some(107));
+        assert_eq!(in_table("a:x:1:\n", "qemu"), None);
+    }
+
+    #[test]
+    fn configured_permissions_are_applied_and_others_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, "").unwrap();
+        let own = std::fs::metadata(&path).unwrap();
+        SocketAccess::of(&settings("", &own.gid().to_string(), "0640")).unwrap().apply(&path).unwrap();
+        let now = std::fs::metadata(&path).unwrap();
+        assert_eq!((now.mode() & 0o777, now.uid(), now.gid()), (0o640, own.uid(), own.gid()));
+        SocketAccess::default().apply(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+    }
+}

@@ -1,0 +1,267 @@
+//! Configuration of a disk's cache in the state file. Defaults for older files: write-through,
+//! volatile, everything is admitted.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hob_control::Size;
+use hob_engine::admission::Admission;
+use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use hob_engine::preset::Verify;
+use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::is_false;
+use crate::hardware::ChangeToken;
+
+/// The configured cache of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CacheSpec {
+    /// Name of the pool.
+    pub(crate) pool: String,
+    /// Size of the cache, a multiple of the segment size.
+    pub(crate) size: Size,
+    /// Size of a cache block.
+    pub(crate) block_size: Size,
+    /// Policy's name.
+    pub(crate) policy: String,
+    /// Write mode.
+    #[serde(default, with = "word")]
+    pub(crate) mode: Mode,
+    /// Common or separate space for reads and writes.
+    #[serde(default, with = "word")]
+    pub(crate) layout: Layout,
+    /// Admission rule.
+    #[serde(default, with = "word")]
+    pub(crate) admission: Admission,
+    /// When dirty data is written to the backing.
+    #[serde(default)]
+    pub(crate) destage: DestageSpec,
+    /// Number of copies of dirty data, or of all data.
+    #[serde(default, with = "word")]
+    pub(crate) copies: Copies,
+    /// When the cache is verified against its backing after a restart.
+    #[serde(default, with = "word", skip_serializing_if = "is_default")]
+    pub(crate) verify: Verify,
+    /// Size of the RAM tier; 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) ram: Size,
+    /// The journal of a persistent cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) journal: Option<JournalSpec>,
+}
+
+impl CacheSpec {
+    /// Returns the settings that cannot change without emptying the cache.
+    pub(crate) fn structure(&self) -> impl PartialEq + use<> {
+        let owner = self.journal.as_ref().map(|journal| journal.owner);
+        (self.block_size, self.layout, owner)
+    }
+
+    /// Checks the numeric settings.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let bytes = self.block_size.bytes();
+        if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
+            return Err(format!("a cache block is a power of two from 4K to 1M, not {}", self.block_size));
+        }
+        let DestageSpec { dirty_start, dirty_stop, dirty_full, .. } = self.destage;
+        if dirty_stop <= dirty_start && dirty_start <= dirty_full && (1..=100).contains(&dirty_full) {
+            return Ok(());
+        }
+        Err(format!(
+            "dirty_stop ({dirty_stop}) must be at most dirty_start ({dirty_start}), dirty_start at \
+            most dirty_full ({dirty_full}), and dirty_full 1 to 100 percent"
+        ))
+    }
+}
+
+fn is_default(verify: &Verify) -> bool {
+    *verify == Verify::default()
+}
+
+fn is_none_lost(ring: &u32) -> bool {
+    *ring == 0
+}
+
+fn is_zero(size: &Size) -> bool {
+    size.bytes() == 0
+}
+
+/// When and in which order dirty data is written to the backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DestageSpec {
+    /// Order of destaging.
+    #[serde(with = "word")]
+    pub(crate) order: DestageOrder,
+    /// Percentage of dirty blocks above which destaging starts.
+    pub(crate) dirty_start: u8,
+    /// Percentage of dirty blocks at which destaging stops.
+    pub(crate) dirty_stop: u8,
+    /// Percentage of dirty blocks above which writes bypass the cache.
+    pub(crate) dirty_full: u8,
+    /// Maximum age of dirty data in seconds; 0 for no limit.
+    pub(crate) dirty_age_max: u32,
+    /// True if the backing always has a state that existed at some time.
+    pub(crate) ordered: bool,
+}
+
+impl Default for DestageSpec {
+    fn default() -> DestageSpec {
+        DestageSpec::of(&Destage::default())
+    }
+}
+
+impl DestageSpec {
+    /// Converts the engine's settings, rounded to percent.
+    pub(crate) fn of(destage: &Destage) -> DestageSpec {
+        let percent = |permille: u16| u8::try_from(permille / 10).unwrap_or(100);
+        DestageSpec {
+            order: destage.order,
+            dirty_start: percent(destage.start_permille),
+            dirty_stop: percent(destage.stop_permille),
+            dirty_full: percent(destage.full_permille),
+            dirty_age_max: u32::try_from(destage.dirty_age_ms_max / 1000).unwrap_or(u32::MAX),
+            ordered: destage.ordered,
+        }
+    }
+
+    /// Converts the settings into the engine's type.
+    pub(crate) fn engine(&self) -> Destage {
+        Destage {
+            order: self.order,
+            start_permille: u16::from(self.dirty_start) * 10,
+            stop_permille: u16::from(self.dirty_stop) * 10,
+            full_permille: u16::from(self.dirty_full) * 10,
+            dirty_age_ms_max: u64::from(self.dirty_age_max) * 1000,
+            ordered: self.ordered,
+            ..Destage::default()
+        }
+    }
+}
+
+/// Properties of a persistent cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct JournalSpec {
+    /// Owner id of its segments.
+    #[serde(with = "word")]
+    pub(crate) owner: CacheOwner,
+    /// Highest ring number of the journal so far.
+    #[serde(default)]
+    pub(crate) ring: u32,
+    /// Recovery must not use clean data of journal rings up to this number, because one of these
+    /// rings was lost.
+    #[serde(default, skip_serializing_if = "is_none_lost")]
+    pub(crate) lost_ring: u32,
+    /// State of the backing when the cache was closed, until the cache is opened again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) closed: Option<Closed>,
+    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal
+    /// ring with the number `ring`, and exists only if all sectors were verified.
+    #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
+    pub(crate) evidence: Option<ChangeToken>,
+    /// True if another program has taken over the backing since, which invalidates all cached data.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) foreign: bool,
+    /// True if the last write mode is unknown, because `hob serve` saves no state.
+    #[serde(skip)]
+    pub(crate) mode_unknown: bool,
+}
+
+/// State of the backing when its cache was closed cleanly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Closed {
+    /// Size of the containing file or device in bytes. The file may be an image.
+    pub(crate) size_bytes: u64,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub(crate) modified_ns: i64,
+}
+
+impl JournalSpec {
+    /// Creates the spec of a new cache.
+    pub(crate) fn new() -> JournalSpec {
+        JournalSpec {
+            owner: CacheOwner::random(),
+            ring: 0,
+            lost_ring: 0,
+            closed: None,
+            evidence: None,
+            foreign: false,
+            mode_unknown: false,
+        }
+    }
+}
+
+/// Owner of the segments of a persistent cache: random, 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CacheOwner(pub(crate) u128);
+
+impl CacheOwner {
+    /// Returns a random owner id.
+    pub(crate) fn random() -> CacheOwner {
+        let mut bytes = [0; 16];
+        let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        assert_eq!(filled, Ok(16), "the kernel has random bytes");
+        // Ids of volatile caches have an upper half of at most 1.
+        CacheOwner(u128::from_le_bytes(bytes) | 1 << 127)
+    }
+}
+
+impl fmt::Display for CacheOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for CacheOwner {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CacheOwner, String> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = digits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
+        number.map(CacheOwner).ok_or_else(|| {
+            format!(
+                "'{text}' is not an owner id; an owner id has \
+            32 hexadecimal digits"
+            )
+        })
+    }
+}
+
+/// Serializes evidence as 32 hexadecimal digits.
+mod evidence {
+    use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(evidence: &Option<ChangeToken>, to: S) -> Result<S::Ok, S::Error> {
+        evidence.map(|ChangeToken(number)| format!("{number:032x}")).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ChangeToken>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        let number = text.map(|text| u128::from_str_radix(&text, 16)).transpose();
+        Ok(number.map_err(serde::de::Error::custom)?.map(ChangeToken))
+    }
+}
+
+/// Values as the words that users type.
+pub(super) mod word {
+    use super::{Deserialize, Deserializer, FromStr, Serializer, fmt};
+
+    pub(in super::super) fn serialize<T: fmt::Display, S: Serializer>(
+        value: &T,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(in super::super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: fmt::Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,229 @@
+//! The server side of TLS for the control API and for NBD: certificates from files, and client
+//! certificates.
+//!
+//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. The files are checked at each new
+//! connection and read again if they have changed, so a renewed certificate needs no restart. An
+//! unusable certificate leaves the previous one in place. Sessions are never resumed: each
+//! connection authenticates again, so an expired client is refused. Keys that every user of the
+//! host can read are refused. There are no revocation lists: remove a client from the list of names
+//! instead.
+
+mod certificate;
+mod subject;
+
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use hob_control::pem::{self, PemError};
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+pub use certificate::CertificateMatch;
+pub(crate) use certificate::PeerCertificate;
+
+/// Maximum time for a client to finish the TLS handshake.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
+
+/// Paths of a listener's TLS files. In hob.toml: `tls = { cert, key, client_ca }`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsFiles {
+    /// This host's certificate with its chain, PEM.
+    pub cert: PathBuf,
+    /// Private key of the certificate, PEM.
+    pub key: PathBuf,
+    /// CA certificates for client certificates, PEM.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How clients without a certificate are handled if there is a `client_ca`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WithoutCertificate {
+    /// Refuse them.
+    Refused,
+    /// Accept them. Another check must authenticate them.
+    Welcome,
+}
+
+/// Why TLS cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    /// A PEM file is unreadable or invalid.
+    #[error(transparent)]
+    Pem(#[from] PemError),
+    /// Every user can read a secret file.
+    #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
+    Exposed(PathBuf),
+    /// The content of the files is unusable.
+    #[error("cannot use {} with {}: {source}", cert.display(), key.display())]
+    Unusable {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        source: rustls::Error,
+    },
+    /// The certificate authorities are unusable.
+    #[error("cannot use the CA certificates in {}: {why}", path.display())]
+    Authorities {
+        /// The file.
+        path: PathBuf,
+        why: String,
+    },
+}
+
+/// TLS with loaded certificates.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    without: WithoutCertificate,
+    current: Mutex<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    parts: Parts,
+    /// Stamps of the files when they were last read.
+    stamps: Vec<Option<Stamp>>,
+}
+
+#[derive(Clone, Debug)]
+struct Parts {
+    config: Arc<ServerConfig>,
+    /// Our own certificate.
+    own: CertificateDer<'static>,
+}
+
+/// Identifies a version of a file. Another stamp means that the file was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    modified: Option<SystemTime>,
+    inode: u64,
+    bytes: u64,
+}
+
+impl Stamp {
+    /// The stamp of a file, if it exists.
+    pub(crate) fn of(path: &Path) -> Option<Stamp> {
+        let metadata = std::fs::metadata(path).ok()?;
+        let modified = metadata.modified().ok();
+        Some(Stamp { modified, inode: metadata.ino(), bytes: metadata.len() })
+    }
+}
+
+impl Tls {
+    /// Reads and checks the files.
+    pub(crate) fn load(files: TlsFiles, without: WithoutCertificate) -> Result<Tls, TlsError> {
+        // The stamps are taken first, so that a change during the reading is found with the next
+        // connection.
+        let stamps = files.stamps();
+        let parts = files.read(without)?;
+        Ok(Tls { files, without, current: Mutex::new(Current { parts, stamps }) })
+    }
+
+    /// Performs the TLS handshake with a client.
+    pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let accepting = TlsAcceptor::from(self.parts().config).accept(stream);
+        match tokio::time::timeout(HANDSHAKE_MAX, accepting).await {
+            Ok(accepted) => accepted.map_err(|error| io::Error::other(format!("no TLS: {error}"))),
+            Err(_) => Err(io::Error::other("the TLS handshake took too long")),
+        }
+    }
+
+    /// Returns true if the daemon's certificate is valid for this name or address.
+    pub(crate) fn is_for(&self, name: &str) -> bool {
+        names(&self.parts().own, name)
+    }
+
+    /// Returns the current TLS settings, read again if the files have changed and are usable.
+    fn parts(&self) -> Parts {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = self.files.stamps();
+        if stamps != current.stamps {
+            current.stamps = stamps;
+            match self.files.read(self.without) {
+                Ok(parts) => {
+                    tracing::info!("read {} again", self.files.cert.display());
+                    current.parts = parts;
+                }
+                Err(error) => tracing::warn!("{error}; the previous certificate stays in use"),
+            }
+        }
+        current.parts.clone()
+    }
+}
+
+impl TlsFiles {
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        let all = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
+        all.into_iter().flatten().map(|path| Stamp::of(path)).collect()
+    }
+
+    fn read(&self, without: WithoutCertificate) -> Result<Parts, TlsError> {
+        let chain = pem::certificates(&self.cert)?;
+        let own = chain[0].clone();
+        let key = pem::private_key(&self.key, &secret(&self.key)?)?;
+        let unusable = |source| TlsError::Unusable { cert: self.cert.clone(), key: self.key.clone(), source };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(unusable)?;
+        let builder = match &self.client_ca {
+            Some(path) => builder.with_client_cert_verifier(verifier(path, without)?),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(unusable)?;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Parts { config: Arc::new(config), own })
+    }
+}
+
+fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let wrong = |why: String| TlsError::Authorities { path: path.to_owned(), why };
+    let mut roots = RootCertStore::empty();
+    for certificate in pem::certificates(path)? {
+        roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let builder = match without {
+        WithoutCertificate::Refused => builder,
+        WithoutCertificate::Welcome => builder.allow_unauthenticated(),
+    };
+    builder.build().map_err(|error| wrong(error.to_string()))
+}
+
+/// Reads a file that must not be readable by every user.
+pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let unreadable = |source| PemError::Unreadable { path: path.to_owned(), source };
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
+    if metadata.permissions().mode() & 0o007 != 0 {
+        return Err(TlsError::Exposed(path.to_owned()));
+    }
+    Ok(pem::read(path)?)
+}
+
+/// Returns true if a certificate is valid for this DNS name or address.
+fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    let Ok(name) = ServerName::try_from(name) else { return false };
+    let Ok(certificate) = ParsedCertificate::try_from(certificate) else { return false };
+    rustls::client::verify_server_name(&certificate, &name).is_ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

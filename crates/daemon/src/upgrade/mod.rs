@@ -1,0 +1,320 @@
+//! Upgrade without closing clients' connections: `execve` of the new program in the same process. Clients notice a pause.
+//!
+//! # Order
+//! 1. The new program is started with `--check`: can it start and take over ([`check`])? If not, nothing changes.
+//! 2. Changes and new connections are refused, and every request in flight is finished ([`prepare`]). If that takes too long because a
+//!    backing does not answer, the daemon resumes as before. Then each backing is flushed, because the new program does not know which
+//!    writes were not flushed.
+//! 3. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
+//! 4. The new program starts in this process ([`become_next`]). If that fails, the old program restarts. It takes the state that was
+//!    handed over ([`InheritedState`]) and attaches each client when its disk is open.
+//!
+//! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because guests reconnect by themselves; connections
+//! to the control API.
+
+mod inherited;
+mod message;
+mod record;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hob_frontends::fuse::Attributes;
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::task::JoinSet;
+
+use super::listening_sockets::ListeningSockets;
+use super::manager::{InheritedFile, Manager};
+use super::shard_api::{AtRest, FileRights, ShardHandle};
+pub(crate) use inherited::{InheritedState, WaitingClients};
+use record::{ClientEntry, FileEntry, Record, Table};
+
+/// Output of `--check` of a program that can take over, before its version of the hand-off record.
+const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
+
+/// The option that makes a program check and exit.
+const CHECK: &str = "--check";
+
+/// Maximum run time of `--check`.
+const CHECK_MAX: Duration = Duration::from_secs(20);
+
+/// Maximum time to wait for a change in progress. A drain, for example, can take hours.
+const CHANGE_MAX: Duration = Duration::from_secs(5);
+
+/// Interval between two checks for changes in progress.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Maximum time for clients to finish their handshake.
+const CLEAR_MAX: Duration = Duration::from_secs(1);
+
+/// Maximum time for requests in flight; longer than a client may take to send the rest of a
+/// request.
+const REST_MAX: Duration = Duration::from_secs(8);
+
+/// Maximum time to flush all backings.
+const FLUSH_MAX: Duration = Duration::from_secs(20);
+
+/// Maximum output of `--check` that is read, in bytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 10;
+
+/// Output of `--check` if this program can start and take over.
+pub fn can_take_over() -> String {
+    format!("{CAN_TAKE_OVER}{}", record::VERSION)
+}
+
+/// Checks that the program at this path can start and take over.
+pub(super) async fn check(program: PathBuf) -> Result<(), String> {
+    let named = program.display().to_string();
+    let asked =
+        tokio::task::spawn_blocking(move || ask(&program)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    match asked {
+        Err(error) => Err(format!("{named} cannot be started: {error}")),
+        Ok(Asked { ended_well: None, .. }) => {
+            Err(format!("{named} did not report within {} s whether it can start", CHECK_MAX.as_secs()))
+        }
+        Ok(Asked { ended_well: Some(false), said }) => Err(format!("{named} could not start: {said}")),
+        Ok(Asked { said, .. }) if said != can_take_over() => {
+            Err(format!("{named} cannot take over from this hob; restart the daemon instead: {said}"))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// The answer of the new program.
+struct Asked {
+    /// Whether the program exited successfully; `None` if it is still running.
+    ended_well: Option<bool>,
+    /// Last line of the program's output.
+    said: String,
+}
+
+fn ask(program: &PathBuf) -> io::Result<Asked> {
+    let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
+    let mut command = Command::new(program);
+    command.args(arguments()).arg(CHECK).env_remove(message::VARIABLE).env_remove("NOTIFY_SOCKET");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words.try_clone()?).spawn()?;
+    let end = Instant::now() + CHECK_MAX;
+    let ended_well = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status.success()),
+            None if Instant::now() >= end => {
+                child.kill()?;
+                child.wait()?;
+                break None;
+            }
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
+    words.rewind()?;
+    let mut said = Vec::new();
+    words.take(ANSWER_BYTES_MAX).read_to_end(&mut said)?;
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing");
+    Ok(Asked { ended_well, said: line.trim_start_matches("hob: ").to_owned() })
+}
+
+/// Returns the arguments of this program.
+fn arguments() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1)
+}
+
+/// Quiesces the whole daemon. After a failure the daemon resumes, and the error gives the reason.
+pub(super) async fn prepare(
+    manager: &Arc<Manager>,
+    shards: &[ShardHandle],
+    listening: &ListeningSockets,
+) -> Result<(), String> {
+    let end = Instant::now() + CHANGE_MAX;
+    while let Err(error) = manager.shutdown.begin() {
+        if Instant::now() >= end {
+            return Err(error.to_string());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    listening.pause();
+    listening.until_handshakes_end(CLEAR_MAX).await;
+    let mut resting = JoinSet::new();
+    for shard in shards {
+        let shard = shard.clone();
+        resting.spawn(async move { shard.rest().await.is_ok() });
+    }
+    let all = async {
+        while let Some(rested) = resting.join_next().await {
+            if !rested.unwrap_or(false) {
+                return false;
+            }
+        }
+        true
+    };
+    let result = match tokio::time::timeout(REST_MAX, all).await {
+        Ok(true) => flush(manager).await,
+        _ => Err(format!(
+            "some requests were not answered within {} s; check the backings ('hob health')",
+            REST_MAX.as_secs()
+        )),
+    };
+    if result.is_err() {
+        shards.iter().for_each(ShardHandle::resume);
+        listening.resume();
+        manager.shutdown.cancel();
+    }
+    result
+}
+
+/// Flushes all backings.
+async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
+    tokio::time::timeout(FLUSH_MAX, manager.shutdown.flush_all()).await.unwrap_or_else(|_| {
+        Err(format!(
+            "a backing was not flushed within {} s; check the backings ('hob health')",
+            FLUSH_MAX.as_secs()
+        ))
+    })
+}
+
+/// Descriptors that stay open for the next program.
+#[derive(Debug)]
+pub(super) struct HandOff {
+    program: PathBuf,
+    record: Record,
+    fds: Vec<OwnedFd>,
+}
+
+impl HandOff {
+    /// Collects everything from the shards, the manager and the listening sockets.
+    pub(super) async fn collect(
+        program: PathBuf,
+        manager: &Arc<Manager>,
+        shards: &[ShardHandle],
+        listening: &ListeningSockets,
+        waiting: &WaitingClients,
+    ) -> HandOff {
+        let mut at_rest = AtRest::default();
+        for shard in shards {
+            match shard.hand_over().await {
+                Ok(AtRest { clients, files }) => {
+                    at_rest.clients.extend(clients);
+                    at_rest.files.extend(files);
+                }
+                Err(error) => tracing::warn!("the NBD clients of a shard must reconnect: {error}"),
+            }
+        }
+        let mut leaving = HandOff { program: program.clone(), record: Record::default(), fds: Vec::new() };
+        leaving.record.table.program = program;
+        for (name, socket) in listening.take_kept_open() {
+            leaving.record.table.listening.push(name);
+            leaving.fds.push(socket);
+        }
+        leaving.add_files(manager, at_rest.files);
+        leaving.add_clients(at_rest.clients);
+        leaving.add_waiting(waiting);
+        leaving
+    }
+
+    fn add_files(&mut self, manager: &Arc<Manager>, files: Vec<super::shard_api::FileAtRest>) {
+        let mut mounts = manager.exports.leave_mounts();
+        for file in files {
+            let FileRights { export, read_only, .. } = file.rights;
+            let Some(at) = mounts.iter().position(|(of, ..)| *of == export) else { continue };
+            let (_, path, made) = mounts.swap_remove(at);
+            self.record.table.files.push(file_entry(export, (path, made), file.file, read_only));
+            self.fds.push(file.device);
+        }
+        for (export, left) in manager.exports.leave_left_files() {
+            let InheritedFile { path, device, mount, attributes, read_only } = left;
+            let (_, made) = mount.leave();
+            self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));
+            self.fds.push(device);
+        }
+        // No shard serves these files; the next program finds stale mounts.
+        for (export, path, _) in mounts {
+            tracing::warn!(
+                "export {export}: its file {} cannot be handed over and is unmounted",
+                path.display()
+            );
+        }
+    }
+
+    fn add_clients(&mut self, clients: Vec<super::shard_api::ClientAtRest>) {
+        for client in clients {
+            let negotiated = client.negotiated;
+            self.record.table.clients.push(ClientEntry {
+                flags: negotiated.transmission_flags().0,
+                export: negotiated.export,
+                size: negotiated.info.size_bytes,
+                block_min: negotiated.info.block_size_min,
+                block_max: negotiated.info.block_size_max,
+                structured_replies: negotiated.structured_replies,
+                base_allocation: negotiated.base_allocation,
+                contexts: negotiated.contexts,
+                received: client.received.len() as u32,
+            });
+            self.record.received.push(client.received);
+            self.fds.push(client.socket);
+        }
+    }
+
+    /// Adds inherited clients whose disks are not open yet.
+    fn add_waiting(&mut self, waiting: &WaitingClients) {
+        for (entry, socket, received) in waiting.leave() {
+            self.record.table.clients.push(entry);
+            self.record.received.push(received);
+            self.fds.push(socket);
+        }
+    }
+
+    /// Closes everything, because no program takes over.
+    pub(super) fn end_here(self) {
+        let mut inherited = InheritedState::sort(self.record, self.fds);
+        drop(inherited.files());
+        inherited.listening().close_unused();
+    }
+
+    /// A summary in one line.
+    pub(super) fn summary(&self) -> String {
+        self.record.table.summary()
+    }
+}
+
+fn file_entry(export: String, (path, made): (PathBuf, bool), file: Attributes, read_only: bool) -> FileEntry {
+    let Attributes { size, mode, uid, gid, seconds } = file;
+    FileEntry { disk: export, path, made, read_only, size, mode, uid, gid, seconds }
+}
+
+impl Table {
+    fn summary(&self) -> String {
+        let Table { listening, files, clients, .. } = self;
+        format!("{} listening sockets, {} files, {} NBD clients", listening.len(), files.len(), clients.len())
+    }
+}
+
+/// Starts the next program in this process. Returns only if a signal stopped the daemon meanwhile,
+/// or with an error if no program could be started.
+pub(super) fn become_next(leaving: HandOff) -> anyhow::Result<()> {
+    let own = PathBuf::from("/proc/self/exe");
+    let mut error = anyhow::anyhow!("the new program does not exist");
+    for program in [leaving.program.clone(), own] {
+        error = match message::pack(&leaving.record, &leaving.fds) {
+            Ok(message) => {
+                let mut command = Command::new(&program);
+                command.args(arguments()).env(message::VARIABLE, message::sign()).stdin(Stdio::from(message));
+                if hob_storage::signals::stopped() {
+                    tracing::info!("stopping instead of upgrading");
+                    leaving.end_here();
+                    return Ok(());
+                }
+                command.exec().into()
+            }
+            Err(error) => error.into(),
+        };
+        tracing::error!("cannot start {}: {error}", program.display());
+    }
+    Err(error.context("the daemon has closed its caches and cannot continue"))
+}

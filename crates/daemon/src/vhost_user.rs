@@ -1,0 +1,334 @@
+//! Vhost-user listeners: a socket and a thread for each export that has one.
+//!
+//! A socket serves one client at a time. A second one waits until the first has disconnected. The
+//! socket exists while the disk is served. If it cannot be created at a restart, the daemon
+//! retries.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use hob_engine::io::Promote;
+use hob_engine::units::DiskId;
+use hob_frontends::vhost_user::block::Info;
+use hob_frontends::vhost_user::capacity::Capacity;
+use hob_frontends::vhost_user::{Start, session};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use super::nbd_listener::bind_socket;
+use super::shard::VhostUserCall;
+use super::shard_api::ShardHandle;
+use super::socket_access::SocketAccess;
+
+/// Interval between two attempts to create a socket.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Maximum length of a socket path in bytes.
+const PATH_BYTES_MAX: usize = 107;
+
+/// Checks that the text can be the path of a socket.
+pub(crate) fn check_path(path: &str) -> Result<(), String> {
+    if path.starts_with('/') && path.len() <= PATH_BYTES_MAX && !path.contains('\0') {
+        return Ok(());
+    }
+    Err(format!(
+        "'{path}' cannot be a vhost-user socket: use an absolute path of at most {PATH_BYTES_MAX} bytes"
+    ))
+}
+
+/// The vhost-user socket of an export. Dropping it disconnects the client and removes the socket.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    access: SocketAccess,
+    /// Size of the disk, and the client to notify.
+    capacity: Arc<Capacity>,
+    /// Eventfd that wakes the listener's thread when the socket is dropped.
+    stop: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    stopped: bool,
+    /// True if this process created the socket file.
+    bound: bool,
+    /// Second descriptor of the client's connection, to close it.
+    client: Option<UnixStream>,
+}
+
+/// The disk that a vhost-user socket serves.
+#[derive(Debug)]
+pub(crate) struct Behind {
+    /// Id of the disk on its shard.
+    pub(crate) disk: DiskId,
+    /// The shard that serves it.
+    pub(crate) shard: ShardHandle,
+    /// Properties of the device for guests.
+    pub(crate) info: Info,
+    /// What reads of guests promote into the cache.
+    pub(crate) promote: Promote,
+}
+
+/// Path and permissions of a socket.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketPlace {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    /// Owner, group and mode of the socket.
+    pub(crate) access: SocketAccess,
+}
+
+/// How the daemon handles a socket that cannot be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failing {
+    /// Return an error.
+    Refuse,
+    /// Retry until the socket is created.
+    TryAgain,
+}
+
+impl Gateway {
+    /// Opens a vhost-user socket at `path`.
+    pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let capacity = Capacity::new(behind.info.size_bytes);
+        let SocketPlace { path, access } = place.clone();
+        let shared = Arc::new(Shared { path, access, capacity, stop, state: Mutex::default() });
+        let listener = match shared.bind() {
+            Err(error) if failing == Failing::Refuse => return Err(error),
+            bound => bound.inspect_err(|error| shared.complain(&behind, error)).ok(),
+        };
+        let thread = std::thread::Builder::new().name("hob-vhost-user".to_owned());
+        let gateway = Gateway { shared: Arc::clone(&shared) };
+        thread.spawn(move || shared.run(listener, &behind))?;
+        Ok(gateway)
+    }
+
+    /// Notifies the connected guest that the disk has grown. The shard already knows the new size.
+    pub(crate) fn grow(&self, size_bytes: u64) {
+        if !self.shared.capacity.grow(size_bytes) {
+            tracing::debug!("{}: no guest to notify of the new size", self.shared.path.display());
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.stopped = true;
+        if state.bound {
+            let _ = std::fs::remove_file(&self.shared.path);
+        }
+        if let Some(client) = &state.client {
+            let _ = client.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn complain(&self, behind: &Behind, error: &io::Error) {
+        let (name, path) = (&behind.info.name, self.path.display());
+        tracing::error!("{name}: cannot listen on the vhost-user socket {path}, retrying: {error}");
+    }
+
+    fn bind(&self) -> io::Result<UnixListener> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(io::Error::other("the disk was removed"));
+        }
+        let listener = bind_socket(&self.path, self.access)?;
+        state.bound = true;
+        Ok(listener)
+    }
+
+    /// Serves one client after the other until the socket is dropped.
+    fn run(&self, listener: Option<UnixListener>, behind: &Behind) {
+        let mut listener = listener;
+        loop {
+            match &listener {
+                None => listener = self.bind().ok(),
+                Some(listener) => match listener.accept() {
+                    Ok((socket, _)) => self.serve(socket, behind),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) => {
+                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", behind.info.name);
+                        std::thread::sleep(AGAIN);
+                    }
+                },
+            }
+            let stopped = self.wait(listener.as_ref());
+            if stopped {
+                return;
+            }
+        }
+    }
+
+    /// Waits for the next client, or for the time of the next attempt to create the socket. Returns
+    /// true when the socket is dropped.
+    fn wait(&self, listener: Option<&UnixListener>) -> bool {
+        let again = rustix::event::Timespec { tv_sec: AGAIN.as_secs() as i64, tv_nsec: 0 };
+        let timeout = if listener.is_none() { Some(&again) } else { None };
+        let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
+        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+        // An interruption ends the wait early, which is harmless.
+        let _ = poll(&mut fds, timeout);
+        self.state().stopped
+    }
+
+    fn serve(&self, socket: UnixStream, behind: &Behind) {
+        let name = &behind.info.name;
+        let ready = || -> io::Result<bool> {
+            socket.set_nonblocking(false)?;
+            let mut state = self.state();
+            state.client = Some(socket.try_clone()?);
+            Ok(!state.stopped)
+        };
+        match ready() {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tracing::warn!(%error, "{name}: cannot serve a vhost-user client"),
+        }
+        tracing::info!("{name}: guest connected");
+        if let Some(mut client) = ServedClient::take(behind) {
+            match session::run(socket, behind.info.clone(), &self.capacity, &mut client) {
+                Ok(()) => tracing::info!("{name}: guest disconnected"),
+                Err(why) => tracing::warn!("{name}: connection of the guest closed: {why}"),
+            }
+        }
+        self.state().client = None;
+    }
+}
+
+/// Registration of a vhost-user client on its shard.
+struct ServedClient<'a> {
+    shard: &'a ShardHandle,
+    client: u16,
+}
+
+impl ServedClient<'_> {
+    fn take(behind: &Behind) -> Option<ServedClient<'_>> {
+        let (answer, number) = mpsc::channel();
+        let Behind { disk, shard, info, promote } = behind;
+        let open = VhostUserCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
+        shard.vhost_user(open).ok()?;
+        Some(ServedClient { shard, client: number.recv().ok()? })
+    }
+}
+
+impl Drop for ServedClient<'_> {
+    fn drop(&mut self) {
+        // A shard that has ended has no clients.
+        let _ = self.shard.vhost_user(VhostUserCall::Close { client: self.client });
+    }
+}
+
+impl session::Shard for &mut ServedClient<'_> {
+    fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>) {
+        let start = Box::new(start);
+        let _ = self.shard.vhost_user(VhostUserCall::Start { client: self.client, start, kick, call });
+    }
+
+    fn set_call(&mut self, queue: u16, call: Option<OwnedFd>) {
+        let _ = self.shard.vhost_user(VhostUserCall::SetCall { client: self.client, queue, call });
+    }
+
+    fn stop(&mut self, queue: u16) -> Option<u16> {
+        let (answer, base) = mpsc::channel();
+        self.shard.vhost_user(VhostUserCall::Stop { client: self.client, queue, answer }).ok()?;
+        base.recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behind() -> Behind {
+        let (shard, _calls) = ShardHandle::new(|| {});
+        let info = Info {
+            size_bytes: 512,
+            read_only: false,
+            block_bytes: 512,
+            can_discard: true,
+            name: "vm".into(),
+        };
+        Behind { disk: DiskId(0), shard, info, promote: Promote::Usual }
+    }
+
+    fn at(path: &std::path::Path) -> SocketPlace {
+        SocketPlace { path: path.to_owned(), access: SocketAccess::default() }
+    }
+
+    #[test]
+    fn a_socket_has_the_mode_that_was_set() {
+        use crate::socket_access::SocketSettings;
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let settings = SocketSettings { mode: Some("0606".to_owned()), ..SocketSettings::default() };
+        let place = SocketPlace { path: path.clone(), access: SocketAccess::of(&settings).unwrap() };
+        let _gateway = Gateway::open(&place, behind(), Failing::Refuse).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o606);
+    }
+
+    #[test]
+    fn a_socket_is_there_for_as_long_as_its_gateway() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vm.sock");
+        let gateway = Gateway::open(&at(&path), behind(), Failing::Refuse).unwrap();
+        let other = Gateway::open(&at(&path), behind(), Failing::Refuse);
+        assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        assert!(path.exists(), "the second one took the first one's socket away");
+        // The shard has ended, and with it the client's connection.
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0);
+        drop(gateway);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn after_a_restart_a_socket_that_cannot_be_made_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("later").join("vm.sock");
+        assert!(Gateway::open(&at(&path), behind(), Failing::Refuse).is_err());
+        let gateway = Gateway::open(&at(&path), behind(), Failing::TryAgain).unwrap();
+        std::fs::create_dir(dir.path().join("later")).unwrap();
+        let start = std::time::Instant::now();
+        while !path.exists() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not tried again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop(gateway);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn paths_are_absolute_and_fit_a_socket() {
+        for (path, good) in [
+            ("/run/vm.sock".to_owned(), true),
+            ("vm.sock".to_owned(), false),
+            (String::new(), false),
+            (format!("/{}", "x".repeat(106)), true),
+            (format!("/{}", "x".repeat(107)), false),
+            ("/a\0b".to_owned(), false),
+        ] {
+            assert_eq!(check_path(&path).is_ok(), good, "{path:?}");
+        }
+    }
+}
