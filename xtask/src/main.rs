@@ -1,25 +1,23 @@
 //! `cargo xtask` runs all tasks of developers and CI. Each command is one file.
 
-mod bench;
 mod config_reference;
 mod dashboard;
 mod deb;
 mod docs;
-mod failures;
 mod faults;
 mod mutants;
-mod packages;
 mod readers;
-mod shell;
 mod simulate;
 mod suite;
 mod test;
 mod tidy;
 mod torture;
 
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use xtask::{packages, shell};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Tests and measures hob", max_term_width = 100)]
@@ -54,8 +52,12 @@ enum Command {
     /// Run the tidy tests, or print statistics of the sources
     Tidy(tidy::Arguments),
     /// Run benchmarks against other programs
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// Arguments of the benchmark program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -71,7 +73,10 @@ fn main() -> ExitCode {
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
-        Command::Bench(bench) => bench::run(&bench),
+        Command::Bench { arguments } => {
+            let mut bench = shell::cargo(&["run", "--quiet", "--package", "bench", "--"]);
+            Err(bench.args(arguments).exec().into())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

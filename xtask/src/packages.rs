@@ -62,7 +62,7 @@ const PACKAGES: &[Package] = &[
 
 /// Installs missing packages. If that is impossible, lists them and continues, because tests that
 /// need them fail.
-pub(crate) fn install() -> Result<()> {
+pub fn install() -> Result<()> {
     let missing: Vec<&str> =
         PACKAGES.iter().filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect();
     if missing.is_empty() {
@@ -98,7 +98,7 @@ pub(crate) fn install() -> Result<()> {
 
 /// Returns true if the path has a program with this name, or if a file matches a path with `*` in
 /// its last component.
-pub(crate) fn present(what: &str) -> bool {
+pub fn present(what: &str) -> bool {
     let Some((dir, pattern)) = what.rsplit_once('/') else {
         let path = std::env::var("PATH").unwrap_or_default();
         return path

@@ -11,20 +11,20 @@ use anyhow::{Context, Result, bail};
 use crate::failures::Failures;
 
 /// Returns the root directory of the workspace.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the workspace").to_owned()
 }
 
 /// Returns a cargo command in the root directory of the workspace, with the cargo that runs xtask.
-pub(crate) fn cargo(args: &[&str]) -> Command {
+pub fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
 /// Runs `command` with xtask's output and without input. Returns an error if the command fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("start {words}"))?;
@@ -35,7 +35,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs a cargo command like [`run`]. Returns an error also if the compiler printed a warning.
-pub(crate) fn run_without_warnings(command: &mut Command) -> Result<()> {
+pub fn run_without_warnings(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
     let start = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
@@ -58,7 +58,7 @@ pub(crate) fn run_without_warnings(command: &mut Command) -> Result<()> {
 }
 
 /// Runs all commands at the same time. Returns an error if one fails, after the others have ended.
-pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
+pub fn run_together(commands: Vec<Command>) -> Result<()> {
     let mut running = Vec::new();
     let mut failed = Vec::new();
     for mut command in commands {
@@ -83,7 +83,7 @@ pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
 }
 
 /// Runs tests like [`run`]. The error has the failed tests and their messages.
-pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
+pub fn run_tests(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
     let start = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
@@ -103,7 +103,7 @@ pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
 }
 
 /// Runs `command` and returns its output. Returns an error if the command fails.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {words}"))?;
     if !output.status.success() {
@@ -113,13 +113,13 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Returns cargo's metadata of the workspace's own packages.
-pub(crate) fn metadata() -> Result<serde_json::Value> {
+pub fn metadata() -> Result<serde_json::Value> {
     let text = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
     Ok(serde_json::from_str(&text)?)
 }
 
 /// Returns cargo's target directory.
-pub(crate) fn target_dir() -> Result<PathBuf> {
+pub fn target_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names a target directory")?;
     Ok(dir.into())
@@ -128,11 +128,11 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
 /// Flag that SIGINT and SIGTERM set while this value exists. Scratch files and servers can thus be
 /// removed before the program ends.
 #[derive(Debug, Clone)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Installs the signal handlers.
-    pub(crate) fn listen() -> Result<Self> {
+    pub fn listen() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&flag)).context("listen for signals")?;
@@ -141,7 +141,7 @@ impl Interrupt {
     }
 
     /// Returns an error after a signal.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted");
         }

@@ -38,13 +38,15 @@ const RULES: &[Rule] = &[
     Rule { name: "hob", may_name: &["hob-cli"] },
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
+    Rule { name: "xtask", may_name: &[] },
     // Benchmarks use the lab's charts.
-    Rule { name: "xtask", may_name: &["conformance", "hob-lab"] },
+    Rule { name: "bench", may_name: &["conformance", "hob-lab", "xtask"] },
 ];
 
 /// Crates that may use JSON and HTTP. Test programs parse the JSON of other programs and are not
 /// part of the product.
-const MAY_SPEAK_HTTP: [&str; 6] = ["hob-control", "hob-daemon", "hob-cli", "xtask", "conformance", "torture"];
+const MAY_SPEAK_HTTP: [&str; 7] =
+    ["hob-control", "hob-daemon", "hob-cli", "xtask", "bench", "conformance", "torture"];
 const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
 
 fn packages() -> Vec<Value> {

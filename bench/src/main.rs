@@ -1,4 +1,4 @@
-//! Benchmarks against other programs. Each benchmark is one file.
+//! `cargo xtask bench` runs benchmarks against other programs. Each benchmark is one file.
 
 mod data_path;
 mod databases;
@@ -12,14 +12,21 @@ mod small_writes;
 mod vhost;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
+use xtask::{packages, shell};
 
-use crate::shell;
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench", about = "Measures hob and other programs", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+}
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Bench {
+enum Bench {
     /// Measure the data path when every read is a hit: hob, qemu-nbd, nbdkit and the bare file
     DataPath(data_path::Arguments),
     /// Measure PostgreSQL, RocksDB and files on a slow backing: without a cache, with two presets,
@@ -36,14 +43,21 @@ pub(crate) enum Bench {
     SmallWrites(small_writes::Arguments),
 }
 
-pub(crate) fn run(bench: &Bench) -> Result<()> {
-    match bench {
-        Bench::DataPath(arguments) => data_path::run(arguments),
-        Bench::Databases(arguments) => databases::run(arguments),
-        Bench::Lab(arguments) => lab::run(arguments),
-        Bench::Qos(arguments) => qos::run(arguments),
-        Bench::Rbd(arguments) => rbd::run(arguments),
-        Bench::SmallWrites(arguments) => small_writes::run(arguments),
+fn main() -> ExitCode {
+    let result = match Arguments::parse().bench {
+        Bench::DataPath(arguments) => data_path::run(&arguments),
+        Bench::Databases(arguments) => databases::run(&arguments),
+        Bench::Lab(arguments) => lab::run(&arguments),
+        Bench::Qos(arguments) => qos::run(&arguments),
+        Bench::Rbd(arguments) => rbd::run(&arguments),
+        Bench::SmallWrites(arguments) => small_writes::run(&arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
