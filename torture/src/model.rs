@@ -1,4 +1,8 @@
-//! Model of the allowed contents of a region of a disk, per unit of 512 bytes.
+//! Model of the allowed contents of a region of a disk, per *unit* of 512 bytes.
+//!
+//! A *version* is the content that one write leaves in a unit. The versions of a unit are numbered
+//! from 1, in the order in which the writes began. Version 0 is the content at the start. The
+//! *durable version* of a unit is the newest one that a flush or a FUA write has made durable.
 //!
 //! The model assumes that only one guest writes to the region, and uses these rules:
 //!
@@ -9,12 +13,12 @@
 //! * A failed or interrupted write may or may not have taken effect, so the content of its units is
 //!   uncertain.
 //! * After [`Model::loss`] and [`Model::interrupt`], a fault may have undone changes that are not
-//!   durable. The content of units with versions after the durable version is uncertain. All these
-//!   versions and the durable version are allowed. The next successful FLUSH must still make the
-//!   acknowledged versions durable, because the guest got no error.
-//! * After [`Model::withdraw`], the next FLUSH guarantees nothing about earlier versions. This
-//!   happens after a failed FLUSH reported the fault to the guest, or when two faults coincided and
-//!   hob cannot report the combination.
+//!   durable. A unit that was written after its durable version then has uncertain content. A read
+//!   may return the durable version or any later version of the unit. The next successful FLUSH
+//!   must still make the acknowledged versions durable, because the guest got no error.
+//! * After [`Model::withdraw`] (a *withdrawal*), the next FLUSH guarantees nothing about earlier
+//!   versions. This happens after a failed FLUSH reported the fault to the guest, or when two
+//!   faults coincided and hob cannot report the combination.
 //! * A read makes the content of a unit certain again. Later reads must return the same version,
 //!   and the next successful FLUSH makes this version durable. A version that a read has shown as
 //!   lost must not reappear.
@@ -128,11 +132,12 @@ pub struct Model {
     /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
-    /// Number of losses so far. A request that was in flight during a loss does not make the
-    /// content of a unit certain.
+    /// Number of faults so far: losses of data by the backing, kills of the daemon, and
+    /// withdrawals. A request that was in flight during a fault does not make the content of a unit
+    /// certain.
     faults: u64,
-    /// Value of `faults` at the last withdrawal. Writes in flight at that time need not become
-    /// durable either.
+    /// Value of `faults` after the last withdrawal ([`Model::withdraw`]). A later flush need not
+    /// make a write durable that was in flight at the withdrawal.
     withdrawn: u64,
     /// True if the backing has lost data and no later flush has been answered.
     loss_unreported: bool,

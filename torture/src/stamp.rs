@@ -1,4 +1,5 @@
-//! Contents that test guests write: 512 bytes that identify disk, unit and version.
+//! Contents that test guests write: 512 bytes that identify disk, unit and version. A *unit* is 512
+//! bytes of a disk. The *version* is the number of the write to this unit, from 1 on.
 //!
 //! Every word of a unit depends on the disk, the unit number, the version and the run. The test
 //! thus recognizes torn, misplaced, stale and foreign contents.
@@ -23,13 +24,13 @@ pub struct Origin {
 pub enum Found {
     /// Only zeroes.
     Zeroes,
-    /// A version of a unit, perhaps of another unit or disk.
+    /// The content that a guest wrote to a unit, perhaps to another unit or disk.
     Stamp {
-        /// Disk to which the version was written.
+        /// Number of the disk to which the content was written.
         disk: u64,
-        /// Unit to which the version was written.
+        /// Number of the unit to which the content was written.
         unit: u64,
-        /// Number of the version.
+        /// Number of the write to that unit, from 1 on.
         version: u32,
     },
     /// Image header that guests write to raw disks.

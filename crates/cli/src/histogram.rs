@@ -18,8 +18,8 @@ const BAR_CELLS: u64 = 40;
 /// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of
 /// vscsiStats
 ///
-/// Only a guest's reads and writes are counted. Reads among reads, and writes among writes, are
-/// looked at as if there were no others.
+/// Only a guest's reads and writes are counted. Histograms of reads ignore writes, and histograms
+/// of writes ignore reads: for example, the distance of a read is measured from the previous read.
 #[derive(Debug, Args)]
 pub(crate) struct Histogram {
     /// The disk

@@ -98,7 +98,7 @@ pub struct ClusterAdvice {
     pub caveats: Vec<String>,
 }
 
-/// Flash and load of a host.
+/// One host of the cluster in the placement advice: its flash and its load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedHost {
     /// Name of the host.

@@ -97,7 +97,8 @@ pub(crate) struct Cluster {
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
-    /// Disks that may be acquired once with a loss of data, and until when.
+    /// Disks that this host may take from another host once even if data is lost: disk name, and
+    /// end of the permission.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Reports about shared datastores.
     heard: wants::Heard,

@@ -45,7 +45,7 @@ pub use metrics::docs_page as metrics_page;
 pub use one_disk::OneDisk;
 pub use socket_access::SocketSettings;
 pub use swap::turn_off_as_child;
-pub use tls::TlsFiles;
+pub use tls::{CertificateMatch, TlsFiles};
 pub use upgrade::can_take_over;
 
 use std::path::Path;

@@ -31,12 +31,13 @@ pub(crate) struct Spot {
     pub(crate) range: Range,
 }
 
-/// Operations on swap.
+/// The kernel's operations on swap areas.
 pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     /// Returns an error if this process may not turn swap on and off.
     fn check_able(&self) -> Result<(), SwapError>;
 
-    /// Returns an error if that device is unsuitable for swap.
+    /// Returns an error if the kernel cannot safely swap to `device`, which is a file or block
+    /// device of a pool. Also checks the devices below it.
     fn check_ground(&self, device: &OwnedFd) -> Result<(), SwapError>;
 
     /// Returns the area's state if it is on.

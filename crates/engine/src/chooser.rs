@@ -237,7 +237,8 @@ pub(crate) struct Chooser {
     /// A region is sampled if the upper half of its hash is at most this threshold.
     threshold: u32,
     region_shift: u32,
-    /// Number of sectors of requests until the next comparison.
+    /// Number of sectors that requests access until the candidates (combinations of policy and
+    /// admission) are compared again.
     sectors_left: u64,
     sectors_per_comparison: u64,
     /// Number of comparisons since the choice was made.

@@ -1,5 +1,9 @@
 //! Directory of a cache: index, admission and replacement policy, without positions on flash. The
 //! daemon's caches and the simulations use this type.
+//!
+//! A *frame* is the place of one block in the cache. *Admission* decides whether a block gets a
+//! frame. The *policy* selects the block to evict. If the settings of a cache say `auto`, a
+//! [`Chooser`] selects its policy and admission, which together are a [`Combination`].
 
 mod nodes;
 
@@ -90,7 +94,7 @@ impl Directory {
         self.chooser.as_ref().map(|chooser| chooser.choice())
     }
 
-    /// Changes policy and admission, or makes their choice automatic. Contents and eviction order
+    /// Changes policy and admission, or lets a [`Chooser`] select them. Contents and eviction order
     /// stay, but usage counts are lost. Takes time proportional to the number of frames.
     pub(crate) fn set_combination(&mut self, policy: PolicyKind, admission: Admission) {
         self.chooser = Chooser::new(self.index.frames(), self.block_shift, policy, admission).map(Box::new);
@@ -99,7 +103,8 @@ impl Directory {
         self.use_combination(combination);
     }
 
-    /// Starts an automatic cache with the choice of another one.
+    /// Takes over the policy and admission that the [`Chooser`] of `other` has selected. Does
+    /// nothing unless both caches have a [`Chooser`].
     pub(crate) fn follow(&mut self, other: &Directory) {
         if let (Some(chooser), Some(other)) = (&mut self.chooser, &other.chooser) {
             chooser.start_with(other.current());

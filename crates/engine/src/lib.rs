@@ -1,9 +1,22 @@
-//! The cache engine: makes every decision of the cache. It uses no I/O, clock, random numbers or threads.
+//! The cache engine: makes every decision of the cache. It uses no I/O, clock, random numbers or
+//! threads.
 //!
-//! [`Engine`] is a state machine: requests, completions, commands and timeouts go in through `handle_*`;
-//! I/O, replies and events come out of `poll_*`. Its caller performs the I/O and provides the time.
-//! The caller is the daemon's shard loop, a simulation, or the lab. Comments in this crate call it
-//! *the daemon*.
+//! [`Engine`] is a state machine: requests, completions, commands and timeouts go in through
+//! `handle_*`; I/O, replies and events come out of `poll_*`. Its caller performs the I/O and
+//! provides the time. The caller is the loop of a *shard* (one thread of the daemon with its
+//! disks), a simulation, or the lab. Comments in this crate call it *the daemon*.
+//!
+//! Terms of this crate:
+//! * A *sector* is 4 KiB of a disk: the unit of validity and checksums.
+//! * A *block* is the unit in which a cache fills and evicts. A *frame* is the place of one block
+//!   in a cache.
+//! * A *segment* is the unit in which a pool allocates flash to caches.
+//! * A *session* is one client's use of a disk, from connection to disconnection. In the module
+//!   `migration`, it is one attempt to hand a disk over.
+//! * The *journal* of a persistent cache records its index in a ring of pages on flash (a *journal
+//!   ring*).
+//!
+//! docs/GLOSSARY.md has all terms.
 
 pub mod admission;
 mod cache;

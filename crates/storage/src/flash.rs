@@ -107,8 +107,10 @@ struct Slot {
 #[derive(Debug, Default)]
 struct JournalRoom {
     buffer: Option<BufferId>,
+    /// Numbers of the free parts.
     free: Vec<u32>,
-    /// Journal I/Os that wait for a free part, by slot.
+    /// Journal writes that wait for a free part of the buffer, oldest first: slot of the I/O, and a
+    /// copy of its journal pages.
     waiting: VecDeque<(u32, Vec<u8>)>,
     /// Empty memory of I/Os that have waited, for reuse.
     spare: Vec<Vec<u8>>,

@@ -1,8 +1,12 @@
 //! Executes the engine's I/O: buffers, the I/O ring, flash devices and backings.
 //!
-//! The shard's thread calls everything in this crate. The thread owns a [`ring::Ring`], which owns
-//! the payload buffers. Backings and flash devices put operations into the I/O ring, and get the
-//! completions with their [`token::Token`]. Only [`pool::Pool`] belongs to a control thread.
+//! A *shard* is one thread of the daemon with the disks that it serves. The shard's thread performs
+//! the I/O of guests' requests. It owns a [`ring::Ring`], which owns the payload buffers. Backings
+//! and flash devices put operations into the I/O ring, and get the completions with their
+//! [`token::Token`].
+//!
+//! Other threads run the calls that may block: [`pool::Pool`] belongs to a control thread, and
+//! backings are opened on any thread.
 
 pub mod area;
 pub mod backing;

@@ -17,9 +17,10 @@ impl Token {
     pub const BACKING: u16 = 1;
     /// Kind of the tokens of [`crate::flash::Flash`].
     pub const FLASH: u16 = 2;
-    /// First kind of the tokens of a backing's peers, see [`crate::backing::Backing::handover`].
+    /// First kind of the tokens of I/O to a peer, which is the other host of a migrating disk. See
+    /// [`crate::backing::Backing::handover`]. Each connection to a peer has its own kind.
     pub const PEER: u16 = 3;
-    /// Last kind of the tokens of a backing's peers.
+    /// Last kind of the tokens of I/O to a peer.
     pub const PEER_LAST: u16 = 10;
     /// Kind of the tokens of [`crate::flash::Flash`]'s devices on other hosts. The owner is the
     /// device.

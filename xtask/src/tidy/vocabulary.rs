@@ -162,15 +162,15 @@ mod tests {
     const PAGE_OF_TEST: &str = "# 40\n## Words in text\n\n| old | new |\n|---|---|\n| rest, at rest | quiesced |\n| ground (swap) | device stack |\n\
         \n## Names in code\n\n| old | where | new |\n|---|---|---|\n| `Due`, `DiskQos::due` | engine: qos, lent, hob | `Entitlement` |\n\
         | `lose`, `give_up` | several | `revoke`, `abandon` |\n\
-        \n## Names replaced\n\n| old | where | new |\n|---|---|---|\n| `Hall` | `crates/hob` except `hob/src/cli` | `Listener` |\n";
+        \n## Names replaced\n\n| old | where | new |\n|---|---|---|\n| `Hall` | `crates/daemon` except `daemon/src/http` | `Listener` |\n";
 
     #[test]
     fn replaced_names_are_found_in_code_alone() {
         let replaced = Vocabulary::parse(PAGE_OF_TEST).replaced;
         let text = "/// A Hall.\nstruct Halls;\nfn a(b: Hall) { c(\"Hall\") }\n";
         assert_eq!(
-            returned(&replaced, "crates/hob/src/a.rs", text),
-            ["crates/hob/src/a.rs:3: Hall: write Listener"]
+            returned(&replaced, "crates/daemon/src/a.rs", text),
+            ["crates/daemon/src/a.rs:3: Hall: write Listener"]
         );
         assert!(returned(&replaced, "crates/cli/src/a.rs", text).is_empty());
         assert!(returned(&replaced, "crates/lab/src/a.rs", text).is_empty());

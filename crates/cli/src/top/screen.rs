@@ -10,10 +10,11 @@ use ratatui::widgets::{Cell, Paragraph, RenderDirection, Sparkline, Table, Table
 use super::model::{COLUMNS, Model, Rates, Row, iops};
 use crate::output::duration;
 
-/// Minimum width of the trend of a disk's requests, in characters.
+/// Minimum width of a trend, in characters. A trend is a row of bars that show a disk's requests
+/// per second over time. The trend is not shown if there is less room.
 const TREND_WIDTH_MIN: u16 = 10;
 
-/// Maximum width of a trend.
+/// Maximum width of a trend, in characters.
 const TREND_WIDTH_MAX: u16 = 60;
 
 /// Height of the lower part of the screen, which shows one disk.

@@ -1,5 +1,7 @@
 //! Watches etcd for disks that this host waits for, and for orders to move disks
-//! ([`Cluster::hear`]). [`Waiting`] selects the disks to try ([`Cluster::to_try`]).
+//! ([`Cluster::hear`]). A host *waits for* a disk that it is configured with while another host
+//! owns the disk. From time to time the host tries to take the disk. [`Waiting`] determines the
+//! time of each attempt ([`Cluster::to_try`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -18,18 +20,19 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Interval at which a host without membership checks for it.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Maximum sleep before the next search for disks to try, in nanoseconds.
+/// Maximum sleep before the next search for disks that this host should try to take, nanoseconds.
 const SLEEP_NS_MAX: u64 = 60_000_000_000;
 
 /// Watches etcd for waiting disks and orders; see the module's text.
 #[derive(Debug)]
 pub(super) struct ClusterWatcher {
     waiting: Mutex<Waiting>,
-    /// Signals that a disk may be tried earlier than planned.
+    /// Wakes [`Cluster::something_to_try`]: the next attempt to take a disk may be due earlier than
+    /// before.
     sooner: Notify,
     /// True while etcd sends notifications.
     hears: AtomicBool,
-    /// Signals that orders may have changed.
+    /// Wakes [`Cluster::orders_changed`]: orders to move disks may have changed.
     orders: Notify,
 }
 
@@ -78,7 +81,8 @@ impl ClusterWatcher {
 }
 
 impl Cluster {
-    /// The disks to try now, among all that this host waits for.
+    /// Returns the disks that this host should try to take now. `all` has the disks that it waits
+    /// for.
     pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
         let mut waiting = self.watcher.waiting();
         let now = now();
@@ -91,7 +95,7 @@ impl Cluster {
         self.watcher.tried(disk, &Err(TakeError::Unknown(String::new())));
     }
 
-    /// Waits until there is a disk to try.
+    /// Waits until an attempt to take a disk is due.
     pub(crate) async fn something_to_try(&self) {
         loop {
             let due = self.watcher.waiting().poll_timeout();

@@ -12,7 +12,8 @@ use crate::state::{CacheSpec, DestageSpec, JournalSpec};
 /// Number of devices that two copies need.
 pub(super) const DEVICES_FOR_COPIES: usize = 2;
 
-/// Properties of the pool on which cache settings depend.
+/// Properties of a pool (the flash devices that caches share) that restrict the settings of its
+/// caches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheContext {
     /// Segment size in bytes.

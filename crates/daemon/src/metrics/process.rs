@@ -33,7 +33,9 @@ impl Process {
         process
     }
 
-    /// Parses texts of proc(5), read `now` seconds after 1970. Memory sizes in them are in pages.
+    /// Parses `/proc/self/stat` and `/proc/uptime`, which were read `now` seconds after 1970.
+    /// `resident_bytes` of the result is in pages, as in `/proc/self/stat`. The caller converts it
+    /// to bytes.
     fn parse(stat: &str, uptime: &str, now: f64, ticks_per_second: u64) -> Process {
         // The second field is the program's name in parentheses, which may contain any character;
         // the next field is the third.

@@ -1,4 +1,5 @@
-//! Calls to a shard about a migrating disk.
+//! Calls to a shard about a migrating disk. A disk is *frozen* just before the hand-over: no
+//! request is in flight, and new requests wait.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -41,7 +42,8 @@ impl ShardHandle {
         self.transfer(id, |answer| TransferCall::Flush(Op::Flush, answer)).await
     }
 
-    /// Flushes the backing of a frozen disk.
+    /// Flushes the backing of a frozen disk, so that all acknowledged writes are durable before the
+    /// hand-over.
     pub(crate) async fn settle(&self, id: DiskId) -> Result<(), ShardError> {
         self.transfer(id, |answer| TransferCall::Flush(Op::Settle, answer)).await
     }

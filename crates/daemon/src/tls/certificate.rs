@@ -44,7 +44,7 @@ impl fmt::Display for PeerCertificate {
 
 /// SHA-256 of the certificate, as `openssl x509 -fingerprint -sha256` prints it, with or without colons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fingerprint([u8; 32]);
+pub struct Fingerprint([u8; 32]);
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,7 +80,7 @@ impl CertificateMatch {
 /// Why a text selects no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' names no certificate; write sha256:FINGERPRINT, cn:COMMON-NAME or san:DNS-NAME")]
-pub(crate) struct CertificateMatchError(String);
+pub struct CertificateMatchError(String);
 
 impl FromStr for CertificateMatch {
     type Err = CertificateMatchError;

@@ -7,12 +7,15 @@
 //! Failures?", USENIX ATC 2020.) The same holds for a backing that reports a restart. A failed
 //! flush, or a loss that the backing reports, is called a *possible loss* here.
 //!
+//! A *session* is the use of a disk by one client: from the connection (NBD, vhost-user or an
+//! opened FUSE file) to its end. Each session learns of a possible loss by one failed flush.
+//!
 //! # Invariant
 //! - A dirty sector becomes clean only after a successful backing flush that began after the
 //!   sector's write ended. No possible loss may have occurred since that write was sent. Until then
 //!   the journal records the sector as dirty.
 //! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
-//!   covered by a flush of the backing, or was already reported as lost to this session.
+//!   covered by a flush of the backing, or was already reported as lost to the guest's session.
 //!
 //! After a possible loss, destaged sectors become dirty again. Guests' changes that bypassed flash
 //! cannot be repeated, so every session gets one failed flush. Linux reports writeback errors in

@@ -231,10 +231,11 @@ impl Engine {
 }
 
 impl Disk {
-    /// Returns the disk's current entitlement. Limits are suspended while a change of a cache with
-    /// a lost journal waits for requests in flight. Writes wait for that change for a limited time
-    /// only, and a queue behind a limit would make them fail. New requests wait for the change, so
-    /// only the queued I/Os exceed the limit.
+    /// Returns the disk's current entitlement: shares, reservation and limits on the rate. The
+    /// limits are suspended while a cache with a lost journal is being changed and requests are
+    /// still in flight. A write that waits too long for the end of the change fails, and I/Os that
+    /// are queued behind a limit would delay that end. New requests wait for the end of the change,
+    /// so only I/Os that are queued already exceed the limits.
     fn entitlement(&self) -> DiskQos {
         let DiskQos { backing, flash } = self.qos;
         if !self.holds || !self.journal.as_ref().is_some_and(|journal| journal.dead) {

@@ -22,10 +22,12 @@ enum Source {
 }
 
 impl Engine {
-    /// Locks a new read's sectors, and starts the read if no other request conflicts. Only a read
-    /// that would fill delays other reads of its sectors. So a read that bypasses the cache does
-    /// not wait for a fill on slow flash. A read that has to wait may find its sectors invalid
-    /// later, so it waits as a read that would fill.
+    /// Locks a new read's sectors, and starts the read if no other request conflicts. The lock of a
+    /// read that may fill flash, or that bypasses a persistent cache, has the kind `Fill`. Two
+    /// overlapping locks of this kind conflict, so such a read waits for earlier ones. The lock of
+    /// any other read has the kind `Read`, and waits only for changes. So a read that bypasses a
+    /// volatile cache does not wait for a fill on slow flash. A read from memory or flash that has
+    /// to wait may find its sectors invalid later, so it waits with the kind `Fill`.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();

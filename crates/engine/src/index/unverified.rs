@@ -6,8 +6,8 @@ use super::Index;
 use super::bitmap::Bitmap;
 use crate::units::FrameNo;
 
-/// The unverified sectors, and their number, which is at least one. All of these sectors are valid
-/// and clean.
+/// The unverified sectors of a recovered cache: valid clean sectors that were not compared with the
+/// backing yet. `count` is the number of bits that are set, at least one.
 #[derive(Clone, Debug)]
 pub(super) struct Unverified {
     bits: Bitmap,

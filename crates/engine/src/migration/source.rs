@@ -9,8 +9,12 @@
 //! freeze → settle → take changes → changed ┬→ record "away" → leave → yours … → serve what is cached → give up
 //!                                          └→ (no answer in time) thaw, and go on as before
 //! ```
-//! Until the record "away" is written, the source keeps the disk after any failure. From then on,
-//! this host never serves the disk again.
+//! The calls are the variants of [`Call`], and the records those of [`Record`]. *Watch* means that
+//! changes by guests are recorded, and the source tells the destination about them with `changed`.
+//! In a *frozen* disk no request is in flight, and new requests wait. *Settle* flushes the backing.
+//!
+//! Until the record "away" (the departure record) is written, the source keeps the disk after any
+//! failure. From then on, this host never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_call` until they return nothing. Then wait for
 //! an answer, the end of an action, or `poll_timeout`. At most one action and one call are in

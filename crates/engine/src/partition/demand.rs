@@ -1,5 +1,5 @@
 //! A disk's recent demand: the reads per second, and the share of them that each cache size would
-//! serve.
+//! serve (the *curve*).
 //!
 //! The rate follows the load within seconds. The shape of the curve has a longer memory, because
 //! few accesses contain little information about it. While the disk is idle, the curve does not
@@ -8,11 +8,12 @@
 use super::allocate::{Bidder, GRID, interpolate};
 use super::{CHANGE_MIN_PART, Member, Status};
 
-/// Half-life of the rate of reads, nanoseconds.
+/// Half-life of earlier reads in a disk's rate of reads, nanoseconds.
 const RATE_HALF_NS: f64 = 10e9;
-/// Half-life of the curve while the disk is busy, nanoseconds.
+/// Half-life of earlier accesses in a disk's curve, nanoseconds. Rounds in which the disk was idle
+/// do not count.
 const CURVE_HALF_NS: f64 = 60e9;
-/// Number of accesses below which a curve does not age.
+/// Number of accesses in a curve up to which earlier accesses keep their weight.
 const ACCESSES_MIN: f64 = 4096.0;
 
 /// Recent demand of one disk.

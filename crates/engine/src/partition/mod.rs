@@ -1,4 +1,5 @@
-//! Divides a pool's shared segments among caches by the hits that each would gain or lose.
+//! Divides a pool's shared segments among caches by the hits that each would gain or lose. The
+//! caches that share these segments are the *members*.
 //!
 //! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and
 //! miss-ratio curve since counting began ([`crate::sizing`]). From the differences between rounds
@@ -205,8 +206,8 @@ impl Partitioner {
     }
 }
 
-/// Returns the mean cost of a miss, over the members whose cost is known. Members without backing
-/// I/O get this cost.
+/// Returns the mean cost of a miss, over the caches whose cost is known. Caches without backing I/O
+/// get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {

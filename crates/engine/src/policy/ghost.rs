@@ -21,7 +21,8 @@ pub(crate) struct Ghost {
     sets: Vec<[u32; WAYS]>,
     insertions: u64,
     insertions_per_stamp: u64,
-    /// Lifetime of an entry in stamps.
+    /// Maximum age of an entry: how much larger than the entry's stamp the current stamp may be.
+    /// The current stamp grows by 1 after every `insertions_per_stamp` insertions.
     life: u32,
 }
 

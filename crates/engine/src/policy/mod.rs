@@ -1,7 +1,8 @@
 //! Replacement policies. Each policy is one file and one line in [`POLICIES`].
 //!
-//! A policy orders frames. The caller reports insertions and hits, and asks for victims. The caller
-//! also tells the policy what a candidate frame holds, and whether it may be evicted now.
+//! A policy orders frames. A *frame* is the place of one block in a cache. The caller reports
+//! insertions and hits, and asks for victims. The caller also tells the policy what a candidate
+//! frame holds, and whether it may be evicted now.
 
 mod arc;
 mod bits;
@@ -131,7 +132,8 @@ pub trait Policy: Send {
         true
     }
 
-    /// Adds a frame with this block. The frame is new to the policy, or was evicted before.
+    /// Adds a frame that now holds this block. The policy must not have the frame: it was never
+    /// added, or `evict` returned it since.
     fn insert(&mut self, frame: FrameNo, block: BlockNo);
 
     /// Chooses a frame to evict and removes it. Returns `None` if all candidates are busy.

@@ -1,5 +1,7 @@
 //! mClock scheduler: serves reservations first, then shares, and never exceeds a limit.
 //!
+//! A *flow* is the waiting I/O of one disk, or the background I/O of all disks.
+//!
 //! Each flow has three tags (times) for its first waiting I/O. The *reservation* tag is the time at
 //! which its reservation entitles it to service. The *limit* tag is the earliest time of service.
 //! Both are in real time. The *share* tag is in a virtual time that runs slower for flows with more
@@ -27,8 +29,8 @@ use crate::units::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 
-/// Unused time for which a flow may catch up, nanoseconds. It is also the burst that a limit
-/// permits: the amount of a tenth of a second, or one I/O.
+/// Maximum time for which a flow may catch up later, if it sent less I/O than it may, nanoseconds.
+/// It is also the burst that a limit permits: the amount of a tenth of a second, or one I/O.
 pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;

@@ -314,7 +314,9 @@ impl Connection {
         self.requests.push_front(request);
     }
 
-    /// Returns the next status query for the backing; `None` while there is no room for its answer.
+    /// Returns the next query of block status, for the backing to answer. Returns `None` if there
+    /// is none, while the maximum number of queries (`QUERIES_MAX`) is in progress, and while too
+    /// many replies wait for the socket.
     pub fn poll_status(&mut self) -> Option<StatusQuery> {
         if self.queries_asked >= QUERIES_MAX || self.is_outbox_full() {
             return None;

@@ -74,8 +74,9 @@ impl Capacity {
     }
 }
 
-/// Waits for the next vhost-user message without consuming it. If the message contains the
-/// notification channel, returns a duplicate of the descriptor.
+/// Waits for the next vhost-user message without consuming it. If the message is
+/// `VHOST_USER_SET_BACKEND_REQ_FD`, returns a duplicate of the descriptor in it: the channel for
+/// notifications to the client.
 pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
     let mut header = [0; HEADER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];

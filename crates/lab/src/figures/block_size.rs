@@ -21,7 +21,7 @@ const PUBLISHED: [(u32, f64); 8] = [
     (512 << 10, 1185.0),
 ];
 
-/// Published mean latency without a cache, nanoseconds.
+/// Mean latency without a cache that the source of the figure ([`INFO`]) published, nanoseconds.
 const BASELINE_NS: u64 = 1_269_000;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

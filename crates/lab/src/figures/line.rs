@@ -1,4 +1,5 @@
-//! One line of a figure: description, published value, measured value, expected value and check.
+//! One line of the result table of a figure (a published measurement that hob reproduces):
+//! description, published value, measured value, expected value and check.
 
 use serde::{Serialize, Serializer};
 
@@ -55,10 +56,10 @@ impl Quantity {
     }
 }
 
-/// One line of a figure; see the module documentation.
+/// One line of the result table of a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// Description of the measured value.
+    /// Description of the value that the line compares; the first cell of the line.
     pub what: String,
     /// Unit of the published and the measured value.
     #[serde(serialize_with = "unit_word")]

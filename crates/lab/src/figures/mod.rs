@@ -1,4 +1,5 @@
-//! Reproduces published figures of other systems with hob's own engine.
+//! Reproduces published figures with hob's own engine. A *figure* is a measurement of another
+//! system that was published, such as the latency of a flash cache by its block size.
 //!
 //! A figure is a row of [`FIGURES`]: the published result, the method used here, its runs, and the
 //! expected results. [`run()`] runs them in virtual time (generators for workloads, device models
@@ -81,7 +82,7 @@ pub struct FigureInfo {
 }
 
 impl FigureInfo {
-    /// Returns the figure with this name.
+    /// Returns the entry of [`FIGURES`] with this name.
     ///
     /// # Errors
     /// Returns an error that lists all figures if no figure has this name.

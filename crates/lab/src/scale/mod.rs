@@ -3,8 +3,10 @@
 //!
 //! The hosts use only the engine's scheduler and throttle. The datastore is a number of servers
 //! behind one queue, without knowledge of hosts and disks. The disks are distributed unevenly over
-//! the hosts, and differ in entitlement and demand. The model computes the entitlement of each disk
-//! (`due.rs`) and compares it with the disk's actual rate.
+//! the hosts, and differ in entitlement and demand. The model computes the *entitlement* of each
+//! disk (`due.rs`): the rate that the disk should get by its shares, its limit and its
+//! *reservation*, the rate that it gets even if other disks have more shares. The model compares
+//! the entitlement with the disk's actual rate.
 //!
 //! Rates are in units per second, and times in nanoseconds of virtual time.
 
@@ -90,9 +92,9 @@ pub struct Outcome {
     pub latency_ms: f64,
     /// Relative deviation of each disk's rate from its entitlement, sorted.
     pub errors: Vec<f64>,
-    /// Number of used reservations that were missed by more than a tenth.
+    /// Number of disks that got less than nine tenths of their reservation, among `reserved`.
     pub missed: usize,
-    /// Number of used reservations.
+    /// Number of disks that have a reservation and a demand above it.
     pub reserved: usize,
     /// Number of reports per second of all hosts.
     pub reports: f64,

@@ -53,9 +53,10 @@ impl<'a> Pieces<'a> {
 /// State of a buffer that is outside the arena.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Parts of the buffer's memory; empty for a buffer in the arena. The list's memory is reused.
+    /// Parts of guest memory that form the buffer; empty for a buffer in the arena. The vector is
+    /// reused.
     parts: Vec<Part>,
-    /// Owner that keeps the parts mapped.
+    /// Owner of the guest memory. The parts stay mapped while this field holds the owner.
     owner: Option<Owner>,
 }
 

@@ -1,4 +1,8 @@
-//! Event counts of histories of several hosts.
+//! Event counts of histories of several hosts, which migrate a disk and its cache.
+//!
+//! The destination *pulls* cached data from the source, range by range. The source sends a list of
+//! its cached ranges in *pages*, most used ranges first. The source *freezes* the disk before the
+//! hand-over: new requests wait. If the hand-over fails, the source *thaws* the disk.
 
 /// Event counts of histories of several hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +61,8 @@ pub struct Report {
     pub from_former: u64,
     /// Number of reads for which the former owner had no data.
     pub former_lacks: u64,
-    /// Number of list pages that arrived after the hand-over.
+    /// Number of pages of the list of cached ranges that the destination received after the
+    /// hand-over.
     pub late_pages: u64,
     /// Number of ranges invalidated at the destination.
     pub forgotten: u64,

@@ -18,8 +18,10 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// Number of journal rings that a daemon tries to read. If none is usable, the disk stays offline
-/// until the next restart.
+/// Maximum number of failed recoveries of one cache. A recovery fails if the new journal ring
+/// cannot be allocated or written. If it cannot be written, the daemon tries again with the
+/// remaining rings. After one more failure than this number, the disk stays offline until the next
+/// restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.

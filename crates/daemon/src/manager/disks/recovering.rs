@@ -1,9 +1,13 @@
 //! Serving a disk while its cache is being recovered (docs/decisions/0008).
 //!
+//! A persistent cache is recovered from its journal in two passes. A cache fits the backing if the
+//! backing has the size and identity that the journal records, and no change of the backing since
+//! then is known.
+//!
 //! | state of the recovery | the disk is served |
 //! |---|---|
 //! | the saved mode shows that the cache has no dirty data | at once |
-//! | the first pass over the journal found which data may be dirty, and the backing is the same | from then on; requests to that data wait |
+//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | from then on; requests to that data wait |
 //! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
 //!
 //! If the cache has no dirty data, a waiting write invalidates the old journal rings, and then

@@ -179,14 +179,8 @@ impl ExportService {
         path: PathBuf,
     ) -> Result<(), ApiError> {
         let whole = shard.bitmaps(id, Some(frozen.clone())).await?.whole;
-        let granules = whole
-            .ok_or_else(|| {
-                ApiError::failed(
-                    "the bitmap was lost during the \
-            change",
-                )
-            })?
-            .granules;
+        let granules =
+            whole.ok_or_else(|| ApiError::failed("the frozen bitmap was lost before it was saved"))?.granules;
         let identity = self.0.registry.inner().disk(disk)?.identity;
         let kept = Kept { granules, identity, changed: None };
         flash::blocking(move || bitmap::write(&path, &kept))

@@ -1,6 +1,7 @@
 //! Local socket through which the shards of the destination use the data connections to the source.
 //!
-//! A client of the socket gets the newest ready connection, or waits for one.
+//! A *ready* connection is one that the source has opened and that no client of the socket uses
+//! yet. A client of the socket gets the newest ready connection, or waits for one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +20,8 @@ use super::flow::{self, Bandwidth};
 use crate::nbd_listener::bind_socket;
 use crate::socket_access::SocketAccess;
 
-/// Maximum number of ready connections. The oldest is closed first.
+/// Maximum number of ready connections: data connections to the source that no client of the socket
+/// uses yet. If the source opens one more, the oldest is closed.
 const READY_MAX: usize = 2;
 
 /// Maximum time that a client of the socket waits for a connection.

@@ -25,9 +25,8 @@ use crate::relay;
 use crate::shard_api::ShardHandle;
 use crate::state::CacheOwner;
 
-/// Maximum number of connections per borrower: one for each of its shards, and one for metadata.
-/// One more connection closes the oldest. If the borrower opens one more connection, hob closes the
-/// oldest.
+/// Maximum number of connections per borrower: one for each of its shards, and one for metadata. If
+/// the borrower opens one more connection, hob closes the oldest.
 pub(in crate::manager) const CONNECTIONS_MAX: usize = 130;
 
 /// A flash lease that a shard serves.
