@@ -172,7 +172,7 @@ mod tests {
             returned(&replaced, "crates/daemon/src/a.rs", text),
             ["crates/daemon/src/a.rs:3: Hall: write Listener"]
         );
-        assert!(returned(&replaced, "crates/cli/src/a.rs", text).is_empty());
+        assert!(returned(&replaced, "crates/daemon/src/http/a.rs", text).is_empty());
         assert!(returned(&replaced, "crates/lab/src/a.rs", text).is_empty());
     }
 
