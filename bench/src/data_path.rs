@@ -132,7 +132,7 @@ pub(crate) struct Arguments {
     /// Duration of each run, seconds
     #[arg(long, default_value_t = 4)]
     seconds: u32,
-    /// Run only this setting
+    /// Run only this part of the benchmark
     #[arg(long, value_enum)]
     only: Option<Which>,
     /// Directory on a disk for device-bound data [default: the target directory]

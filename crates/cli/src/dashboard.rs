@@ -1,5 +1,5 @@
-//! `hob dashboard`: serves the daemon's dashboard to a browser on this host if the daemon listens
-//! only on a Unix socket.
+//! `hob dashboard`: serves the daemon's dashboard to a browser on this host. It is meant for a
+//! daemon that listens only on a Unix socket, which browsers cannot open.
 //!
 //! `hob dashboard` listens on a loopback address until Ctrl-C and requires the printed token.
 

@@ -23,7 +23,8 @@ pub enum HealthStatus {
     Degraded,
 }
 
-/// A problem of the daemon.
+/// A problem that the daemon reports. It concerns one object, for example a disk, a flash device or
+/// the daemon itself: see `subject`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthProblem {
     /// Kind of problem.

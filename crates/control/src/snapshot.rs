@@ -63,8 +63,8 @@ pub struct DeviceFigures {
 pub struct DiskNow {
     /// The disk, as in `GET /v1/disks`.
     pub disk: Disk,
-    /// Entitlement of the disk, as in `GET /v1/qos`. Absent if the disk was added or removed at
-    /// that moment.
+    /// Shares, reservation and limits of the disk, as in `GET /v1/qos`. Absent if the disk was
+    /// added or removed at that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<DiskQos>,
     /// Counters of the disk. Absent while the disk is offline or its shard does not answer.

@@ -1,4 +1,6 @@
-//! One disk's cache: its directory, and the positions of its frames on flash.
+//! One disk's cache on flash: its [`Directory`], and the positions of its frames on flash. A frame
+//! is the place of one block. The directory decides which block is in which frame. The cache's
+//! segments determine the device and offset of each frame.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};

@@ -39,12 +39,13 @@ const COMPARISONS: u64 = 8;
 /// A window loses one part in 2ⁿ of its weight at each comparison, so it covers accesses to about
 /// 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
-/// Minimum lead in hits of a candidate that replaces the choice, percent of the reads that would
-/// fill the cache. Among 25 to 300, 150 gave the most hits on real traces. A lower value follows
-/// each phase of a loop, and a higher value reacts too late.
+/// Minimum lead of a candidate that replaces the choice, in hits, as a percentage of the number of
+/// reads whose data would fill the cache. Among 25 to 300, 150 gave the most hits on real traces. A
+/// lower value follows each phase of a loop, and a higher value reacts too late.
 const PRICE_PERCENT: i64 = 150;
-/// Maximum lag in hits of a candidate behind the choice, percent of the reads that would fill the
-/// cache.
+/// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
+/// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
+/// that becomes better can catch up.
 const BEHIND_PERCENT_MAX: i64 = 100;
 /// Hit ratios that differ by less than this are equal, millionths.
 const EQUAL_PPM: i64 = 10_000;

@@ -31,7 +31,8 @@ pub struct Granules {
 }
 
 impl Granules {
-    /// Creates a set for a disk of `disk_bytes`. Returns `None` if the granule size is invalid.
+    /// Creates an empty set for a disk of `disk_bytes` bytes. Returns `None` if the granule size is
+    /// invalid.
     pub fn new(disk_bytes: u64, granule_bytes: u64) -> Option<Granules> {
         let fits = granule_bytes.is_power_of_two()
             && (GRANULE_BYTES_MIN..=GRANULE_BYTES_MAX).contains(&granule_bytes)

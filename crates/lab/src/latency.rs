@@ -78,7 +78,8 @@ pub enum Arrivals {
     OneAtATime,
 }
 
-/// Latencies of one class of requests, nanoseconds.
+/// Latencies of one class of requests, in nanoseconds. A class has all requests, all reads, all
+/// writes, or the requests with the same outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Class {
     /// Name of the class: `all`, `reads`, `writes`, or a class of [`OUTCOMES`].

@@ -1,5 +1,5 @@
-//! `cargo xtask tidy --report` prints the sizes of the crates, their dependencies, and the number
-//! of remaining old words.
+//! `cargo xtask tidy --report` prints the sizes of the crates, their dependencies, and how often
+//! the sources and pages still use names and words that have to be replaced (`vocabulary.rs`).
 
 use std::collections::BTreeMap;
 

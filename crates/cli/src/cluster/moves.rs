@@ -1,7 +1,7 @@
 //! `hob cluster move DISK --to HOST`: orders, watches and cancels a move.
 //!
-//! The hosts move the disk; this command watches. The hosts move the disk, and this command only
-//! shows the progress. If interrupted, the command prints that the move continues, and exits.
+//! The hosts move the disk, and this command only shows the progress. If interrupted, the command
+//! prints that the move continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};

@@ -34,14 +34,16 @@ pub(super) struct HostValue {
     pools: Vec<ClusterPool>,
 }
 
-/// Value of the key `hold/DISK`.
+/// Value of the key `hold/DISK`, the ownership lock of a disk: id and name of the host that serves
+/// the disk now.
 #[derive(Serialize, Deserialize)]
 struct HoldValue {
     id: String,
     host: String,
 }
 
-/// Value of the key `title/DISK`.
+/// Value of the key `title/DISK`, the ownership record of a disk ([`OwnershipRecord`]). `id` and
+/// `host` are the id and name of its last owner.
 #[derive(Serialize, Deserialize)]
 struct TitleValue {
     id: String,

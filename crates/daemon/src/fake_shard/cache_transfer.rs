@@ -1,4 +1,6 @@
-//! Disks that move, without what moves: nothing is pulled, and no other host is asked.
+//! Calls to the fake shard about a migrating disk ([`TransferCall`]). The real engine executes the
+//! calls that concern it, such as roles, flushes and changed regions. No cached data is pulled, and
+//! no other host is contacted.
 
 use hob_engine::command::{Command, Role};
 use hob_engine::io::{IoError, Op};

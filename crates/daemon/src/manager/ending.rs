@@ -1,12 +1,12 @@
-//! Kinds of the daemon's end.
+//! How a daemon process ends: what happens to dirty data, and whether another process takes over.
 
-/// Kind of the daemon's end.
+/// How a daemon process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Dirty data stays in persistent caches.
+    /// The daemon stops, and dirty data stays in persistent caches.
     Plain,
-    /// Dirty data is written to the backings first, as far as they accept it.
+    /// The daemon writes dirty data to the backings, as far as they accept it, and then stops.
     Drain,
-    /// Another daemon process continues at once.
+    /// Another daemon process takes over the disks at once (upgrade).
     HandOver,
 }

@@ -1,4 +1,5 @@
-//! A pool of the manager: the storage crate's pool behind a lock, used on blocking threads.
+//! A pool of flash devices, as the services of the daemon use it: the [`Pool`] of the storage crate
+//! behind a lock. Its operations run on threads that may block.
 //!
 //! Pool operations read and write devices, which may hang. The control thread only uses the device
 //! states that the last operation returned.

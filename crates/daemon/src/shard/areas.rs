@@ -1,4 +1,6 @@
-//! The RAM tier of each disk of a shard, and the copies that the engine orders to and from it.
+//! The memory of the RAM tiers of a shard's disks, and the copies to and from it. A RAM tier is a
+//! cache in memory above a disk's flash cache. The engine decides what to copy, and this module
+//! copies the bytes.
 
 use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
 use hob_engine::units::DiskId;

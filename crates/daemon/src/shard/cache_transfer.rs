@@ -35,7 +35,8 @@ const PULLS_MAX: u32 = 8;
 /// Maximum size of one pull, in bytes.
 const PULL_BYTES_MAX: u64 = 512 << 10;
 
-/// Maximum number of requests in flight for one invalidation.
+/// Maximum number of [`Op::Forget`] requests to the engine that are in flight for one invalidation.
+/// Each one invalidates the cached data of one part of the disk.
 const FORGETS_MAX: u32 = 64;
 
 /// Pause of a disk's pulls after flash was busy, in nanoseconds.

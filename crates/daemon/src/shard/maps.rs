@@ -1,4 +1,6 @@
-//! Dirty bitmaps in NBD block status replies.
+//! Answers NBD block status requests about dirty bitmaps. A backup program asks in this way which
+//! parts of a disk have changed. Each dirty bitmap is an NBD metadata context,
+//! `qemu:dirty-bitmap:NAME`.
 
 use hob_engine::Engine;
 use hob_engine::granules::Granules;

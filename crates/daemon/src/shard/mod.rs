@@ -518,7 +518,9 @@ impl Shard {
     }
 
     /// Polls vhost-user queues without driver notifications, if that pays. Otherwise enables the
-    /// driver notifications. Returns false if no queue has new requests and the shard may sleep.
+    /// driver notifications. `working` is the number of I/Os of the engine in flight. Returns true
+    /// if a queue has new requests. Returns false if the shard may sleep, because the notifications
+    /// will wake it.
     fn poll_vhost_user(&mut self, working: usize) -> bool {
         let vhost_user = &self.vhost_user;
         if working == 0 && self.quick[0] {

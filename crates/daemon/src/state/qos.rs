@@ -64,7 +64,7 @@ pub(crate) struct PolicyState {
 pub(crate) struct DatastoreState {
     /// Name of the datastore.
     pub(crate) name: String,
-    /// Throttling of the datastore.
+    /// How hob limits the number of I/Os in flight to the datastore.
     pub(crate) control: ControlSpec,
     /// Latency in milliseconds above which the datastore is throttled. With `knee`, used until the
     /// knee is known.

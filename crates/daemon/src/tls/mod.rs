@@ -4,9 +4,9 @@
 //! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. The files are checked at each new
 //! connection and read again if they have changed, so a renewed certificate needs no restart. An
 //! unusable certificate leaves the previous one in place. Sessions are never resumed: each
-//! connection authenticates again, so an expired client is refused. Keys that every user of the
-//! host can read are refused. There are no revocation lists: remove a client from the list of names
-//! instead.
+//! connection authenticates again, so an expired client is refused. A file with a private key,
+//! pre-shared keys or a token is refused if all users of the host can access it. There are no
+//! revocation lists: remove a client from the list of names instead.
 
 mod certificate;
 mod subject;

@@ -65,8 +65,9 @@ pub struct OwnershipRecord {
     pub member: Member,
     /// Generation of the disk, which grows whenever the owner changes.
     pub generation: u64,
-    /// True if the member took the disk and did not give it back. If the disk has no lock then, its
-    /// owner failed.
+    /// True while the member owns the disk. False after the member has closed the disk and given up
+    /// its ownership (*given the disk back*), so that another member may take it. If `taken` is
+    /// true and no member has the ownership lock, the owner failed.
     pub taken: bool,
     /// True if the member's flash may have data that the backing lacks.
     pub dirty: bool,

@@ -1,4 +1,5 @@
-//! Maps frames to the names that the replacement policy uses for them.
+//! Translates between the frames of a cache and the numbers (*names*) by which its replacement
+//! policy knows them. The name of a frame is its own number until a block moves.
 //!
 //! A policy keeps its order by frame. A block that moves to another frame keeps its place in the
 //! policy's order, because the two frames exchange their names in that order. Only a cache that

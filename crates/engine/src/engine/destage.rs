@@ -92,8 +92,10 @@ impl Engine {
         self.wake(disk_id);
     }
 
-    /// Returns true if a write would reach the backing before older data, although write order is
-    /// to be kept. The write is to these sectors on flash, or bypasses the cache.
+    /// Returns true if a write would reach the backing before older data, although the cache's
+    /// settings keep the order of writes. `first` and `end` are the range of disk sectors that the
+    /// write changes. If `past_the_cache` is true, the write goes directly to the backing.
+    /// Otherwise it goes to flash, where it replaces the data of these sectors.
     pub(super) fn breaks_order(&self, disk: DiskId, first: u64, end: u64, past_the_cache: bool) -> bool {
         let disk = self.disk(disk);
         let Some(cache) = disk.cache.as_ref().filter(|cache| cache.config.destage.ordered) else {

@@ -424,9 +424,10 @@ impl Engine {
         }
     }
 
-    /// Handles an I/O that storage abandoned. The I/O failed, and storage may use its memory until
-    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests. The
-    /// engine keeps its own memory.
+    /// Handles an I/O that storage abandoned. The I/O counts as failed, but storage may still use
+    /// its memory until [`handle_returned`](Self::handle_returned). Until then, that memory must
+    /// not be reused. The caller ensures this for the buffers of requests. The engine ensures it
+    /// for its own buffers.
     pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
         assert!(self.ios.contains(id.0), "I/O {id} completed twice");
         let Pending { disk, slice, .. } = self.ios[id.0];

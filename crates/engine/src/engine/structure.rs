@@ -1,5 +1,7 @@
-//! Structural changes of a persistent cache, which involve its journal: a new journal ring, a clean
-//! close, a discard of dirty data, and a final end.
+//! Structural changes of a persistent cache, which its journal must record: a new journal ring, a
+//! clean close, a discard of all dirty data, and the permanent end of the cache. A *zone* is one of
+//! at most 4096 parts of a disk. Its *bypass mark* in the journal means that writes may have
+//! changed the zone on the backing without a change of the cache.
 //!
 //! Every structural change begins when the cache is quiesced, and requests wait until the change is
 //! complete. Except before a discard, the backing is flushed first, so that no zone needs its

@@ -1,10 +1,11 @@
-//! Order in which the engine handles successful flushes and durable writes of a backing.
+//! Delays the handling of successful flushes and durable writes (FUA) of a backing, so that the
+//! engine handles a failure that concerns the same data first.
 //!
-//! Flushes and durable writes of one backing may overlap, and a backing may report a failure to
-//! only one of them. Another operation found no data left to write, and its success may arrive
-//! before the failure. So the engine handles a success only after all operations have ended that
-//! were in flight when the success arrived. If one of these operations fails, the engine handles
-//! that failure first (see [`backed`](super::backed)).
+//! Flushes and durable writes of one backing may overlap. If the backing cannot write some data, it
+//! may report the failure to only one of them. Another one then finds no data left to write, and
+//! its success may arrive before the failure. So the engine handles a success only after all
+//! operations have ended that were in flight when the success arrived. If one of these operations
+//! fails, the engine handles that failure first (see [`backed`](super::backed)).
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,6 @@
-//! Free frames of a cache, in one list for each *device group* (called place in the code), linked
-//! through the unused block numbers of free frames.
+//! The free frames of a cache, which hold no block. There is one linked list for each *device
+//! group* (called place in the code). The links are in the block numbers of the free frames, which
+//! are not used otherwise.
 //!
 //! All frames of one device group are on one device. Only a cache with second copies, which are on
 //! other devices, has more than one device group. Some device groups may be for second copies only;

@@ -1,5 +1,5 @@
-//! CRC-32C of a journal page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The same
-//! source describes the method with tables. Gopal et al., "Fast CRC Computation for iSCSI
+//! CRC-32C of a journal page: Castagnoli's polynomial, reflected, as in iSCSI. Eight tables process
+//! eight bytes at a time. Gopal et al. describe this method in "Fast CRC Computation for iSCSI
 //! Polynomial Using CRC32 Instruction" (Intel, 2011).
 //!
 //! Storage computes checksums of data with the CPU's instruction. The engine computes checksums of

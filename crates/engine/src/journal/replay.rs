@@ -1,4 +1,6 @@
-//! Second reading of a journal ring: builds an index from the records and the dump of its pages.
+//! Second reading of a journal ring: builds the index of the cache from the pages. A *record*
+//! describes one change of sectors. The *dump*, which extends over several pages, describes the
+//! state of all frames.
 //!
 //! Records up to the last known commit are all valid. Later records are the *journal tail*: their
 //! pages may have reached flash before the data that they describe. That data may also have been

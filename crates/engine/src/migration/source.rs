@@ -220,12 +220,13 @@ impl Source {
         matches!(self.phase, Phase::Over | Phase::Kept) && self.step == Step::Nothing
     }
 
-    /// Returns the next act. Its result goes to `handle_done`.
+    /// Returns the next action for the caller. Its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, SourceAct)> {
         self.act_out.take()
     }
 
-    /// Returns the next call. Its answer or its loss goes to `handle_answer`.
+    /// Returns the next call, which the caller sends to the destination host. Its answer or its
+    /// loss goes to `handle_answer`.
     pub fn poll_call(&mut self) -> Option<(Ticket, Message)> {
         self.call_out.take()
     }

@@ -1,13 +1,15 @@
-//! Computes the sizes with the highest total value: greedy on concave hulls, then lookahead for the
-//! remainder.
+//! Computes how to divide a pool's segments among its caches, so that the total value of the cache
+//! sizes is as high as possible. The parent module defines the value of a cache size.
 //!
-//! The value of a cache's size is interpolated between the points of a fixed grid. Greedy
-//! allocation on the upper hulls is optimal for concave values. The last hull edge may not fit, and
-//! inside an edge the true value is lower (a loop of reads hits only when all of it fits). So the
-//! remainder goes to the steps with the highest true gain per segment (lookahead: Qureshi and Patt,
-//! "Utility-based cache partitioning", MICRO 2006). A small cache with a high gain per segment may
-//! leave too little for a large one. So the result is compared with the allocation that begins with
-//! the cache of the highest value, as in the greedy approximation of the knapsack problem.
+//! The value of a cache's size is interpolated between the points of a fixed grid. The *upper hull*
+//! of a cache's values is the lowest concave curve that is nowhere below them. Greedy allocation
+//! repeats the step of a hull with the highest gain per segment. It is optimal for concave values.
+//! The last hull edge may not fit, and inside an edge the true value is lower (a loop of reads hits
+//! only when all of it fits). So the remainder goes to the steps with the highest true gain per
+//! segment (lookahead: Qureshi and Patt, "Utility-based cache partitioning", MICRO 2006). A small
+//! cache with a high gain per segment may leave too little for a large one. So the result is
+//! compared with the allocation that begins with the cache of the highest value, as in the greedy
+//! approximation of the knapsack problem.
 
 use std::sync::LazyLock;
 

@@ -216,7 +216,9 @@ impl<'a> Search<'a> {
         after - self.shares[from].hits - self.shares[to].hits
     }
 
-    /// Returns the value of a disk minus the cost of its flash at that price.
+    /// Returns the value of a disk minus the cost of its flash, in reads per second. The value is
+    /// the rate of reads that flash serves. `price` is the gain of one more byte at a host, in
+    /// reads per second. The disk gets the flash that is worth this price.
     fn surplus(&self, disk: usize, price: f64) -> f64 {
         let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
         self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()

@@ -1,5 +1,7 @@
-//! Divides one host's flash among its disks by falling gain per byte, along the upper hulls of
-//! their hit curves.
+//! Divides one host's flash among its disks, so that flash serves as many reads per second as
+//! possible. The *hit curve* of a disk gives these reads by cache size. Its *upper hull* is the
+//! lowest concave curve that is nowhere below it, and consists of straight *steps*. The steps with
+//! the highest gain per byte get flash first.
 //!
 //! On hulls this division is optimal except for steps that do not fit. A curve that is below its
 //! hull (a cliff) gains nothing from half of a step. For each step that does not fit, there are two

@@ -1,4 +1,6 @@
-//! Recently evicted blocks, remembered by fingerprint: about 5 bytes for each remembered block.
+//! A ghost list: remembers the blocks that were inserted last, by fingerprint, in about 5 bytes for
+//! each block. A replacement policy inserts each block that it evicts. Admission inserts blocks
+//! that it refuses.
 //!
 //! The table has sets of 16 entries. Each set is a cache line. An entry is 20 bits of fingerprint
 //! and a 12-bit stamp that counts insertions coarsely. An entry is valid for as many insertions as
@@ -27,14 +29,14 @@ pub(crate) struct Ghost {
 }
 
 impl Ghost {
-    /// Creates a memory of the last `capacity` blocks.
+    /// Creates an empty list that remembers the last `capacity` insertions.
     pub(crate) fn new(capacity: u32) -> Self {
         // The table has 5/4 of the capacity, because sets fill unevenly.
         Self::with_sets(capacity, (capacity as usize * 5).div_ceil(4 * WAYS).max(1))
     }
 
-    /// Creates a memory with a table of `sets` sets. If there are many more sets than needed, up to
-    /// 1023 blocks are remembered exactly, for some 4000 insertions.
+    /// Creates an empty list with a table of `sets` sets. If there are many more sets than needed,
+    /// up to 1023 blocks are remembered exactly, for some 4000 insertions.
     pub(super) fn with_sets(capacity: u32, sets: usize) -> Self {
         let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
         Ghost {
@@ -56,7 +58,7 @@ impl Ghost {
         (self.insertions / self.insertions_per_stamp) as u32 & STAMP_MASK
     }
 
-    /// Remembers an evicted block.
+    /// Adds a block as the newest entry, for example a block that was evicted now.
     pub(crate) fn insert(&mut self, block: BlockNo) {
         let (set, print) = self.locate(block);
         let now = self.stamp();
@@ -69,7 +71,7 @@ impl Ghost {
         self.insertions += 1;
     }
 
-    /// Returns true if the block was evicted recently, and then removes the block from the list.
+    /// Returns true if the block is in the list, and then removes it.
     pub(crate) fn take(&mut self, block: BlockNo) -> bool {
         let (set, print) = self.locate(block);
         let (now, life) = (self.stamp(), self.life);

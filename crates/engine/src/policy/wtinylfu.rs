@@ -45,8 +45,8 @@ const WINDOW: u8 = 1;
 const PROTECTED: u8 = 2;
 const LISTS: [u8; 3] = [PROBATION, WINDOW, PROTECTED];
 
-/// For each frame, a count in the low four bits, and its list above. The byte that stores a frame's
-/// list and count is also its usage value.
+/// One byte for each frame: its count of accesses in the low four bits, and its list in the bits
+/// above. [`Policy::order`] returns this byte as the frame's usage value.
 struct Marks {
     marks: Vec<u8>,
     /// For each group of frames, how many times its counts were halved, modulo 256.

@@ -169,9 +169,12 @@ impl<T> Scheduler<T> {
         Some((flow, units, item))
     }
 
-    /// Returns the demand of all flows since the last call, in shares of `level` units per second
-    /// each. If the rate per share is not known yet, returns the shares of the flows that had I/O.
-    /// See [`Report`](super::Report).
+    /// Returns the demand of all flows since the last call, in shares. The demand of a flow is the
+    /// rate at which it was served, divided by `level`, but at most its entitlement. A flow whose
+    /// I/O waits for other flows demands its entitlement. `level` is the rate per share in units
+    /// per second, and `seconds` is the time since the last call. If the rate per share is not
+    /// known yet (`None`), returns the sum of the shares of the flows that had I/O. See
+    /// [`Report`](super::Report).
     pub fn take_wanted_shares(&mut self, now: Instant, level: Option<f64>, seconds: f64) -> f64 {
         let wanted = self.flows.iter_mut().map(|flow| {
             let served = std::mem::take(&mut flow.served) as f64;

@@ -1,4 +1,5 @@
-//! Compares claims with a list that is searched linearly.
+//! Tests of range locks: hand-written cases, and a comparison with a simple model for random
+//! operations. The model is a list of all locks, which is searched linearly.
 
 use proptest::prelude::*;
 

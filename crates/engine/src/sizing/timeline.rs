@@ -1,5 +1,6 @@
-//! Blocks in the order of their last use. Counts the blocks used after any given one in O(log n).
-//! The blocks in the timeline are its *members*. The caller numbers them.
+//! A timeline: the blocks of a disk in the order of their last use. It counts the blocks that were
+//! used after any given one in O(log n). The blocks in the timeline are its *members*. The caller
+//! numbers them.
 //!
 //! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A
 //! bitmap records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for
@@ -27,7 +28,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Creates an empty timeline for at most `members_max` blocks (below 2³⁰).
+    /// Creates an empty timeline with room for `members_max` members, which must be below 2³⁰.
     pub fn new(members_max: u32) -> Self {
         assert!(members_max < 1 << 30, "slots are numbered with 32 bits");
         // There are as many free slots as held ones, so that compaction adds a bounded cost to each

@@ -1,4 +1,5 @@
-//! Every bound, and the starting points of distances, queues and gaps.
+//! Tests of the request histograms: the bounds of all buckets, and the points from which the
+//! distances between requests, the numbers of outstanding requests and the gaps are counted.
 
 use super::*;
 use crate::io::{Durability, PayloadMemory, Promote};

@@ -166,7 +166,8 @@ impl Session {
         self.slots.len() - self.free.len()
     }
 
-    /// Returns true if every accepted message is answered and every answer was polled.
+    /// Returns true if the session has no work: every accepted message is answered, and
+    /// [`poll_answer`](Self::poll_answer) has returned every answer.
     pub fn is_at_rest(&self) -> bool {
         self.in_flight() == 0 && self.requests.is_empty() && self.answers.is_empty()
     }

@@ -13,9 +13,11 @@ const DAY_S: f64 = 86_400.0;
 const HOUR_S: f64 = 3600.0;
 /// Maximum life of flash that the advice reports, years.
 const LIFE_YEARS_MAX: f64 = 50.0;
-/// Shares below this value count as none.
+/// Write-back saves writes to the backing. The advice mentions the saved part of the written bytes,
+/// or of the writes, only if it is larger than this: 0.5 %.
 const NOTICEABLE: f64 = 0.005;
-/// The advice mentions a target that exceeds the attained ratio by this much.
+/// The advice says that no cache reaches the target hit ratio if the target exceeds the best
+/// possible one by more than this.
 const OVER: f64 = 0.005;
 
 pub(super) fn bytes(value: u64) -> String {

@@ -267,8 +267,8 @@ fn tens(low: f64, high: f64, digits: &[u32], step: i32) -> Vec<f64> {
     numbers.filter(|&n| n >= low * (1.0 - 1e-9) && n <= high * (1.0 + 1e-9)).collect()
 }
 
-/// Returns the label of a power of ten. Long times are in seconds, because powers of ten seconds
-/// are odd numbers of minutes.
+/// Returns the label of a power of ten. Long times are in seconds, because 10ⁿ seconds are not a
+/// round number of minutes.
 fn power_label(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Seconds if value >= 1000.0 => format!("{} s", Unit::Count.text(value)),

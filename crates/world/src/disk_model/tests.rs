@@ -1,4 +1,5 @@
-//! Checks the calibration figures and the curves that follow from the mechanics.
+//! Tests of the disk array model: its I/Os per second and latencies meet the calibration values and
+//! the data sheets, and follow from seeks, rotation, RAID level and caches.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,6 @@
-//! Checks the ratings and the results that follow from the stations.
+//! Tests of the flash device model: its I/Os per second, bandwidth and latencies meet the ratings
+//! of the modelled devices, and I/O waits for the controller, dies, link and buffer as the model
+//! describes.
 
 use super::*;
 

@@ -275,7 +275,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles the end of one request of an action.
+    /// Handles the end of one request of an action that consists of several requests. `ok` is false
+    /// if the request failed. The end of the last request is the end of the action.
     pub(super) fn part_done(
         &mut self,
         host: usize,

@@ -19,9 +19,9 @@ use crate::media::Flash;
 use crate::{Violation, ensure};
 
 /// Maximum number of failed recoveries of one cache. A recovery fails if the new journal ring
-/// cannot be allocated or written. If it cannot be written, the daemon tries again with the
-/// remaining rings. After one more failure than this number, the disk stays offline until the next
-/// restart.
+/// cannot be allocated or written. If it cannot be written, the daemon releases it, and recovers
+/// the cache again from the older rings. After one more failure than this number, the disk stays
+/// offline until the next restart.
 pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all sectors of a small cache.
@@ -225,8 +225,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a recovered cache whose new journal ring could not be written: the daemon tries
-    /// other rings.
+    /// Handles a recovered cache whose new journal ring could not be written: the daemon releases
+    /// that ring, and recovers the cache again from the older rings.
     pub(super) fn recovery_failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         let index = asked.disk;
         let number = asked.ring().expect("a recovered cache has one");

@@ -1,4 +1,5 @@
-//! A file with many mistakes, and the line of each.
+//! Tests of the check of hob.toml, with files that have many mistakes: the check finds each mistake
+//! in one pass, and names its line.
 
 use super::super::{Config, ConfigError};
 use crate::state::{DiskState, PoolState, State};

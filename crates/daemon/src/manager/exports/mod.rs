@@ -63,7 +63,8 @@ impl ExportService {
         SocketPlace { path: path.into(), access: self.0.socket_access.get().copied().unwrap_or_default() }
     }
 
-    /// Returns the table of exports.
+    /// Returns the table of exports: the NBD exports and vhost-user sockets through which clients
+    /// use the disks.
     pub(super) fn table(&self) -> &Exports {
         &self.0.table
     }

@@ -34,7 +34,8 @@ impl Migrations {
         self.registry.save_first().await
     }
 
-    /// Saves a migration record, except [`Record::Gone`].
+    /// Saves a migration record of a disk. Returns an error for [`Record::Gone`], which
+    /// [`keep_gone`](Self::keep_gone) saves.
     pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
         let record = RecordSpec::of(record).ok_or_else(|| {
             ApiError::failed(

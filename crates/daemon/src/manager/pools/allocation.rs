@@ -179,7 +179,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Drains a cache, and removes it from the shard. The daemon keeps the cache's configuration.
+    /// Removes a cache from the shard, after its dirty data was written to the backing. The daemon
+    /// keeps the cache's configuration.
     pub(in crate::manager) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id, pool) = {
             let inner = self.registry.inner();

@@ -1,4 +1,5 @@
-//! A request for a cache results in a cache, or in an error that says what to do.
+//! Tests of cache settings: a valid request gives the expected configuration of the cache, and an
+//! invalid request gives an error that says what to do.
 
 use hob_engine::command::Layout;
 

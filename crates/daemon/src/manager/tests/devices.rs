@@ -1,4 +1,5 @@
-//! Devices that not all shards accept.
+//! Tests of flash devices that one shard opens and another shard refuses: all shards close the
+//! device again, and it becomes usable only when all shards accept it.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! SYSTEMS §1, "Statistics, live, per cache".
+//! Tests of the statistics of a disk and its cache. The quoted sentences are from the part
+//! "Statistics, live, per cache" of SYSTEMS §1 (see `engine/tests.rs`).
 
 use super::*;
 use crate::outcome::OUTCOMES;

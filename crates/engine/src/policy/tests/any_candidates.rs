@@ -1,5 +1,6 @@
-//! Guarantees of each policy for any candidates: busy, empty, or all busy, so that no insertion
-//! follows.
+//! Tests of all replacement policies with random requests, in which the candidates for eviction
+//! have any state: evictable, busy (with I/O in flight), or empty (without valid data). If all
+//! candidates are busy, the policy evicts and inserts nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -103,6 +103,7 @@ pub(super) struct Server {
     serving: Option<(Asked, Instant)>,
     /// Remaining work to send watch events, nanoseconds.
     tells_ns: u64,
+    /// Longest time from the arrival of a request to the end of its execution, nanoseconds.
     pub(super) longest_ns: u64,
 }
 

@@ -1,5 +1,6 @@
-//! Reads and writes an NBD export from threads that may block: one request at a time, with blocking
-//! sockets.
+//! Single reads, writes and flushes of an NBD export from threads that may block: one request at a
+//! time, with blocking sockets. They are used for remote pool devices, and for reads of a backing
+//! that is being opened.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -17,12 +18,12 @@ use super::exchange::io_error;
 /// Cookie of the only request in flight.
 const COOKIE: u64 = 1;
 
-/// Why a blocking read or write failed.
+/// Why a read, write or flush of this module failed.
 #[derive(Debug)]
 pub(crate) enum SampleError {
     /// The server returned an error, and the connection is usable.
     Refused(IoError),
-    /// The connection is broken. The text says why.
+    /// The connection is broken and cannot be used any more. The text says why.
     Broken(String),
 }
 

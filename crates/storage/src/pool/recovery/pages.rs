@@ -15,8 +15,9 @@ const RUN_PAGES_MAX: u64 = 256;
 /// Number of buffers that the reading and the interpreting thread exchange.
 const BUFFERS: usize = 4;
 
-/// Maximum number of pages that are read one by one on failing devices. After that, a run that
-/// fails is lost completely.
+/// Maximum number of pages that fail when they are read one by one. If a run cannot be read at
+/// once, its pages are read one by one. After this number of failures, all pages of a run that
+/// cannot be read at once count as unreadable.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -130,7 +131,8 @@ pub(super) fn read_runs(
     })
 }
 
-/// Reads one run, page by page if it cannot be read at once. Returns which pages could not be read.
+/// Reads one run, page by page if it cannot be read at once. `failures` counts the pages that
+/// failed. Returns which pages could not be read.
 fn read_run(devices: &Devices, run: &Run, buffer: &mut [u8], failures: &mut u32) -> Vec<bool> {
     let bytes = &mut buffer[..run.bytes() as usize];
     let Err(error) = devices.read(run.device, run.offset, bytes) else { return Vec::new() };
