@@ -1,6 +1,8 @@
 //! Random histories of hosts that decide which of them serves a disk. `HOB_SEED=n` replays one,
 //! `HOB_SEEDS=n` runs that many; `HOB_SABOTAGE=Name` tries that one only.
 
+use std::sync::Mutex;
+
 use hob_world::cluster::{Options, Report, Sabotage, run};
 
 fn number(name: &str) -> Option<u64> {
@@ -83,16 +85,24 @@ fn every_sabotage_is_found() {
         Sabotage::RenewsWhileHung,
         Sabotage::NoWatchdog,
     ];
-    let mut missed = Vec::new();
     let only = std::env::var("HOB_SABOTAGE").ok();
     let is_meant = |it: &Sabotage| only.as_ref().is_none_or(|only| *only == format!("{it:?}"));
-    for sabotage in all.into_iter().filter(is_meant) {
-        let options = Options { sabotage: Some(sabotage), ..Options::default() };
-        let found = (0..20_000).find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
-        match found {
-            Some((seed, what)) => println!("{sabotage:?}: seed {seed}: {what}"),
-            None => missed.push(sabotage),
+    let rest = Mutex::new(all.into_iter().filter(is_meant));
+    let missed = Mutex::new(Vec::new());
+    let search = || {
+        while let Some(sabotage) = { rest.lock().unwrap().next() } {
+            let options = Options { sabotage: Some(sabotage), ..Options::default() };
+            let found = (0..20_000).find_map(|seed| run(seed, &options).err().map(|what| (seed, what.0)));
+            match found {
+                Some((seed, what)) => println!("{sabotage:?}: seed {seed}: {what}"),
+                None => missed.lock().unwrap().push(sabotage),
+            }
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..threads).for_each(|_| drop(scope.spawn(search)));
+    });
+    let missed = missed.into_inner().unwrap();
     assert!(missed.is_empty(), "not found: {missed:?}");
 }
