@@ -1,5 +1,6 @@
 //! Builds and runs the black-box tests, and decides which test files run in parallel.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +19,12 @@ const WAITING: [&[&str]; 2] =
 /// Number of parallel tests in each waiting file, usually more than the number of processors.
 const WAITING_THREADS: &str = "--test-threads=3";
 
-/// Test files of hob's optional features. These tests need a hob with the feature.
-const OF_FEATURES: [&str; 1] = ["nbd_psk"];
+/// Test files of crates that mostly wait for slow servers. They run beside the other tests of crates.
+const WAITING_OF_CRATES: [&str; 6] =
+    ["backing_file", "backing_nbd", "backing_objects", "backing_s3", "pool", "remote"];
+
+/// Test files that need a hob of their own: with an optional feature, or a release binary.
+const APART: [&str; 2] = ["nbd_psk", "stale_file"];
 
 /// Features of the tests and of hob's debug build: TLS by OpenSSL with pre-shared keys, Ceph RBD
 /// images, and object stores in clouds.
@@ -47,6 +52,44 @@ pub(crate) fn cargo_test(targets: &[&str]) -> Command {
     command
 }
 
+/// Runs the tests of every crate except xtask. They need no binary of hob. Test files are named, so
+/// files of conformance must have other names.
+pub(crate) fn crates() -> Result<()> {
+    let test = || cargo_test(&["--exclude", "xtask"]);
+    let waiting = thread::spawn(move || {
+        shell::run_tests(test().args(WAITING_OF_CRATES.iter().flat_map(|file| ["--test", file])))
+    });
+    let mut computing = BTreeSet::new();
+    for dir in fs::read_dir(shell::root().join("crates"))?.collect::<Result<Vec<_>, _>>()? {
+        let tests = dir.path().join("tests");
+        if tests.is_dir() {
+            computing.extend(files(&tests)?);
+        }
+    }
+    computing.extend(files(&shell::root().join("torture/tests"))?);
+    let of_conformance = files(&shell::root().join("conformance/tests"))?;
+    if let Some(file) = of_conformance.iter().find(|file| computing.contains(file.as_str())) {
+        bail!("conformance/tests/{file}.rs needs another name: a crate has a test file with this name");
+    }
+    computing.retain(|file| !WAITING_OF_CRATES.contains(&file.as_str()));
+    let targets = computing.iter().flat_map(|file| ["--test", file]);
+    let results = [
+        shell::run_tests(test().args(["--lib", "--bins"]).args(targets)),
+        shell::run_tests(test().arg("--doc")),
+        waiting.join().expect("a run that does not panic"),
+    ];
+    all_of(results)
+}
+
+/// Returns one error for all errors.
+fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+    let failed: Vec<String> = results.into_iter().filter_map(|it| Some(format!("{:#}", it.err()?))).collect();
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    Ok(())
+}
+
 /// Runs all tests against the release binary, except those of optional features.
 pub(crate) fn all() -> Result<()> {
     let files = files(&shell::root().join("conformance/tests"))?;
@@ -54,15 +97,11 @@ pub(crate) fn all() -> Result<()> {
     if let Some(absent) = WAITING.concat().into_iter().find(|file| !files.iter().any(|it| it == file)) {
         bail!("conformance/tests has no {absent}.rs");
     }
-    let mut busy = vec!["--lib", "--bin", "guest-load"];
-    busy.extend(files.iter().filter(|file| !is_waiting(file)).flat_map(|file| ["--test", file]));
+    let busy: Vec<&str> =
+        files.iter().filter(|file| !is_waiting(file)).flat_map(|file| ["--test", file]).collect();
     let mut results = vec![against_release(&busy, &[])];
     WAITING.iter().for_each(|row| results.extend(beside_each_other(row)));
-    let failed: Vec<String> = results.into_iter().filter_map(|it| Some(format!("{:#}", it.err()?))).collect();
-    if !failed.is_empty() {
-        bail!("{}", failed.join("\n"));
-    }
-    Ok(())
+    all_of(results)
 }
 
 /// Runs these test files in parallel. The output lines of the files are mixed. The returned results
@@ -84,13 +123,13 @@ pub(crate) fn hob() -> Result<PathBuf> {
     Ok(shell::target_dir()?.join("release/hob"))
 }
 
-/// Returns the names of all test files, without those of optional features.
+/// Returns the names of the test files in a directory, without [`APART`].
 fn files(dir: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut files: Vec<String> = names
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
-        .filter(|name| !OF_FEATURES.contains(&name.as_str()))
+        .filter(|name| !APART.contains(&name.as_str()))
         .collect();
     files.sort();
     Ok(files)

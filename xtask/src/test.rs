@@ -120,10 +120,7 @@ impl Step {
             Self::Install => packages::install(),
             Self::Fmt => cargo(&["fmt", "--all", "--check"]),
             Self::Clippy => suite::build_debug().map(drop),
-            Self::Unit => {
-                let excluded = ["--exclude", "conformance", "--exclude", "xtask"];
-                shell::run_tests(suite::cargo_all("test").args(excluded).arg("--no-fail-fast"))
-            }
+            Self::Unit => suite::crates(),
             // The lints above saw the code with all features only.
             Self::Build => {
                 shell::run_without_warnings(&mut shell::cargo(&["build", "--release", "-p", "hob"]))
