@@ -251,6 +251,13 @@ fn rounds() -> u32 {
     std::env::var("HOB_ROUNDS").map_or(3, |rounds| rounds.parse().expect("HOB_ROUNDS is a number"))
 }
 
+/// Returns the steps after which something is killed: every third, or every `HOB_STEPS`-th.
+/// The tests end the loop after the last step.
+fn steps() -> impl Iterator<Item = u32> {
+    let distance = std::env::var("HOB_STEPS").map_or(3, |n| n.parse().expect("HOB_STEPS is a number"));
+    (1..).step_by(distance)
+}
+
 /// Attaches and detaches `rounds` times, and prints the pauses.
 #[track_caller]
 fn again_and_again(given: Given, preset: &'static str, more: &[&str], rounds: u32) {
@@ -292,7 +299,7 @@ fn a_cache_that_writes_through_is_attached_and_detached() {
     again_and_again(Given::Nodes, "vfrc", &[], 2);
 }
 
-/// Kills and restarts hob's daemon after every step of both plans. The command continues. The cache
+/// Kills and restarts hob's daemon after steps of both plans. The command continues. The cache
 /// is write-through, because a kill may lose unflushed writes under write-back, and the guest
 /// checks these too.
 #[track_caller]
@@ -300,7 +307,7 @@ fn daemon_killed_at_every_step(given: Given) {
     let _cores = cores();
     let mut stage = Stage::new(given, "vfrc");
     for verb in ["attach", "detach"] {
-        for step in 1.. {
+        for step in steps() {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             stage.kill_daemon();
             stage.start_daemon();
@@ -330,14 +337,14 @@ fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
     daemon_killed_at_every_step(Given::Drive);
 }
 
-/// Kills the command itself after every step. Running the command again completes it, and running
+/// Kills the command itself after steps of both plans. Running the command again completes it, and running
 /// the opposite command undoes it.
 #[test]
 fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
     let _cores = cores();
     let stage = Stage::new(Given::Nodes, "auto");
     for (verb, other) in [("attach", "detach"), ("detach", "attach")] {
-        for step in 1.. {
+        for step in steps() {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             process.kill();
             let is_recorded = std::fs::read_dir(stage.scratch.path("records")).is_ok_and(|files| {
