@@ -171,7 +171,7 @@ fn invalid_requests_are_refused_with_one_line() {
     let output = daemon.try_ctl(&["disk", "resize", "vm"]);
     assert!(output.stderr.contains("its backing has 8M, and the disk has 16M"), "{}", output.all());
     stage.truncate(16);
-    assert!(daemon.ctl(&["disk", "resize", "vm"]).contains("it has 16M already"));
+    assert!(daemon.ctl(&["disk", "resize", "vm"]).contains("the disk already has 16M"));
     daemon.stop();
 }
 
