@@ -246,9 +246,9 @@ fn pause_max() -> u64 {
     if std::env::var_os("HOB_QUIET").is_some() { PAUSE_MS_MAX } else { BUSY_PAUSE_MS_MAX }
 }
 
-/// Number of rounds of attaching and detaching: 3, or `HOB_ROUNDS`.
+/// Number of rounds of attaching and detaching: 2, or `HOB_ROUNDS`.
 fn rounds() -> u32 {
-    std::env::var("HOB_ROUNDS").map_or(3, |rounds| rounds.parse().expect("HOB_ROUNDS is a number"))
+    std::env::var("HOB_ROUNDS").map_or(2, |rounds| rounds.parse().expect("HOB_ROUNDS is a number"))
 }
 
 /// Returns the steps after which something is killed: every third, or every `HOB_STEPS`-th.
@@ -290,13 +290,13 @@ fn a_vm_with_a_drive_is_attached_and_detached_again_and_again() {
 
 #[test]
 fn qcow2_images_are_attached_and_detached() {
-    again_and_again(Given::NodesQcow2, "auto", &[], 2);
-    again_and_again(Given::DriveQcow2, "vfrc", &[], 2);
+    again_and_again(Given::NodesQcow2, "auto", &[], 1);
+    again_and_again(Given::DriveQcow2, "vfrc", &[], 1);
 }
 
 #[test]
 fn a_cache_that_writes_through_is_attached_and_detached() {
-    again_and_again(Given::Nodes, "vfrc", &[], 2);
+    again_and_again(Given::Nodes, "vfrc", &[], 1);
 }
 
 /// Kills and restarts hob's daemon after steps of both plans. The command continues. The cache

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use crate::{dashboard, packages, shell, suite};
 
 /// Duration of each fuzz target, seconds.
-const FUZZ_SECONDS: u32 = 20;
+const FUZZ_SECONDS: u32 = 10;
 
 /// Number of fuzz targets that run in parallel. Each uses one core.
 const FUZZ_AT_ONCE: usize = 2;
@@ -62,7 +62,7 @@ enum Step {
     /// Run the black-box tests of the feature `rbd` on their own Ceph clusters, in parallel with
     /// the next step
     Rbd,
-    /// Run each fuzz target for twenty seconds
+    /// Run each fuzz target for ten seconds
     Fuzz,
 }
 
