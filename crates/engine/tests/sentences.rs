@@ -7,7 +7,7 @@ const POLICY: &str = include_str!("../src/policy/tests/two_level_lru.rs");
 const ADMISSION: &str = include_str!("../src/admission/tests.rs");
 const DESTAGER: &str = include_str!("../src/engine/destager/tests.rs");
 const ENGINE: &str = include_str!("../src/engine/tests/write_back.rs");
-const MEMORY: &str = include_str!("memory.rs");
+const MEMORY: &str = include_str!("memory_per_block.rs");
 const WORLD: &str = include_str!("../../world/tests/presets.rs");
 const DAEMON: &str = include_str!("../../daemon/src/manager/settings/tests.rs");
 
