@@ -24,7 +24,15 @@ fn requests_wait_while_a_handle_is_stale_and_a_restart_of_hob_ends_it() {
     );
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
     let start = || Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
-    let connect = || Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap();
+    // The control socket, which `start` waits for, is there before the NBD socket.
+    let connect = || {
+        let mut client = None;
+        wait_until("the export", Duration::from_secs(10), || {
+            client = Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").ok();
+            client.is_some()
+        });
+        client.expect("a connection")
+    };
     let hob = start();
     hob.ctl(&["disk", "add", "vm", "--backing", &scratch.text("mnt/disk.img")]);
     let mut client = connect();
