@@ -85,6 +85,8 @@ impl Monitor {
     /// Ends the VM. It may have ended already.
     pub fn quit(mut self) {
         let _ = writeln!(self.0.get_mut(), "{}", json!({ "execute": "quit" }));
+        // QEMU forgets the command if the connection closes before QEMU reads it.
+        let _ = std::io::copy(&mut self.0, &mut std::io::sink());
     }
 
     #[track_caller]
