@@ -1,4 +1,4 @@
-//! What tasks and benchmarks share: running other programs, and the packages that they need.
+//! Functions that tasks and benchmarks share: they run other programs and install Debian packages.
 
 mod failures;
 pub mod packages;

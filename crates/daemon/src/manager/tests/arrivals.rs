@@ -172,7 +172,7 @@ fn what_cannot_be_done_for_a_disk_that_was_given_up_may_be_done_later() {
 }
 
 #[test]
-fn a_disk_that_was_not_opened_to_the_end_is_opened_anew() {
+fn a_disk_whose_opening_was_interrupted_is_opened_again() {
     run(async |bench| {
         let bench = prepare(bench).await;
         // Writes that its earlier process may have acknowledged cannot be flushed.

@@ -38,7 +38,7 @@ fn journal_owner(bench: &Bench) -> u128 {
 }
 
 #[test]
-fn another_device_takes_it_over_within_seconds() {
+fn another_device_takes_the_journal_over_within_seconds() {
     run(async |bench| {
         let sick = prepare(&bench, &["a", "b"], 20).await;
         let owner = journal_owner(&bench);

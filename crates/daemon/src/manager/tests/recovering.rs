@@ -59,7 +59,7 @@ async fn warm_read_cache(bench: Bench) -> Bench {
 }
 
 #[test]
-fn a_read_cache_keeps_nobody_waiting_for_its_recovery() {
+fn guests_do_not_wait_for_the_recovery_of_a_read_cache() {
     run(async |bench| {
         let bench = crash_early(warm_read_cache(bench).await).await;
         let shown = cache(&bench);

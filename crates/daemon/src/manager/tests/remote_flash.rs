@@ -57,7 +57,7 @@ async fn is_greeted(connection: &mut DuplexStream) -> bool {
 /// A host that has lost its power does not close its connections: they stay until it returns and
 /// opens as many again.
 #[test]
-fn connections_that_nobody_ends_shut_nobody_out() {
+fn open_connections_without_a_client_do_not_block_new_ones() {
     lends(async |bench| {
         let lease = bench.lend(A).await.unwrap();
         let mut left = Vec::new();
@@ -77,7 +77,7 @@ fn connections_that_nobody_ends_shut_nobody_out() {
 
 /// A borrower waits no longer than its timeout, and its request is nevertheless completed.
 #[test]
-fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
+fn a_flash_export_is_made_even_if_its_client_has_gone() {
     lends(async |bench| {
         bench.shard.set_hangs(true);
         let asked = tokio::time::timeout(Duration::from_secs(6), bench.lend(A)).await;
@@ -99,7 +99,7 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
 
 /// If flash does not finish a borrower's I/O, only the end of this borrower's loan is delayed.
 #[test]
-fn a_loan_that_does_not_end_holds_up_no_other() {
+fn a_flash_export_that_does_not_end_blocks_no_other() {
     lends(async |bench| {
         let (lease, other) = (bench.lend(A).await.unwrap(), bench.lend(B).await.unwrap());
         bench.shard.set_hangs(true);

@@ -284,7 +284,7 @@ fn areas_outlive_the_daemon() {
 
 /// The state directory was lost: the areas are found by their segments.
 #[test]
-fn areas_that_nobody_knows_are_found() {
+fn swap_areas_that_the_state_does_not_have_are_found() {
     play(async |stage| {
         stage.bench.pool(&["a"], 8).await;
         if !is_direct(&stage) {
