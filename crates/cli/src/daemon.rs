@@ -4,11 +4,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use hob_daemon::{Config, Plan};
 
 use super::sockets::Sockets;
 use super::{Global, output};
-use hob_daemon::Config;
-use hob_daemon::Plan;
 
 /// Serve many disks; changed live with the other commands
 #[derive(Debug, Args)]

@@ -5,13 +5,13 @@
 
 use anyhow::Context;
 use clap::Args;
+use hob_daemon::{Loopback, Role};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::Global;
 use super::output::print;
 use super::remote::{converse, explain};
-use hob_daemon::{Loopback, Role};
 
 /// Show the daemon's page in a browser: prints where it is, and serves it until Ctrl-C
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use comfy_table::Table;
+use hob_daemon::OneDisk;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheConfig, DiskConfig};
 use hob_engine::policy::PolicyKind;
@@ -28,7 +29,6 @@ use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::line;
-use hob_daemon::OneDisk;
 
 const FLASH: DeviceId = DeviceId(0);
 const DISK_BYTES: u64 = 512 << 20;

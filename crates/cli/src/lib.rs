@@ -48,10 +48,8 @@ use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use hob_control::Endpoint;
+use hob_daemon::{ConfigError, ControlConfig, TlsFiles};
 use output::Format;
-
-use hob_daemon::TlsFiles;
-use hob_daemon::{ConfigError, ControlConfig};
 
 /// hob keeps the hot blocks of virtual machine disks on local flash
 #[derive(Debug, Parser)]

@@ -6,9 +6,9 @@ use std::pin::Pin;
 use anyhow::{Context, anyhow, bail};
 use hob_control::client::{Client, ClientError};
 use hob_control::{ClientTls, Endpoint};
+use hob_daemon::CONTROL_SOCKET;
 
 use super::Global;
-use hob_daemon::CONTROL_SOCKET;
 
 /// Runs one exchange with the daemon that the options select.
 pub(super) fn ask<T>(

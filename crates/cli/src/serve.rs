@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use clap::Args;
 use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
+use hob_daemon::{
+    AllowEntry, ClientMatch, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Plan, Serving, TlsFiles,
+    ring_kind,
+};
+use hob_storage::ring::RingKind;
 
 use super::Global;
 use super::pool::absolute;
 use super::settings::Settings;
 use super::sockets::Sockets;
-use hob_daemon::TlsFiles;
-use hob_daemon::{AllowEntry, ClientMatch};
-use hob_daemon::{ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind};
-use hob_daemon::{Plan, Serving};
-use hob_storage::ring::RingKind;
 
 /// Serve one disk over NBD or vhost-user, through a cache on flash if a pool is given
 #[derive(Debug, Args)]

@@ -2,7 +2,6 @@
 //! of disks.
 
 use clap::Args;
-
 use hob_daemon::SocketSettings;
 
 /// Options that `hob serve` and `hob daemon` share.

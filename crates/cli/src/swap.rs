@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use hob_control::client::Client;
 use hob_control::{Size, Swap as Area, SwapChanged, SwapCreate, SwapPatch, SwapState};
+use hob_daemon::turn_off_as_child;
 
 use super::Global;
 use super::output::{Format, numbers, print, table, with_notes, word, words};
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 use super::watch::Watch;
-use hob_daemon::turn_off_as_child;
 
 /// Swap of this host on flash
 #[derive(Debug, Subcommand)]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::ensure;
 use clap::Args;
 use hob_control::Size;
+use hob_daemon::simulated_cache;
 use hob_engine::command::{Copies, Layout, Mode};
 use hob_lab::advise::{Backing, Flash, Material};
 use hob_lab::latency::{Class, Interval, Latencies, Options, Played, measure};
@@ -20,7 +21,6 @@ use super::{Source, interruption, percent, read_all, remarks, write};
 use crate::Global;
 use crate::output::{duration, numbers, pairs, print, table, with_notes, words};
 use crate::settings::Settings;
-use hob_daemon::simulated_cache;
 
 /// Maximum number of requests of one run, which take 3.2 GB.
 const REQUESTS_MAX: i64 = 50_000_000;

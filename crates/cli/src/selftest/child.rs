@@ -8,12 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use hob_daemon::power_cut;
 use hob_lab::driver::{Connection, Dialogue};
 use hob_storage::volatile::VolatileOptions;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::setup::Stage;
-use hob_daemon::power_cut;
 
 /// Maximum time for a daemon to serve its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
