@@ -1,8 +1,8 @@
 //! Runs other programs, and detects an interrupt by the user.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,25 +34,22 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a cargo command like [`run`]. Returns an error also if the compiler printed a warning.
+/// Runs cargo like [`run`]. Returns an error also if the compiler printed a warning. Cargo's own
+/// warnings, such as those about the network, are no errors.
 pub fn run_without_warnings(command: &mut Command) -> Result<()> {
-    let words = words(command);
-    println!("$ {words}");
-    let start = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut child = start.with_context(|| format!("start {words}"))?;
-    let mut warnings = 0;
-    for line in BufReader::new(child.stderr.take().expect("piped")).split(b'\n') {
-        let line = line.with_context(|| format!("read what {words} prints"))?;
-        let line = String::from_utf8_lossy(&line);
+    let mut warned = Vec::new();
+    let status = run_and_read(command.stderr(Stdio::piped()), |line| {
         eprintln!("{line}");
-        warnings += usize::from(line.starts_with("warning:"));
-    }
-    let status = child.wait()?;
+        if line.starts_with("warning: `") && line.contains(" generated ") {
+            warned.push(line.to_owned());
+        }
+    })?;
+    let words = words(command);
     if !status.success() {
         bail!("{words}: {status}");
     }
-    if warnings > 0 {
-        bail!("{words}: it printed {warnings} warnings; see above");
+    if !warned.is_empty() {
+        bail!("{words}: warnings are errors here\n{}", warned.join("\n"));
     }
     Ok(())
 }
@@ -84,22 +81,29 @@ pub fn run_together(commands: Vec<Command>) -> Result<()> {
 
 /// Runs tests like [`run`]. The error has the failed tests and their messages.
 pub fn run_tests(command: &mut Command) -> Result<()> {
-    let words = words(command);
-    println!("$ {words}");
-    let start = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = start.with_context(|| format!("start {words}"))?;
     let mut failures = Failures::default();
-    for line in BufReader::new(child.stdout.take().expect("piped")).split(b'\n') {
-        let line = line.with_context(|| format!("read what {words} prints"))?;
-        let line = String::from_utf8_lossy(&line);
+    let status = run_and_read(command.stdout(Stdio::piped()), |line| {
         println!("{line}");
-        failures.take(&line);
-    }
-    let status = child.wait()?;
+        failures.take(line);
+    })?;
     if !status.success() {
-        bail!("{words}: {status}\n{}", failures.text());
+        bail!("{}: {status}\n{}", words(command), failures.text());
     }
     Ok(())
+}
+
+/// Runs `command` and passes each line of its piped stream to `take`.
+fn run_and_read(command: &mut Command, mut take: impl FnMut(&str)) -> Result<ExitStatus> {
+    let words = words(command);
+    println!("$ {words}");
+    let mut child = command.stdin(Stdio::null()).spawn().with_context(|| format!("start {words}"))?;
+    let out = child.stdout.take().map(|it| Box::new(it) as Box<dyn Read>);
+    let stream = out.or(child.stderr.take().map(|it| Box::new(it) as Box<dyn Read>));
+    for line in BufReader::new(stream.expect("one stream is piped")).split(b'\n') {
+        let line = line.with_context(|| format!("read what {words} prints"))?;
+        take(&String::from_utf8_lossy(&line));
+    }
+    Ok(child.wait()?)
 }
 
 /// Runs `command` and returns its output. Returns an error if the command fails.
