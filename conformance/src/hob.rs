@@ -133,7 +133,7 @@ impl Serve {
     #[must_use]
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
-        let (mut process, address, control) = self.launch(scratch);
+        let (mut process, address, control) = self.start_process(scratch);
         wait_for(&mut process, &address);
         Hob { process, address, control }
     }
@@ -144,15 +144,22 @@ impl Serve {
     /// If the server serves the disk, or exits with status 0.
     #[track_caller]
     pub fn refused(&self, scratch: &Scratch) -> Output {
-        let (mut process, _, _) = self.launch(scratch);
+        let mut process = self.launch(scratch);
         let output = process.finish(READY_MAX);
         let failed = output.status.is_some_and(|s| !s.success());
         assert!(failed, "hob should have refused {:?}; it said: {}", self.args, output.all());
         output
     }
 
+    /// Starts the server like [`start`](Self::start), but does not wait for it.
+    #[must_use]
     #[track_caller]
-    fn launch(&self, scratch: &Scratch) -> (Process, Address, String) {
+    pub fn launch(&self, scratch: &Scratch) -> Process {
+        self.start_process(scratch).0
+    }
+
+    #[track_caller]
+    fn start_process(&self, scratch: &Scratch) -> (Process, Address, String) {
         let address = match self.listen {
             Listen::Unix => {
                 let socket = scratch.path("nbd.sock");

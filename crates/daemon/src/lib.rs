@@ -250,7 +250,7 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::end_in_peace();
     match result? {
         None => Ok(()),
-        Some(leaving) => upgrade::become_next(leaving),
+        Some(leaving) => Err(upgrade::become_next(leaving)),
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use hob_storage::backing::objects;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::SetOnce;
 use tokio::task::JoinSet;
 
 use super::listening_sockets::ListeningSockets;
@@ -19,6 +20,9 @@ use super::notify::Notifier;
 use super::relay::Relays;
 use super::shard_api::ShardHandle;
 use super::upgrade::{self, HandOff, InheritedState, WaitingClients};
+
+/// Maximum time that a daemon which was told to end waits for its own start.
+const START_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for TLS connections to close.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
@@ -53,12 +57,15 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Leaves later signals to the next program in this process. Returns true if a signal that ends
-    /// the daemon has arrived before.
-    async fn leave_to_next_program(&mut self) -> bool {
+    /// Leaves later signals to the next program in this process. `ends` is true if a signal that
+    /// ends the daemon has arrived before.
+    async fn leave_to_next_program(&mut self, ends: bool) {
         hob_storage::signals::hold();
         // The runtime sees within this time what its handlers have received.
-        tokio::time::timeout(Duration::from_millis(1), self.end.next()).await.is_ok()
+        let has_arrived = tokio::time::timeout(Duration::from_millis(1), self.end.next()).await.is_ok();
+        if ends || has_arrived {
+            hob_storage::signals::stop_next_program();
+        }
     }
 }
 
@@ -90,7 +97,7 @@ pub(super) struct Lifecycle {
     /// Set after the start; it closes everything that it opened.
     pub(super) manager: OnceCell<Arc<Manager>>,
     /// Set when everything has started.
-    pub(super) ready: OnceCell<()>,
+    pub(super) ready: SetOnce<()>,
     /// The program that takes over at an upgrade.
     program: PathBuf,
 }
@@ -108,7 +115,7 @@ impl Lifecycle {
             waiting: WaitingClients::default(),
             notifier,
             manager: OnceCell::new(),
-            ready: OnceCell::new(),
+            ready: SetOnce::new(),
             program: inherited.program.clone(),
         }
     }
@@ -133,7 +140,7 @@ impl Lifecycle {
                     tracing::info!("ending");
                     // The signal may have arrived in the middle of an upgrade.
                     self.shards.iter().for_each(ShardHandle::resume);
-                    return End::Ended(Ok(()));
+                    return End::Ended(self.finish_start(serving, end).await);
                 }
                 prepared = upgraded => match prepared {
                     Ok(()) => {
@@ -150,6 +157,24 @@ impl Lifecycle {
         }
     }
 
+    /// Waits until the start is finished, because then everything that was opened is known.
+    async fn finish_start(
+        &self,
+        serving: impl Future<Output = anyhow::Result<()>>,
+        end: &mut Ends,
+    ) -> anyhow::Result<()> {
+        tokio::select! {
+            biased;
+            _ = self.ready.wait() => Ok(()),
+            result = serving => result,
+            () = end.next() => exit_at_once(),
+            () = tokio::time::sleep(START_MAX) => {
+                tracing::warn!("ending although the start is not finished after {} s", START_MAX.as_secs());
+                Ok(())
+            }
+        }
+    }
+
     /// Checks that another program can take over, and quiesces everything for it.
     async fn prepare(&self) -> Result<(), String> {
         let (Some(manager), Some(())) = (self.manager.get(), self.ready.get()) else {
@@ -162,7 +187,8 @@ impl Lifecycle {
     }
 
     /// Closes everything, and returns the descriptors that stay open at an upgrade. A signal
-    /// meanwhile turns an upgrade into a normal exit, and otherwise ends the process immediately.
+    /// meanwhile ends the process immediately; in an upgrade, the first one is passed to the next
+    /// program, which ends after its start.
     pub(super) async fn close(
         self,
         end: End,
@@ -175,37 +201,29 @@ impl Lifecycle {
             End::Ended(outcome) if drain => (Ending::Drain, outcome),
             End::Ended(outcome) => (Ending::Plain, outcome),
         };
-        let mut goes_on = ending == Ending::HandOver;
+        let goes_on = ending == Ending::HandOver;
         if !goes_on {
             self.notifier.stopping();
         }
-        let notifier = self.notifier.clone();
         let closing = self.close_all(ending, relays);
         tokio::pin!(closing);
+        let mut ends = !goes_on;
         let leaving = loop {
             tokio::select! {
                 leaving = &mut closing => break leaving,
-                () = signals.end.next() => match std::mem::take(&mut goes_on) {
-                    true => {
-                        tracing::info!("stopping instead of upgrading");
-                        notifier.stopping();
+                () = signals.end.next() => {
+                    if std::mem::replace(&mut ends, true) {
+                        exit_at_once();
                     }
-                    false => exit_at_once(),
-                },
+                    tracing::info!("the next daemon process will end, because a signal arrived");
+                }
             }
         };
-        goes_on = goes_on && !signals.leave_to_next_program().await;
-        match leaving {
-            Some(leaving) if goes_on => {
-                tracing::info!("handing over to the next daemon process: {}", leaving.summary());
-                Ok(Some(leaving))
-            }
-            Some(leaving) => {
-                leaving.end_here();
-                Ok(None)
-            }
-            None => outcome.map(|()| None),
+        if let Some(leaving) = &leaving {
+            tracing::info!("handing over to the next daemon process: {}", leaving.summary());
+            signals.leave_to_next_program(ends).await;
         }
+        outcome.map(|()| leaving)
     }
 
     async fn close_all(self, ending: Ending, relays: Option<Relays>) -> Option<HandOff> {
@@ -221,6 +239,9 @@ impl Lifecycle {
             manager.shutdown.close(ending).await;
         }
         stop(shards).await;
+        if leaving.is_none() {
+            listening.close_inherited();
+        }
         // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {

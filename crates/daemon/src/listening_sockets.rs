@@ -106,11 +106,18 @@ impl ListeningSockets {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }
 
-    /// Closes inherited sockets that this configuration does not use, and removes their files.
+    /// Closes inherited sockets that this configuration does not use.
     pub(crate) fn close_unused(&self) {
+        for name in self.table().inherited.keys() {
+            tracing::info!("{name}: closed, because the configuration no longer lists it");
+        }
+        self.close_inherited();
+    }
+
+    /// Closes inherited sockets that are not in use, and removes their files.
+    pub(crate) fn close_inherited(&self) {
         let unused = std::mem::take(&mut self.table().inherited);
         for (name, socket) in unused {
-            tracing::info!("{name}: closed, because the configuration no longer lists it");
             drop(socket);
             if let Some(path) = path_of(&name).filter(|path| is_socket(path)) {
                 let _ = std::fs::remove_file(path);

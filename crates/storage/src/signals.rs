@@ -5,36 +5,36 @@
 //! the kernel until the new program calls [`release`].
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 /// Signals that stop the daemon.
 const STOP: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGINT];
 
-/// Another thread received a stop signal after [`hold`].
-static STOPPED: AtomicBool = AtomicBool::new(false);
-
-/// Blocks the stop signals in this thread, which is the only one that continues in the new
-/// program, and ignores SIGHUP, which requests an upgrade. Signals that other threads receive are
-/// remembered for [`stopped`].
+/// Blocks the stop signals in this thread, which must be the main thread and is the only one that
+/// continues in the new program, and ignores SIGHUP, which requests an upgrade. Other threads pass
+/// on what they receive to the main thread.
 pub fn hold() {
-    extern "C" fn remember(_: libc::c_int) {
-        STOPPED.store(true, Ordering::Relaxed);
+    extern "C" fn pass_on(signal: libc::c_int) {
+        send_to_main_thread(signal);
     }
-    let remember: extern "C" fn(libc::c_int) = remember;
+    let pass_on: extern "C" fn(libc::c_int) = pass_on;
     mask(libc::SIG_BLOCK);
-    // SAFETY: the handler only stores an atomic; the previous handlers are not used.
+    // SAFETY: the handler only makes system calls; the previous handlers are not used.
     unsafe {
-        STOP.into_iter().for_each(|signal| _ = libc::signal(signal, remember as libc::sighandler_t));
+        STOP.into_iter().for_each(|signal| _ = libc::signal(signal, pass_on as libc::sighandler_t));
         libc::signal(libc::SIGHUP, libc::SIG_IGN);
     }
 }
 
-/// Returns true if a stop signal arrived since [`hold`]. From now on such a signal ends the process
-/// if it arrives before the new program starts.
-pub fn stopped() -> bool {
-    // SAFETY: the default action runs no code of ours.
-    STOP.into_iter().for_each(|signal| _ = unsafe { libc::signal(signal, libc::SIG_DFL) });
-    STOPPED.load(Ordering::Relaxed)
+/// Stops the new program after its start. Call [`hold`] before.
+pub fn stop_next_program() {
+    send_to_main_thread(libc::SIGTERM);
+}
+
+fn send_to_main_thread(signal: libc::c_int) {
+    // SAFETY: system calls without pointers. The main thread's id is that of the process.
+    unsafe {
+        let process = libc::getpid();
+        libc::syscall(libc::SYS_tgkill, process, process, signal);
+    }
 }
 
 /// Delivers the stop signals that have waited. The program must have installed its handlers.

@@ -66,7 +66,7 @@ impl InheritedState {
         }
     }
 
-    pub(super) fn sort(record: Record, fds: Vec<OwnedFd>) -> InheritedState {
+    fn sort(record: Record, fds: Vec<OwnedFd>) -> InheritedState {
         let Record { table, received } = record;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().expect("there are as many as the table says");

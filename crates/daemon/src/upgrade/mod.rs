@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use hob_frontends::fuse::Attributes;
 use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::listening_sockets::ListeningSockets;
@@ -72,9 +73,13 @@ pub fn can_take_over() -> String {
 /// Checks that the program at this path can start and take over.
 pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     let named = program.display().to_string();
-    let asked =
-        tokio::task::spawn_blocking(move || ask(&program)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
-    match asked {
+    let (answer, asked) = oneshot::channel();
+    tokio::task::spawn_blocking(move || {
+        let asked = ask(&program, || answer.is_closed());
+        // The caller may have stopped waiting.
+        let _ = answer.send(asked);
+    });
+    match asked.await.unwrap_or_else(|e| Err(io::Error::other(e))) {
         Err(error) => Err(format!("{named} cannot be started: {error}")),
         Ok(Asked { ended_well: None, .. }) => {
             Err(format!("{named} did not report within {} s whether it can start", CHECK_MAX.as_secs()))
@@ -95,7 +100,8 @@ struct Asked {
     said: String,
 }
 
-fn ask(program: &PathBuf) -> io::Result<Asked> {
+/// Runs the program's check. Ends it early when `is_cancelled` returns true.
+fn ask(program: &PathBuf, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> {
     let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
     let mut command = Command::new(program);
     command.args(arguments()).arg(CHECK).env_remove(message::VARIABLE).env_remove("NOTIFY_SOCKET");
@@ -105,7 +111,7 @@ fn ask(program: &PathBuf) -> io::Result<Asked> {
     let ended_well = loop {
         match child.try_wait()? {
             Some(status) => break Some(status.success()),
-            None if Instant::now() >= end => {
+            None if is_cancelled() || Instant::now() >= end => {
                 child.kill()?;
                 child.wait()?;
                 break None;
@@ -270,13 +276,6 @@ impl HandOff {
         }
     }
 
-    /// Closes everything, because no program takes over.
-    pub(super) fn end_here(self) {
-        let mut inherited = InheritedState::sort(self.record, self.fds);
-        drop(inherited.files());
-        inherited.listening().close_unused();
-    }
-
     /// A summary in one line.
     pub(super) fn summary(&self) -> String {
         self.record.table.summary()
@@ -295,26 +294,20 @@ impl Table {
     }
 }
 
-/// Starts the next program in this process. Returns only if a signal stopped the daemon meanwhile,
-/// or with an error if no program could be started.
-pub(super) fn become_next(leaving: HandOff) -> anyhow::Result<()> {
+/// Starts the next program in this process. Returns only if no program could be started.
+pub(super) fn become_next(leaving: HandOff) -> anyhow::Error {
     let own = PathBuf::from("/proc/self/exe");
     let mut error = anyhow::anyhow!("the new program does not exist");
-    for program in [leaving.program.clone(), own] {
+    for program in [&leaving.program, &own] {
         error = match message::pack(&leaving.record, &leaving.fds) {
             Ok(message) => {
-                let mut command = Command::new(&program);
+                let mut command = Command::new(program);
                 command.args(arguments()).env(message::VARIABLE, message::sign()).stdin(Stdio::from(message));
-                if hob_storage::signals::stopped() {
-                    tracing::info!("stopping instead of upgrading");
-                    leaving.end_here();
-                    return Ok(());
-                }
                 command.exec().into()
             }
             Err(error) => error.into(),
         };
         tracing::error!("cannot start {}: {error}", program.display());
     }
-    Err(error.context("the daemon has closed its caches and cannot continue"))
+    error.context("the daemon has closed its caches and cannot continue")
 }

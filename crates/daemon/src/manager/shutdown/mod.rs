@@ -20,6 +20,9 @@ use crate::state::Closed;
 /// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
+/// Maximum time that a drain at the daemon's end waits for the recovery of the cache.
+const RECOVERY_MAX: Duration = Duration::from_secs(30);
+
 /// Time without progress after which a drain at the daemon's end is abandoned.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
@@ -163,8 +166,19 @@ impl Shutdown {
         }
     }
 
+    /// Waits until the disk's cache is not being recovered.
+    async fn until_recovered(&self, name: &str) {
+        while self.registry.inner().disk(name).is_ok_and(|disk| disk.recovering.is_some()) {
+            tokio::time::sleep(super::pools::LOOK_EVERY).await;
+        }
+    }
+
     /// Drains a disk as long as there is progress.
     async fn drain_at_end(&self, name: &str) {
+        if tokio::time::timeout(RECOVERY_MAX, self.until_recovered(name)).await.is_err() {
+            tracing::warn!("disk {name}: its cache was not recovered in time, and may have dirty data");
+            return;
+        }
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         let clean = self.pools.clean(name, &shard, id);
         tokio::pin!(clean);
