@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use conformance::{Daemon, Delays, Loop, Postgres, SlowServer, Unmount};
@@ -61,6 +62,9 @@ pub(crate) struct Disk {
     _backing: Option<SlowServer>,
 }
 
+/// Maximum time to create the database. A backing with slow flushes and no cache needs minutes.
+const INITIALIZE_MAX: Duration = Duration::from_secs(900);
+
 impl Disk {
     pub(crate) fn new(way: Way, hob: &Path, dir: &Path, delays: Delays, scale: &Scale) -> Result<Self> {
         fs::create_dir(dir).with_context(|| format!("create {}", dir.display()))?;
@@ -100,7 +104,8 @@ impl Disk {
         disk.mount()?;
         let mut postgres = Postgres::create(&disk.at.join("postgres"));
         let rows = scale.pgbench_scale.to_string();
-        postgres.client("pgbench").args(["--initialize", "--quiet", "--scale", &rows, "postgres"]).run();
+        let pgbench = postgres.client("pgbench").limit(INITIALIZE_MAX);
+        pgbench.args(["--initialize", "--quiet", "--scale", &rows, "postgres"]).run();
         postgres.stop();
         disk.postgres = Some(postgres);
         Ok(disk)
