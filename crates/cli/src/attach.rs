@@ -172,7 +172,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             wanted.push(record.clone());
             continue;
         }
-        let cache = CacheEnable { pool: pool.clone(), size: Size(0), settings: args.settings.clone().into() };
+        let cache = CacheEnable { pool: pool.clone(), size: None, settings: args.settings.clone().into() };
         let nbd = absolute(args.nbd.to_string_lossy().into_owned()).into();
         let how = Wanted {
             target: target.text.clone(),
@@ -182,15 +182,15 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             definition: definition.clone(),
         };
         let mut record = vm.record(&device, &how)?;
-        record.cache.size = args.size.unwrap_or_else(|| usual_size(&record.file));
+        record.cache.size = Some(args.size.unwrap_or_else(|| usual_size(&record.file)));
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
             bail!("hob already has a disk {}; 'hob disk show {0}' shows it", record.disk);
         }
         wanted.push(record);
     }
-    let new: u64 =
-        wanted.iter().filter(|record| !records.has(&record.disk)).map(|r| r.cache.size.bytes()).sum();
+    let new = wanted.iter().filter(|record| !records.has(&record.disk));
+    let new: u64 = new.filter_map(|record| record.cache.size).map(Size::bytes).sum();
     if new > free {
         bail!(
             "the caches need {}, and pool {pool} has {} free; choose a --size",
@@ -294,7 +294,7 @@ async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
         record.file.display(),
         record.format,
         record.disk,
-        record.cache.size.human(),
+        record.cache.size.unwrap_or_default().human(),
         record.cache.pool,
         word(&record.method)
     ));

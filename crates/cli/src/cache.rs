@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 use hob_control::client::Client;
-use hob_control::{CacheEnable, CachePatch, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size};
+use hob_control::{CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size};
 
 use super::Global;
 use super::confirmation::{Confirmation, DryRun};
@@ -10,10 +10,10 @@ use super::disk::print_change;
 use super::drain::drain_first;
 use super::pool::absolute;
 use super::remote::{ask, converse, explain};
-use super::settings::Settings;
+use super::settings::{Settings, Sharing};
 
 /// Options of `hob cache set`; at least one is required.
-const SETTINGS: [&str; 16] = [
+const SETTINGS: [&str; 21] = [
     "preset",
     "mode",
     "persistent",
@@ -30,6 +30,11 @@ const SETTINGS: [&str; 16] = [
     "ordered",
     "verify",
     "ram",
+    "shared",
+    "min",
+    "max",
+    "shares",
+    "pin",
 ];
 
 /// Give disks caches, change them, take them away; guests notice nothing
@@ -42,11 +47,14 @@ pub(crate) enum Cache {
         /// From which pool
         #[arg(long)]
         pool: String,
-        /// Size of the cache; rounded up to whole segments of the pool
+        /// Size of the cache; rounded up to whole segments of the pool. Without a size, the cache
+        /// shares the rest of the pool with other such caches, and hob chooses their sizes
         #[arg(long)]
-        size: Size,
+        size: Option<Size>,
         #[command(flatten)]
         settings: Settings,
+        #[command(flatten)]
+        sharing: Sharing,
     },
     /// Remove a disk's cache after writing its dirty data to the backing
     Disable {
@@ -58,7 +66,7 @@ pub(crate) enum Cache {
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Make a cache larger or smaller; blocks that fit stay cached
+    /// Make a cache larger or smaller; blocks that fit stay cached. A shared cache keeps this size
     Resize {
         /// The disk
         disk: String,
@@ -74,6 +82,11 @@ pub(crate) enum Cache {
         disk: String,
         #[command(flatten)]
         settings: Settings,
+        /// Share the rest of the pool with other shared caches, instead of a fixed size
+        #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
+        shared: Option<bool>,
+        #[command(flatten)]
+        sharing: Sharing,
         #[command(flatten)]
         rehearsal: DryRun,
     },
@@ -116,8 +129,8 @@ pub(super) fn policy_names() -> clap::builder::PossibleValuesParser {
 
 pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
     let changed = match command {
-        Cache::Enable { disk, pool, size, settings } => {
-            let enable = CacheEnable { pool, size, settings: settings.into() };
+        Cache::Enable { disk, pool, size, settings, sharing } => {
+            let enable = CacheEnable { pool, size, settings: sharing.add_to(settings) };
             ask(global, async |client| client.cache_enable(&disk, &enable).await)?
         }
         Cache::Disable { disk, discard_dirty, consent } => converse(global, async |client| {
@@ -133,8 +146,9 @@ pub(super) fn run(command: Cache, global: &Global) -> anyhow::Result<()> {
                 client.cache_patch(&disk, &patch).await.map_err(explain)
             })?
         }
-        Cache::Set { disk, settings, rehearsal } => {
-            let patch = CachePatch { size: None, settings: settings.into() };
+        Cache::Set { disk, settings, shared, sharing, rehearsal } => {
+            let settings = CacheSettings { shared, ..sharing.add_to(settings) };
+            let patch = CachePatch { size: None, settings };
             converse(global, async |client| {
                 rehearsal.announce(&client, &disk, &set_change(&patch)).await?;
                 set(&client, &disk, &patch).await

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::{
     BackingState, BackingTimeout, BackingTimeoutChange, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Size, Verification,
+    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, SharedLimits, Size, Verification,
 };
 
 use super::Global;
@@ -265,7 +265,7 @@ fn show(disk: &DiskInfo) -> String {
             facts.push(("cache", word(&cache.state)));
             facts.extend(cache.reason.clone().map(|reason| ("cache reason", reason)));
             facts.push(("cache pool", cache.pool.clone()));
-            facts.push(("cache size", cache.size.human()));
+            facts.push(("cache size", size(cache)));
             if cache.room != cache.size {
                 facts.push(("cache room", cache.room.human()));
             }
@@ -278,6 +278,18 @@ fn show(disk: &DiskInfo) -> String {
         facts.push(("recording", format!("{requests} requests, {dropped} dropped")));
     }
     pairs(facts)
+}
+
+/// Returns the size of a cache, and its limits if hob chooses it.
+fn size(cache: &hob_control::Cache) -> String {
+    let Some(shared) = &cache.shared else { return cache.size.human() };
+    let SharedLimits { min, max, shares, pin } = &shared.limits;
+    let mut limits = vec!["shared".to_owned()];
+    limits.extend((min.bytes() > 0).then(|| format!("at least {}", min.human())));
+    limits.extend((max.bytes() > 0).then(|| format!("at most {}", max.human())));
+    limits.extend((*shares != 1000).then(|| format!("{shares} shares")));
+    limits.extend(pin.then(|| "pinned".to_owned()));
+    format!("{} ({})", cache.size.human(), limits.join(", "))
 }
 
 /// Returns the configured write mode, and the mode in effect if it differs.

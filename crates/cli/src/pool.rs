@@ -4,7 +4,7 @@ use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hob_control::{
     Admission, Device, DeviceAdd, DevicePatch, Orphan, PlannedPoolChange, Pool as PoolInfo, PoolChanged,
-    PoolCreate, Size, SwapRoom,
+    PoolCreate, SharedCache, SharedCapacity, Size, SwapRoom,
 };
 
 use super::Global;
@@ -195,6 +195,9 @@ fn show(pool: &PoolInfo) -> String {
         ]
     };
     let mut text = format!("{facts}\n\n{}", table(&columns, pool.devices.iter().map(row)));
+    if let Some(shared) = &pool.shared {
+        text = format!("{text}\n\n{}", show_shared(shared));
+    }
     if !pool.swap.is_empty() {
         let columns = [words("SWAP OF THE HOST"), numbers("SIZE")];
         let row = |swap: &SwapRoom| vec![swap.name.clone(), swap.size.human()];
@@ -206,4 +209,34 @@ fn show(pool: &PoolInfo) -> String {
         text = format!("{text}\n\n{}", table(&columns, pool.orphans.iter().map(row)));
     }
     text
+}
+
+/// Describes the division of a pool among its shared caches.
+fn show_shared(shared: &SharedCapacity) -> String {
+    let facts = pairs([
+        ("shared", format!("{}, divided by hob among {} caches", shared.size.human(), shared.caches.len())),
+        ("moved", format!("{} since the daemon started", shared.moved.human())),
+        ("destaged for moves", shared.destaged.human()),
+    ]);
+    let columns = [
+        words("SHARED CACHE"),
+        numbers("SIZE"),
+        numbers("TARGET"),
+        numbers("READS/S"),
+        numbers("HITS"),
+        numbers("HITS/S WITH 1/16 MORE"),
+        numbers("HITS/S MORE THAN EQUAL PARTS"),
+    ];
+    let row = |cache: &SharedCache| {
+        vec![
+            cache.disk.clone(),
+            cache.size.human(),
+            cache.target.human(),
+            cache.reads_per_second.to_string(),
+            format!("{} %", (cache.hit_permille + 5) / 10),
+            format!("+{}", cache.more_hits_per_second),
+            format!("{:+}", cache.gained_hits_per_second),
+        ]
+    };
+    format!("{facts}\n\n{}", table(&columns, shared.caches.iter().map(row)))
 }

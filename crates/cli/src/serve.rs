@@ -92,7 +92,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
     let cache = match (args.pool, args.size) {
         (Some(device), Some(size)) => {
             let settings = args.settings.into();
-            let enable = CacheEnable { pool: "default".to_owned(), size, settings };
+            let enable = CacheEnable { pool: "default".to_owned(), size: Some(size), settings };
             Some((device, enable))
         }
         _ if !CacheSettings::from(args.settings).is_empty() => {

@@ -64,6 +64,32 @@ pub(super) struct Settings {
     ram: Option<Size>,
 }
 
+/// Settings of a shared cache: one without a size of its own.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[group(id = "sharing", multiple = true)]
+pub(super) struct Sharing {
+    /// Minimum size of a shared cache
+    #[arg(long, value_name = "SIZE")]
+    min: Option<Size>,
+    /// Maximum size of a shared cache; 0 for none
+    #[arg(long, value_name = "SIZE")]
+    max: Option<Size>,
+    /// Weight of a shared cache's hits [default: 1000]
+    #[arg(long, value_name = "NUMBER")]
+    shares: Option<u32>,
+    /// Keep the present size of a shared cache
+    #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
+    pin: Option<bool>,
+}
+
+impl Sharing {
+    /// Adds these settings to the others.
+    pub(super) fn add_to(self, settings: Settings) -> CacheSettings {
+        let Sharing { min, max, shares, pin } = self;
+        CacheSettings { min, max, shares, pin, ..settings.into() }
+    }
+}
+
 impl From<Settings> for CacheSettings {
     fn from(settings: Settings) -> CacheSettings {
         let Settings {
@@ -101,6 +127,11 @@ impl From<Settings> for CacheSettings {
             ordered,
             verify,
             ram,
+            shared: None,
+            min: None,
+            max: None,
+            shares: None,
+            pin: None,
         }
     }
 }

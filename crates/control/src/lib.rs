@@ -69,8 +69,8 @@ pub use preview::{OnClients, PlannedChange, PlannedPoolChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Verification,
-    Version,
+    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, SharedCache,
+    SharedCapacity, SharedLimits, Verification, Version,
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};

@@ -35,12 +35,62 @@ pub struct Pool {
     pub devices: Vec<Device>,
     /// Names of the disks whose caches are in the pool.
     pub caches: Vec<String>,
+    /// Division of the pool among its shared caches; absent without shared caches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedCapacity>,
     /// Persistent caches in the pool that belong to no disk of this daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orphans: Vec<Orphan>,
     /// Swap areas of the host in the pool.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub swap: Vec<SwapRoom>,
+}
+
+/// Limits of a shared cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SharedLimits {
+    /// Minimum size; 0 for one segment.
+    pub min: Size,
+    /// Maximum size; 0 for none.
+    pub max: Size,
+    /// Weight of the cache's hits.
+    pub shares: u32,
+    /// Whether the cache keeps its size.
+    pub pin: bool,
+}
+
+/// The part of a pool that shared caches divide.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SharedCapacity {
+    /// Capacity that the shared caches divide: their sizes, and free space.
+    pub size: Size,
+    /// Capacity that has moved from one cache to another since the daemon started.
+    pub moved: Size,
+    /// Dirty data that was written to the backings before its capacity moved.
+    pub destaged: Size,
+    /// The shared caches, by disk name.
+    pub caches: Vec<SharedCache>,
+}
+
+/// A shared cache and what its size is worth, by the recent reads of its disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SharedCache {
+    /// Name of the disk.
+    pub disk: String,
+    /// Present size.
+    pub size: Size,
+    /// The size with the highest total benefit. Sizes approach it step by step.
+    pub target: Size,
+    /// Limits of the size.
+    pub limits: SharedLimits,
+    /// Recent reads per second.
+    pub reads_per_second: u64,
+    /// Estimated share of these reads that the present size serves, in thousandths.
+    pub hit_permille: u32,
+    /// Estimated additional hits per second with 1/16 more capacity.
+    pub more_hits_per_second: u64,
+    /// Estimated hits per second more than with an equal part of the capacity; negative if fewer.
+    pub gained_hits_per_second: i64,
 }
 
 /// A persistent cache that belongs to no disk of this daemon.
@@ -221,8 +271,12 @@ pub struct Cache {
     /// Why the cache's state differs from the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Configured size of the cache, in whole segments.
+    /// Configured size of the cache, in whole segments; the size that hob has chosen for a shared
+    /// cache.
     pub size: Size,
+    /// Details of a shared cache, whose size hob chooses; absent for a fixed size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedCache>,
     /// Flash that the cache has; less than `size` after a device was lost or removed.
     pub room: Size,
     /// Flash for the cache's journal, in addition to `size`; 0 for a volatile cache.
@@ -474,6 +528,7 @@ mod tests {
                 state: CacheState::Changing,
                 reason: None,
                 mode_in_effect: None,
+                shared: None,
                 size: Size(64 << 20),
                 room: Size(48 << 20),
                 block_size: Size(4096),

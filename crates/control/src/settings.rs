@@ -33,7 +33,8 @@ macro_rules! settings {
         #[serde(deny_unknown_fields)]
         pub(crate) struct EnableWire {
             pool: String,
-            size: Size,
+            #[serde(default)]
+            size: Option<Size>,
             $(#[serde(default)] $field: Option<$type>,)*
         }
 
@@ -103,6 +104,17 @@ settings! {
     /// Memory above the cache for frequently read data and read-ahead; 0 for none. This setting is
     /// not part of a preset. A change empties the memory.
     ram: Size,
+    /// True for a cache without a size of its own: it shares the rest of its pool with other such
+    /// caches, and hob chooses their sizes. Not part of a preset.
+    shared: bool,
+    /// Minimum size of a shared cache.
+    min: Size,
+    /// Maximum size of a shared cache; 0 for none.
+    max: Size,
+    /// Weight of a shared cache's hits, 1000 by default.
+    shares: u32,
+    /// Whether a shared cache keeps its present size.
+    pin: bool,
 }
 
 /// `PUT /v1/disks/{disk}/cache`
@@ -111,8 +123,10 @@ settings! {
 pub struct CacheEnable {
     /// Name of the pool.
     pub pool: String,
-    /// Size of the cache, rounded up to whole segments. A journal needs additional space.
-    pub size: Size,
+    /// Size of the cache, rounded up to whole segments. A journal needs additional space. A cache
+    /// without a size shares the rest of the pool with other such caches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
     /// Settings of the cache.
     #[serde(flatten)]
     pub settings: CacheSettings,
@@ -122,7 +136,8 @@ pub struct CacheEnable {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(from = "PatchWire")]
 pub struct CachePatch {
-    /// New size of the cache, rounded up to whole segments. Cached data that fits is kept.
+    /// New size of the cache, rounded up to whole segments. Cached data that fits is kept. A shared
+    /// cache becomes one with this fixed size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
     /// The settings to change.
@@ -184,7 +199,7 @@ mod tests {
     fn settings_stand_beside_the_others_and_survive_json() {
         let enable = CacheEnable {
             pool: "p".into(),
-            size: Size(1 << 20),
+            size: Some(Size(1 << 20)),
             settings: CacheSettings {
                 preset: Some("vsan".into()),
                 dirty_start: Some(20),

@@ -130,6 +130,11 @@ impl Page {
     pub(crate) fn add_pool(&mut self, pool: &Pool, counts: &[Option<DeviceCounts>]) {
         self.each(|metric, body| match metric.source {
             Source::Pool(value) => sample(body, metric, &[&pool.name], value(pool)),
+            Source::SharedCapacity(value) => {
+                if let Some(shared) = &pool.shared {
+                    sample(body, metric, &[&pool.name], value(shared));
+                }
+            }
             Source::Device(value) => {
                 for device in &pool.devices {
                     sample(body, metric, &[&pool.name, &device.path], value(device));

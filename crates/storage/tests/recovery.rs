@@ -339,6 +339,29 @@ fn an_invalidated_cache_is_not_recovered() {
     }
 }
 
+/// A start that was interrupted left an unfinished ring, and the pool has no space for another one.
+#[test]
+fn an_unfinished_ring_makes_room_for_the_next() {
+    let mut bench = Bench::new(1);
+    bench.start();
+    let in_use = bench.pool.ring_number_max(CACHE);
+    let free = bench.pool.free_segments();
+    bench.pool.allocate_ring(CACHE, in_use + 1, 1, 1, &[]).unwrap();
+    bench.pool.allocate(OwnerId(8), free - 1).unwrap();
+    bench.pool.allocate_ring(CACHE, in_use + 2, 1, 1, &[]).unwrap_err();
+    bench.pool.free_rings_besides(CACHE, in_use);
+    // A crash before the allocation changes nothing, so the number in use stays known.
+    drop(bench.pool);
+    bench.pool = Pool::open(&bench.paths).unwrap();
+    assert_eq!(bench.pool.ring_number_max(CACHE), in_use + 1);
+    bench.pool.free_rings_besides(CACHE, in_use);
+    bench.pool.allocate_ring(CACHE, in_use + 2, 1, 1, &[]).unwrap();
+    drop(bench.pool);
+    bench.pool = Pool::open(&bench.paths).unwrap();
+    assert_eq!(bench.pool.ring_number_max(CACHE), in_use + 2);
+    bench.expect_recovered();
+}
+
 #[test]
 fn without_a_journal_there_is_nothing() {
     let bench = Bench::new(2);

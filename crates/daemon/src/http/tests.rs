@@ -96,7 +96,7 @@ fn a_client_can_do_everything() {
             DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false, ..DiskAdd::default() };
         assert_eq!(client.disk_add(&add).await.unwrap().disk.unwrap().size, Size(8 * MIB));
         let enable =
-            CacheEnable { pool: "p".into(), size: Size(2 * MIB), settings: CacheSettings::default() };
+            CacheEnable { pool: "p".into(), size: Some(Size(2 * MIB)), settings: CacheSettings::default() };
         client.cache_enable("vm", &enable).await.unwrap();
         let patch = CachePatch { size: Some(Size(3 * MIB)), ..CachePatch::default() };
         let disk = client.cache_patch("vm", &patch).await.unwrap().disk.unwrap();
@@ -180,7 +180,7 @@ fn what_is_wrong_is_said_in_json_with_the_right_status() {
             ("PATCH", "/v1/pools/p/devices?path=/a", "{\"admission\":\"maybe\"}", 400, "maybe"),
             ("PATCH", "/v1/pools/none/devices?path=/a", "{\"admission\":\"in\"}", 404, "'none'"),
             ("PATCH", "/v1/disks/none/cache", "{\"size\":\"1M\"}", 404, "'none'"),
-            ("PUT", "/v1/disks/none/cache", "{\"pool\":\"p\"}", 400, "size"),
+            ("PUT", "/v1/disks/none/cache", "{\"size\":\"1M\"}", 400, "pool"),
         ] {
             let (got, answer) = send(&endpoint, method, path, body).await;
             assert_eq!(got, status, "{method} {path}: {answer}");

@@ -21,6 +21,15 @@ use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
 
+/// Number of segments requested: minimum and maximum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) least: u64,
+    pub(super) most: u64,
+    /// Number of segments that stay free on each device.
+    pub(super) spare: u64,
+}
+
 /// A pool; clones share it. The device ids are unique within the pool only.
 #[derive(Clone, Debug)]
 pub(super) struct Flash {
@@ -213,12 +222,12 @@ impl Flash {
     pub(super) async fn allocate(
         &self,
         owner: Owner,
-        least: u64,
-        most: u64,
+        wanted: Wanted,
     ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
         let segment_bytes = self.segment_bytes;
+        let Wanted { least, most, spare } = wanted;
         self.with(move |pool| {
-            let free = pool.as_ref().map_or(0, Pool::free_segments);
+            let free = pool.as_ref().map_or(0, |pool| pool.free_segments_beyond(spare));
             if free < least {
                 let (wanted, free) = (least * segment_bytes, free * segment_bytes);
                 return Err(ApiError::conflict(format!(
@@ -231,8 +240,8 @@ impl Flash {
             let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
             let count = most.min(free);
             let segments = match owner {
-                Owner::Volatile(owner) => pool.allocate(owner, count).map(DataSegment::without_order),
-                Owner::Persistent(owner) => pool.allocate_data(owner, count),
+                Owner::Volatile(owner) => pool.allocate_beyond(owner, count, spare).map(DataSegment::without_order),
+                Owner::Persistent(owner) => pool.allocate_data_beyond(owner, count, spare),
             };
             segments.map_err(|error| refuse(&error))
         })
@@ -378,6 +387,16 @@ impl Flash {
             Ok((recovery, pool.ring_number_max(owner)))
         })
         .await
+    }
+
+    /// Frees the journal rings of an owner besides the ring in use, together with the next
+    /// allocation.
+    pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<(), ApiError> {
+        let freed = self.with(move |pool| {
+            pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
+            Ok(())
+        });
+        freed.await.map(|((), _)| ())
     }
 
     /// Invalidates the journal rings of an owner up to a number.

@@ -7,7 +7,13 @@ use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{ALWAYS, OneDevice, PRESETS, Preset, Verify, preset};
 
 use super::api_error::ApiError;
-use crate::state::{CacheSpec, DestageSpec, JournalSpec};
+use crate::state::{CacheSpec, DestageSpec, JournalSpec, SharedSize};
+
+/// Maximum size of a cache in bytes.
+const SIZE_MAX: u64 = 1 << 60;
+
+/// Maximum shares of a shared cache.
+const SHARES_MAX: u32 = 1_000_000;
 
 /// Number of devices that two copies need.
 pub(super) const DEVICES_FOR_COPIES: usize = 2;
@@ -27,14 +33,26 @@ pub(super) struct CacheContext {
 /// Returns the configuration of a new cache, and notes for the operator.
 pub(super) fn new_spec(
     pool: String,
-    size: Size,
+    size: Option<Size>,
     settings: &CacheSettings,
     context: CacheContext,
 ) -> Result<(CacheSpec, Vec<String>), ApiError> {
     let mut spec = of_preset(&PRESETS[0]);
     spec.pool = pool;
-    spec.size = size;
     let mut notes = apply(&mut spec, settings, context)?;
+    match size {
+        Some(size) => spec.size = size,
+        None if settings.shared == Some(false) => {
+            return Err(ApiError::invalid("a cache that is not shared needs a size")
+                .hint("pass a size, or leave out 'shared'"));
+        }
+        None if settings.preset.as_deref() == Some(PRESETS[0].name) => {
+            return Err(ApiError::invalid("the preset vfrc reserves its flash, so the cache needs a size")
+                .hint("pass a size, or leave out the preset"));
+        }
+        None => spec.shared = Some(SharedSize::default()),
+    }
+    apply_shared(&mut spec, size, settings, context.segment_bytes)?;
     notes.extend(round_up(&mut spec, context.segment_bytes)?);
     Ok((spec, notes))
 }
@@ -51,7 +69,7 @@ pub fn simulated(
 ) -> anyhow::Result<(CacheConfig, bool)> {
     let context = CacheContext { segment_bytes, devices: DEVICES_FOR_COPIES, peers: 1 };
     let refused = |error: ApiError| anyhow::anyhow!("{error}");
-    let (spec, _) = new_spec(String::new(), size, settings, context).map_err(refused)?;
+    let (spec, _) = new_spec(String::new(), Some(size), settings, context).map_err(refused)?;
     if spec.copies == Copies::Peer {
         anyhow::bail!(
             "the simulation has only one host; use 2-dirty, which writes as much as a replica on a peer"
@@ -71,9 +89,59 @@ pub(super) fn changed_spec(
     let mut notes = apply(&mut spec, settings, context)?;
     if let Some(size) = size {
         spec.size = size;
+        spec.shared = None;
+    } else if settings.shared == Some(false) {
+        spec.shared = None;
+    } else if settings.shared == Some(true) && spec.shared.is_none() {
+        spec.shared = Some(SharedSize::default());
+    }
+    apply_shared(&mut spec, size, settings, context.segment_bytes)?;
+    if before.shared.is_some() && spec.shared.is_none() {
+        notes.push(format!("the cache keeps {} of its own from now on", spec.size));
+    }
+    if size.is_some() {
         notes.extend(round_up(&mut spec, context.segment_bytes)?);
     }
     Ok((spec, notes))
+}
+
+/// Applies the settings of a shared cache.
+fn apply_shared(
+    spec: &mut CacheSpec,
+    size: Option<Size>,
+    settings: &CacheSettings,
+    segment_bytes: u64,
+) -> Result<(), ApiError> {
+    let CacheSettings { shared, min, max, shares, pin, .. } = settings;
+    if size.is_some() && *shared == Some(true) {
+        return Err(ApiError::invalid("a shared cache has no size of its own")
+            .hint("leave out the size; 'min' and 'max' limit the size that hob chooses"));
+    }
+    let Some(limits) = &mut spec.shared else {
+        if min.is_some() || max.is_some() || shares.is_some() || pin.is_some() {
+            return Err(ApiError::invalid("min, max, shares and pin are for shared caches")
+                .hint("leave out the size, so that the cache shares the rest of its pool"));
+        }
+        return Ok(());
+    };
+    set(&mut limits.min, min);
+    set(&mut limits.max, max);
+    set(&mut limits.shares, shares);
+    set(&mut limits.pin, pin);
+    let SharedSize { min, max, shares, .. } = *limits;
+    if !(1..=SHARES_MAX).contains(&shares) {
+        return Err(ApiError::invalid(format!("shares are 1 to {SHARES_MAX}, not {shares}")));
+    }
+    if max.bytes() > 0 && max < min {
+        return Err(ApiError::invalid(format!("the minimum of {min} is above the maximum of {max}")));
+    }
+    // The partitioner changes the size within these limits.
+    let segments = limits.in_segments(segment_bytes);
+    let least = segments.min.checked_mul(segment_bytes).filter(|bytes| *bytes <= SIZE_MAX);
+    let least = least.ok_or_else(|| ApiError::invalid(format!("a cache of {min} is too large")))?;
+    let most = segments.max.saturating_mul(segment_bytes);
+    spec.size = Size(spec.size.bytes().max(least).min(most));
+    Ok(())
 }
 
 /// Converts a cache's configuration into the engine's settings.
@@ -103,6 +171,7 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
             ram: spec.ram,
             verify: spec.verify,
             copies: spec.copies,
+            shared: spec.shared,
             journal: None,
             ..other
         };
@@ -127,6 +196,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         verify: Verify::default(),
         ram: Size(0),
         journal: row.persistent.then(JournalSpec::new),
+        shared: None,
     }
 }
 
@@ -153,6 +223,11 @@ fn apply(
         ordered,
         verify,
         ram,
+        shared: _,
+        min: _,
+        max: _,
+        shares: _,
+        pin: _,
     } = settings;
     let mut notes = Vec::new();
     let row = preset_name.as_deref().map(preset).transpose().map_err(no_word)?;
@@ -163,6 +238,7 @@ fn apply(
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
+            shared: spec.shared,
             ..of_preset(row)
         };
         // A persistent cache keeps its journal.
@@ -298,7 +374,7 @@ fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, 
         return Err(ApiError::invalid("a cache cannot have size 0").hint("'hob cache disable' removes it"));
     }
     let whole =
-        size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= 1 << 60);
+        size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= SIZE_MAX);
     spec.size = Size(whole.ok_or_else(|| ApiError::invalid(format!("a cache of {size} is too large")))?);
     let (whole, segment) = (spec.size, Size(segment_bytes));
     Ok((whole != size).then(|| format!("{size} is rounded up to {whole}, whole segments of {segment}")))

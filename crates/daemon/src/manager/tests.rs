@@ -23,6 +23,7 @@ mod recovering;
 mod recovery;
 mod remote_flash;
 mod resize;
+mod sharing;
 mod swap;
 mod tasks;
 
@@ -106,6 +107,13 @@ impl Bench {
 use hob_control::DiskChanged;
 
 fn manager(store: Store) -> (Arc<Manager>, FakeShard) {
+    let (manager, shard) = not_started(store);
+    manager.registry.set_restored();
+    (manager, shard)
+}
+
+/// Returns a manager that has not restored the saved state yet.
+fn not_started(store: Store) -> (Arc<Manager>, FakeShard) {
     let (handle, shard) = FakeShard::start();
     (Manager::new(vec![handle], Exports::default(), BackingOptions::default(), store), shard)
 }
@@ -122,7 +130,7 @@ fn pool_create(name: &str, devices: Vec<String>, mib: u64) -> PoolCreate {
 }
 
 fn cache_of(mib: u64) -> CacheEnable {
-    CacheEnable { pool: "p".into(), size: Size(mib * MIB), settings: CacheSettings::default() }
+    CacheEnable { pool: "p".into(), size: Some(Size(mib * MIB)), settings: CacheSettings::default() }
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {
@@ -169,7 +177,7 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
     run(async |bench| {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        let enable = CacheEnable { size: Size(2 * MIB + 1), ..cache_of(0) };
+        let enable = CacheEnable { size: Some(Size(2 * MIB + 1)), ..cache_of(0) };
         let changed = bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(changed.notes, ["2097153 is rounded up to 3M, whole segments of 1M"]);
         let settings = CacheSettings {
@@ -228,7 +236,7 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         let policy = CacheSettings { policy: Some("best".into()), ..CacheSettings::default() };
         is(enable(with(policy)).await, ErrorKind::Invalid, "s3-fifo, lru");
         is(
-            enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await,
+            enable(CacheEnable { size: Some(Size(u64::MAX)), ..cache_of(1) }).await,
             ErrorKind::Invalid,
             "too large",
         );
@@ -413,6 +421,47 @@ fn what_was_changed_is_there_after_a_restart() {
     });
 }
 
+#[test]
+fn a_daemon_that_ends_before_it_has_restored_its_state_keeps_the_state_file() {
+    run(async |bench| {
+        let state_dir = bench.dir.path().join("state");
+        let (store, _) = Store::open(&state_dir).unwrap();
+        let (manager, shard) = manager(store);
+        let bench = Bench { manager, shard, ..bench };
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 2).await.unwrap();
+        bench.shard.stop();
+        drop(bench.manager);
+        let (store, before) = open_again(&state_dir).await;
+        let (manager, shard) = not_started(store);
+        manager.shutdown.close(Ending::Plain).await;
+        shard.stop();
+        drop(manager);
+        // A start that fails half-way.
+        let (store, after) = open_again(&state_dir).await;
+        assert_eq!(after, before);
+        let (manager, shard) = not_started(store);
+        let mut broken = after;
+        broken.pools.push(broken.pools[0].clone());
+        manager.startup.start(broken, &Config::parse("").unwrap()).await.unwrap_err();
+        manager.shutdown.close(Ending::Plain).await;
+        shard.stop();
+        drop(manager);
+        assert_eq!(open_again(&state_dir).await.1, before);
+    });
+}
+
+/// Opens a state directory when the last task of the previous manager has ended.
+async fn open_again(state_dir: &Path) -> (Store, State) {
+    loop {
+        match Store::open(state_dir) {
+            Ok(opened) => return opened,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+        }
+    }
+}
+
 /// Starts a daemon with this state and this hob.toml, and waits for the recovery of its caches.
 async fn restart(state_dir: &Path, toml: &str) -> (Arc<Manager>, FakeShard) {
     let (manager, shard) = restart_early(state_dir, toml, false).await;
@@ -430,14 +479,8 @@ async fn settled(manager: &Arc<Manager>) {
 /// Like `restart`, but returns while caches are being recovered; with `holds`, recovered caches
 /// wait until the test continues.
 async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manager>, FakeShard) {
-    // The previous manager closes its files when its last task has ended.
-    let (store, state) = loop {
-        match Store::open(state_dir) {
-            Ok(opened) => break opened,
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
-        }
-    };
-    let (manager, shard) = manager(store);
+    let (store, state) = open_again(state_dir).await;
+    let (manager, shard) = not_started(store);
     shard.set_holds_recovered(holds);
     // As in the daemon: before the start, which continues migrations.
     manager.set_migration_transport(MigrationTransport {

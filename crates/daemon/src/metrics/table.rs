@@ -7,7 +7,7 @@
 
 use hob_control::{
     Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
-    DiskQos, DiskState, Pool,
+    DiskQos, DiskState, Pool, SharedCapacity,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -56,6 +56,8 @@ pub(crate) enum Source {
     Problems,
     /// Each pool.
     Pool(fn(&Pool) -> f64),
+    /// Pool with shared caches: the flash that they divide.
+    SharedCapacity(fn(&SharedCapacity) -> f64),
     /// Each device.
     Device(fn(&Device) -> f64),
     /// Each device that is open.
@@ -107,7 +109,7 @@ impl Source {
             Source::Build => &["version"],
             Source::Shards => &["shard"],
             Source::Problems => &["kind"],
-            Source::Pool(_) => &["pool"],
+            Source::Pool(_) | Source::SharedCapacity(_) => &["pool"],
             Source::Device(_) | Source::DeviceIo(_) => &["pool", "device"],
             Source::DeviceStates => &["pool", "device", "state"],
             Source::Disk(_)
@@ -132,6 +134,7 @@ impl Source {
             Source::Shards => "shard",
             Source::Problems => "kind of problem",
             Source::Pool(_) => "pool",
+            Source::SharedCapacity(_) => "pool with shared caches",
             Source::Device(_) => "flash device",
             Source::DeviceIo(_) => "open flash device",
             Source::DeviceStates => "flash device and state",
@@ -192,6 +195,10 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "Flash that no cache uses, on devices of a pool that allow allocation."),
     row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "Flash of persistent caches that belong to no disk of this daemon (orphans)."),
     row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "Flash of a pool that the host uses as swap."),
+    row("hob_pool_shared_bytes", Gauge, From::SharedCapacity(|s| s.size.bytes() as f64), "Flash that the shared caches of a pool divide, including free flash."),
+    row("hob_pool_shared_moved_bytes", Counter, From::SharedCapacity(|s| s.moved.bytes() as f64), "Flash that has moved from one shared cache to another."),
+    row("hob_pool_shared_destaged_bytes", Counter, From::SharedCapacity(|s| s.destaged.bytes() as f64), "Dirty data that was written to backings while shared caches gave up flash."),
+    row("hob_pool_shared_hits_gained_per_second", Gauge, From::SharedCapacity(|s| s.caches.iter().map(|c| c.gained_hits_per_second).sum::<i64>() as f64), "Estimated recent hits per second more than with an equal division of the shared flash."),
     row("hob_device_state", Gauge, From::DeviceStates, "1 for the state that a flash device is in, 0 for the others."),
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 if caches may allocate flash on a device, otherwise 0."),
     row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Flash for caches on a device."),

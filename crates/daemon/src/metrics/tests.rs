@@ -166,6 +166,7 @@ fn labels_are_escaped() {
         free: Size(4),
         devices: vec![device],
         caches: Vec::new(),
+        shared: None,
         orphans: Vec::new(),
         swap: Vec::new(),
     };

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use hob_engine::partition::{Limits, SHARES_DEFAULT};
 use hob_engine::preset::Verify;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -50,6 +51,42 @@ pub(crate) struct CacheSpec {
     /// The journal of a persistent cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) journal: Option<JournalSpec>,
+    /// Limits of a shared cache, whose `size` hob chooses; `None` for a fixed size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shared: Option<SharedSize>,
+}
+
+/// Limits of a cache that shares the rest of its pool with other such caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct SharedSize {
+    /// Minimum size; at least one segment.
+    pub(crate) min: Size,
+    /// Maximum size; 0 for none.
+    pub(crate) max: Size,
+    /// Weight of the cache's hits.
+    pub(crate) shares: u32,
+    /// True if the cache keeps its size.
+    pub(crate) pin: bool,
+}
+
+impl Default for SharedSize {
+    fn default() -> SharedSize {
+        SharedSize { min: Size(0), max: Size(0), shares: SHARES_DEFAULT, pin: false }
+    }
+}
+
+impl SharedSize {
+    /// Returns the limits in segments.
+    pub(crate) fn in_segments(&self, segment_bytes: u64) -> Limits {
+        let segments = |size: Size| size.bytes().div_ceil(segment_bytes);
+        Limits {
+            min: segments(self.min).max(1),
+            max: if self.max.bytes() == 0 { u64::MAX } else { segments(self.max) },
+            shares: self.shares,
+            pinned: self.pin,
+        }
+    }
 }
 
 impl CacheSpec {

@@ -73,6 +73,7 @@ fn example() -> State {
                     foreign: true,
                     mode_unknown: false,
                 }),
+                shared: Some(SharedSize { min: Size(1 << 30), pin: true, ..SharedSize::default() }),
             }),
             datastore: Some("array1".into()),
             qos: Some(DiskQosSpec { policy: Some("gold".into()), own: Qos::default() }),

@@ -367,7 +367,13 @@ impl Pool {
 
     /// Returns the number of free segments on this host's devices with allocation on.
     pub fn free_segments(&self) -> u64 {
-        self.devices.iter().filter(|device| admits_all(device)).map(|device| device.table.free()).sum()
+        self.free_segments_beyond(0)
+    }
+
+    /// Returns the number of free segments on these devices, without `spare` of each device.
+    pub fn free_segments_beyond(&self, spare: u64) -> u64 {
+        let devices = self.devices.iter().filter(|device| admits_all(device));
+        devices.map(|device| device.table.free().saturating_sub(spare)).sum()
     }
 
     /// Returns the pool's name.

@@ -30,8 +30,22 @@ impl Pool {
     /// # Errors
     /// `Full`, or a device's own.
     pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
+        self.allocate_beyond(owner, count, 0)
+    }
+
+    /// Allocates like [`Pool::allocate`], and leaves `spare` segments free on each device.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate`].
+    pub fn allocate_beyond(
+        &mut self,
+        owner: OwnerId,
+        count: u64,
+        spare: u64,
+    ) -> Result<Vec<Segment>, PoolError> {
         let first = self.segments_of(owner).len() as u32;
-        let segments = self.allocate_in_turn(owner, Kind::Volatile, (first..).take(count as usize))?;
+        let ordinals = (first..).take(count as usize);
+        let segments = self.allocate_in_turn(owner, Kind::Volatile, ordinals, spare)?;
         Ok(segments.into_iter().map(|segment| segment.place).collect())
     }
 
@@ -41,11 +55,24 @@ impl Pool {
     /// # Errors
     /// `Full`, or a device's own.
     pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
+        self.allocate_data_beyond(owner, count, 0)
+    }
+
+    /// Allocates like [`Pool::allocate_data`], and leaves `spare` segments free on each device.
+    ///
+    /// # Errors
+    /// As [`Pool::allocate_data`].
+    pub fn allocate_data_beyond(
+        &mut self,
+        owner: OwnerId,
+        count: u64,
+        spare: u64,
+    ) -> Result<Vec<DataSegment>, PoolError> {
         self.require(Features::JOURNAL)?;
         let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
         let since = self.ring_numbers(owner).last().copied().unwrap_or(0);
         let ordinals = (0..).filter(|ordinal| !taken.contains(ordinal)).take(count as usize);
-        self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
+        self.allocate_in_turn(owner, Kind::Data { since }, ordinals, spare)
     }
 
     /// Allocates up to `most` segments like [`Pool::allocate_data`], but only from devices of this
@@ -194,25 +221,26 @@ impl Pool {
         owner: OwnerId,
         kind: Kind,
         ordinals: impl Iterator<Item = u32>,
+        spare: u64,
     ) -> Result<Vec<DataSegment>, PoolError> {
         let ordinals: Vec<u32> = ordinals.collect();
-        let (wanted, free) = (ordinals.len() as u64, self.free_segments());
+        let (wanted, free) = (ordinals.len() as u64, self.free_segments_beyond(spare));
         if wanted > free {
             return Err(PoolError::Full { wanted, free });
         }
         let mut segments = Vec::with_capacity(ordinals.len());
         for ordinal in ordinals {
-            let place = take_segment(self.next_device(), Entry::Owned { owner, ordinal, kind });
+            let place = take_segment(self.next_device(spare), Entry::Owned { owner, ordinal, kind });
             segments.push(DataSegment { place, ordinal, seconds_only: false });
         }
         self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
         Ok(segments)
     }
 
-    fn next_device(&mut self) -> &mut Device {
+    fn next_device(&mut self, spare: u64) -> &mut Device {
         let count = self.devices.len();
         let start = self.turn;
-        let usable = |at: &usize| admits_all(&self.devices[*at]) && self.devices[*at].table.free() > 0;
+        let usable = |at: &usize| admits_all(&self.devices[*at]) && self.devices[*at].table.free() > spare;
         let at = (start..start + count).map(|at| at % count).find(usable).expect("there are free segments");
         self.turn = at + 1;
         &mut self.devices[at]
@@ -326,6 +354,22 @@ impl Pool {
             }
         }
         self.devices.iter_mut().try_for_each(Device::store_table)
+    }
+
+    /// Frees all journal rings of a persistent cache besides the ring in use. The next change of a
+    /// device's table records that, so a crash before it changes nothing.
+    pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
+        for device in &mut self.devices {
+            for index in 0..device.table.entries().len() {
+                if let Entry::Owned { owner: other, kind: Kind::Ring { number, .. }, .. } =
+                    device.table.entries()[index]
+                    && other == owner
+                    && number != in_use
+                {
+                    device.table.set(index, Entry::Free);
+                }
+            }
+        }
     }
 
     /// Returns a number for a new journal ring, higher than that of any earlier ring of the cache,

@@ -316,6 +316,7 @@ impl Disks {
             owed: Owed::default(),
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
+            sharing: Default::default(),
             cache_reason: None,
             quality: crate::manager::observe::Quality::default(),
             files: std::collections::BTreeMap::new(),

@@ -252,7 +252,7 @@ impl Inner {
                 ));
             }
         };
-        new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)
+        new_spec(pool.clone(), Some(size), &CacheSettings::default(), self.context(&pool)?).map(Some)
     }
 
     /// Returns an unused name for the disk of a parent.

@@ -148,7 +148,7 @@ impl Disks {
         if before.structure() != wanted.structure() {
             return Ok((Fate::Emptied, None));
         }
-        let shrinks = wanted.size < before.size;
+        let shrinks = wanted.size < before.size && wanted.shared.is_none();
         let sentence = || {
             format!(
                 "{disk}: the cache shrinks from {} to {}; data that does not fit is dropped",

@@ -43,6 +43,8 @@ const RETRY_TIMES: u32 = 20;
 /// A recovered cache that passed all checks.
 pub(in crate::manager) struct Kept {
     recovered: Box<Recovered>,
+    /// The highest ring number when the recovery started.
+    upto: u32,
     /// Data segments of the cache with the shards' device ids, in the order of the frame numbers.
     data: Vec<DataSegment>,
 }
@@ -217,7 +219,7 @@ impl Disks {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
         let matters = reading.may_be_dirty();
-        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
+        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, upto, found, .. } = reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| {
             Err(ApiError::failed(
@@ -354,7 +356,7 @@ impl Disks {
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
                 let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
-                Ok((source, Some(Kept { recovered, data }), notes))
+                Ok((source, Some(Kept { recovered, upto, data }), notes))
             }
         }
     }
@@ -399,14 +401,15 @@ impl Disks {
 
     /// Gives a shard's disk the recovered cache. The caller holds the operation guard of the disk.
     pub(in crate::manager) async fn enable_kept(&self, name: &str, kept: Kept) -> Result<(), Restructure> {
-        let Kept { recovered, data } = kept;
-        let was_block_bytes = recovered.summary.block_bytes;
+        let Kept { recovered, upto, data } = kept;
+        let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
         let is_verified = recovered.sectors_unverified() == 0;
-        let (spec, config) = {
+        let (spec, config, flash) = {
             let mut inner = self.registry.inner();
-            let segment_bytes = {
+            let (segment_bytes, flash) = {
                 let spec = inner.disk(name)?.cache().ok_or_else(|| crate::manager::pools::no_cache(name))?;
-                inner.pool(&spec.pool)?.segment_bytes
+                let pool = inner.pool(&spec.pool)?;
+                (pool.segment_bytes, pool.flash.clone())
             };
             let disk = inner.disk_mut(name)?;
             let Some(spec) = disk.wanted.cache.as_mut() else { return Ok(()) };
@@ -414,12 +417,19 @@ impl Disks {
                 // The backing changes from now on. This is saved together with the number of the
                 // new ring.
                 journal.closed = None;
+                // The number of an unfinished ring, which is freed, must not be used again.
+                journal.ring = journal.ring.max(upto);
                 if !is_verified {
                     journal.evidence = None;
                 }
             }
-            (spec.clone(), engine_config(spec, segment_bytes)?)
+            (spec.clone(), engine_config(spec, segment_bytes)?, flash)
         };
+        // A start that was interrupted left an unfinished ring. The pool may have no space for
+        // another one.
+        if let Some(journal) = spec.journal {
+            flash.free_rings_besides(OwnerId(journal.owner.0), ring).await?;
+        }
         // The cache starts with its old settings; settings changed since are applied afterwards.
         let as_it_was = hob_engine::command::CacheConfig { block_bytes: was_block_bytes, ..config };
         let (segments, recovered) = (data.clone(), Mutex::new(Some(*recovered)));
@@ -440,6 +450,7 @@ impl Disks {
             (disk.held, disk.apart) = (places(&here), places(&apart));
             disk.has_cache = true;
             disk.retry_after = None;
+            inner.set_shared_size(name, here.len() as u64);
         }
         self.release_leftovers(name, &spec).await;
         if as_it_was.block_bytes != config.block_bytes {

@@ -14,7 +14,7 @@ use super::exports::ExportService;
 use super::migration::Migrations;
 use super::observe::{COUNT_EVERY, JUDGE_EVERY, Observe};
 use super::peer_access::PeerAccess;
-use super::pools::{LOOK_EVERY, Pools};
+use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
 use super::qos::{AGREE_EVERY, QosService};
 use super::registry::{JOURNAL_LOST, Registry};
 use super::remote_flash::RemoteFlash;
@@ -63,6 +63,8 @@ impl Events {
         agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut judge = tokio::time::interval(JUDGE_EVERY);
         judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut repartition = tokio::time::interval(REPARTITION_EVERY);
+        repartition.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut count = tokio::time::interval(COUNT_EVERY);
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let evidence = self.disks.clone().record_evidence();
@@ -76,6 +78,7 @@ impl Events {
                 },
                 _ = retry.tick() => self.retry(),
                 _ = look.tick() => self.pools.look_at_dirty(),
+                _ = repartition.tick() => self.pools.repartition(),
                 _ = judge.tick() => self.observe.judge(),
                 _ = count.tick() => self.observe.count_mismatches(),
                 _ = agree.tick() => self.qos.agree_on_datastores(self.peers.cluster()),

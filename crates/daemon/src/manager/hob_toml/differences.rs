@@ -258,12 +258,18 @@ impl Inner {
             .filter_map(|((key, a), (_, b))| (a != b).then_some((key, a, b)))
         {
             let patch = CachePatch {
-                size: (key == "size").then_some(wanted.size),
-                settings: if key == "size" { CacheSettings::default() } else { whole_settings(&wanted) },
+                size: (key == "size" && wanted.shared.is_none()).then_some(wanted.size),
+                settings: if key == "size" && wanted.shared.is_none() {
+                    CacheSettings::default()
+                } else {
+                    whole_settings(&wanted)
+                },
             };
             let empties = ["block_size", "layout", "persistent"].contains(&key);
+            let shrinks = key == "size" && wanted.shared.is_none() && wanted.size < now.size;
             let action = match key {
-                "size" if wanted.size < now.size => "the cache shrinks; data that does not fit is dropped",
+                "size" if wanted.shared.is_some() => "the cache shares its pool, and hob chooses its size",
+                "size" if shrinks => "the cache shrinks; data that does not fit is dropped",
                 "size" => "the cache grows",
                 _ if empties => "the cache is drained and starts empty",
                 "mode" => "the mode is changed; leaving write-back drains the cache first",
@@ -271,7 +277,7 @@ impl Inner {
             };
             let change = Change::PatchCache(name.clone(), Box::new(patch));
             let one = apply(&subject, &format!("cache.{key}"), file, running, action, change);
-            found.push(if empties || wanted.size < now.size && key == "size" { with_yes(one) } else { one });
+            found.push(if empties || shrinks { with_yes(one) } else { one });
         }
     }
 
@@ -357,9 +363,14 @@ pub(super) fn definitions_of(config: &Config) -> BTreeMap<String, String> {
 }
 
 /// Returns the settings of a cache as keys and values of hob.toml.
-fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 16] {
+fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 20] {
+    let limits = spec.shared.unwrap_or_default();
     [
-        ("size", spec.size.to_string()),
+        ("size", spec.shared.map_or_else(|| spec.size.to_string(), |_| "shared".to_owned())),
+        ("min", limits.min.to_string()),
+        ("max", limits.max.to_string()),
+        ("shares", limits.shares.to_string()),
+        ("pin", limits.pin.to_string()),
         ("block_size", spec.block_size.to_string()),
         ("policy", spec.policy.clone()),
         ("persistent", spec.journal.is_some().to_string()),
@@ -396,6 +407,11 @@ fn whole_settings(spec: &CacheSpec) -> CacheSettings {
         ordered: Some(spec.destage.ordered),
         ram: Some(spec.ram),
         verify: Some(spec.verify.to_string()),
+        shared: Some(spec.shared.is_some()),
+        min: spec.shared.map(|limits| limits.min),
+        max: spec.shared.map(|limits| limits.max),
+        shares: spec.shared.map(|limits| limits.shares),
+        pin: spec.shared.map(|limits| limits.pin),
     }
 }
 

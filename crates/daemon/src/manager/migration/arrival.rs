@@ -165,7 +165,8 @@ fn is_alike(one: &DiskState, other: &DiskState) -> bool {
     let part = |disk: &DiskState| {
         let cache = disk.cache.as_ref();
         let cache = cache.map(|spec| {
-            (spec.pool.clone(), spec.size, spec.block_size, spec.policy.clone(), spec.journal.is_some())
+            let size = Some(spec.size).filter(|_| spec.shared.is_none());
+            (spec.pool.clone(), size, spec.block_size, spec.policy.clone(), spec.journal.is_some())
         });
         let format = disk.image.as_ref().and_then(|image| image.format);
         (disk.backing.clone(), format, disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
@@ -198,7 +199,9 @@ impl Inner {
                 }
             }
         };
-        let (spec, _) = new_spec(pool.clone(), cache.size, &cache.settings.0, self.context(&pool)?)?;
+        let settings = &cache.settings.0;
+        let size = Some(cache.size).filter(|_| settings.shared != Some(true));
+        let (spec, _) = new_spec(pool.clone(), size, settings, self.context(&pool)?)?;
         self.check_memory(name, &spec)?;
         Ok(spec)
     }

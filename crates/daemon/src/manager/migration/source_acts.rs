@@ -185,6 +185,12 @@ fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> Arrivin
         // An older hob does not know this field.
         verify: (spec.verify != Verify::default()).then(|| spec.verify.to_string()),
         ram: Some(spec.ram),
+        // An older hob does not know these fields.
+        shared: spec.shared.map(|_| true),
+        min: spec.shared.map(|limits| limits.min),
+        max: spec.shared.map(|limits| limits.max),
+        shares: spec.shared.map(|limits| limits.shares),
+        pin: spec.shared.map(|limits| limits.pin),
     };
     let like_pool = spec.pool.clone();
     ArrivingCache { pool, like_pool, size: spec.size, settings: ArrivingSettings(settings) }

@@ -1,8 +1,10 @@
 //! The explanation why a disk's I/O is, or is not, served from flash: statistics turned into
 //! sentences.
 
+use std::cmp::Ordering;
+
 use hob_control::{
-    BackingState, Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, Size,
+    BackingState, Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, SharedCache, Size,
 };
 use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
@@ -173,6 +175,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         )),
         CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
     }
+    sentences.extend(cache.shared.as_ref().map(about_share));
     sentences.extend(about_verification(stats));
     sentences.extend(about_writes(cache, stats));
     if stats.cache != CacheState::None
@@ -181,6 +184,23 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         sentences.push(format!("The cache is degraded: {reason}."));
     }
     sentences
+}
+
+/// Describes the size that hob has chosen for a shared cache.
+fn about_share(shared: &SharedCache) -> String {
+    let SharedCache { size, target, reads_per_second, more_hits_per_second, gained_hits_per_second, .. } = shared;
+    let towards = match target.cmp(size) {
+        Ordering::Equal => String::new(),
+        _ if target.bytes() == 0 => String::new(),
+        _ => format!(" and moves it towards {}", target.human()),
+    };
+    format!(
+        "The cache shares its pool: hob has chosen {} for {reads_per_second} reads per second{towards}. An equal part of the shared \
+         flash would give {} hits per second {}; 1/16 more flash would give {more_hits_per_second} more.",
+        size.human(),
+        gained_hits_per_second.unsigned_abs(),
+        if *gained_hits_per_second < 0 { "more" } else { "fewer" },
+    )
 }
 
 /// Describes the progress of verifying the cache against the backing.

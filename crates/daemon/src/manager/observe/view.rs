@@ -9,7 +9,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Observe;
 use crate::manager::api_error::ApiError;
-use crate::manager::registry::{DRAINING, MIGRATING, SHRINKING};
+use crate::manager::registry::{DRAINING, MIGRATING, REPARTITIONING, SHRINKING};
 use crate::manager::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry};
 use crate::manager::settings::preset_of;
 use crate::state::{CacheOwner, CacheSpec};
@@ -83,6 +83,7 @@ impl PoolEntry {
             free: Size(self.free_segments() * self.segment_bytes),
             devices: self.devices.iter().map(|device| device.view(self.segment_bytes)).collect(),
             caches: inner.users_of(name),
+            shared: inner.shared_capacity(name, self),
             orphans: self.orphans(inner),
             swap: Vec::new(),
         }
@@ -146,6 +147,7 @@ impl DiskEntry {
                     Some(offline())
                 },
                 size: spec.size,
+                shared: self.shared_cache(segment_bytes),
                 room: Size(self.held.len() as u64 * segment_bytes),
                 journal: Size(self.ring.len() as u64 * segment_bytes),
                 preset: preset_of(spec).map(str::to_owned),
@@ -259,7 +261,7 @@ impl DiskEntry {
             CacheState::None
         } else if self.recovering.is_some() {
             CacheState::Recovering
-        } else if self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING].contains(&busy)) {
+        } else if self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING, REPARTITIONING].contains(&busy)) {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

@@ -14,9 +14,10 @@ use hob_engine::units::{DeviceId, DiskId};
 
 use super::Pools;
 use super::caches::no_cache;
+use super::rings::journal_room;
 use crate::manager::api_error::ApiError;
+use crate::manager::flash::Wanted;
 use crate::manager::registry::ENLARGING;
-use crate::manager::registry::Wanted;
 use crate::manager::registry::{DiskEntry, DiskPhase};
 use crate::manager::settings::engine_config;
 use crate::shard_api::{ShardError, ShardHandle};
@@ -45,7 +46,8 @@ impl Pools {
         Ok(notes)
     }
 
-    async fn fit_flash(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>, ApiError> {
+    /// Adjusts the size of the shard's cache like [`fit_cache`](Self::fit_cache).
+    pub(super) async fn fit_flash(&self, name: &str, rule: AllocationRule) -> Result<Vec<String>, ApiError> {
         let (shard, id, spec, config, has_cache, have) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
@@ -77,7 +79,14 @@ impl Pools {
             return Ok(Vec::new());
         }
         let least = if rule == AllocationRule::Exactly { missing } else { 0 };
-        let segments = self.registry.take_room(&spec, id, Wanted { least, most: missing }).await?;
+        if spec.shared.is_none() || least > 0 {
+            let journal = journal_room(&spec, config.segment_bytes) / config.segment_bytes;
+            self.make_room(&spec.pool, missing + journal).await;
+        }
+        // A shared cache leaves space for the journals of all caches.
+        let shares = spec.shared.is_some() && least == 0;
+        let spare = if shares { self.registry.inner().journal_spare(&spec.pool) } else { 0 };
+        let segments = self.registry.take_room(&spec, id, Wanted { least, most: missing, spare }).await?;
         let got = segments.len() as u64;
         if got > 0 {
             let grown = if has_cache {
@@ -103,7 +112,9 @@ impl Pools {
         disk.held.extend(places(&segments));
         disk.has_cache |= got > 0;
         disk.cache_reason = None;
-        if got == missing {
+        if got == missing || spec.shared.is_some() {
+            let held = disk.held.len() as u64;
+            inner.set_shared_size(name, held);
             return Ok(Vec::new());
         }
         let room = Size(disk.held.len() as u64 * config.segment_bytes);
@@ -346,7 +357,7 @@ impl Pools {
             (disk.id, spec.clone(), disk.held.len(), leaving)
         };
         let pool = &spec.pool;
-        let wanted = Wanted { least: 0, most: leaving as u64 };
+        let wanted = Wanted { least: 0, most: leaving as u64, spare: 0 };
         let replacements = self.registry.take_room(&spec, id, wanted).await.unwrap_or_else(|error| {
             tracing::warn!("pool {pool}: {error}");
             Vec::new()

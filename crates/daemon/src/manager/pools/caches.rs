@@ -135,7 +135,7 @@ impl Pools {
         if wanted == before {
             notes.push("the cache already had these settings".to_owned());
         }
-        let resized = CacheSpec { size: wanted.size, ..before.clone() };
+        let resized = CacheSpec { size: wanted.size, shared: wanted.shared, ..before.clone() };
         if resized != before {
             self.want(name, &resized)?;
             match self.fit_cache(name, AllocationRule::Exactly).await {

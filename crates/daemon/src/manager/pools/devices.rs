@@ -9,7 +9,7 @@ use hob_control::{
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
 
-use super::Pools;
+use super::{Pools, Sharing};
 use crate::manager::api_error::ApiError;
 use crate::manager::flash::{Flash, Opened};
 use crate::manager::registry::{DeviceEntry, POOLS_MAX, PoolEntry};
@@ -133,6 +133,7 @@ impl Pools {
             devices: offline.collect(),
             owners: Vec::new(),
             busy: Some("opened"),
+            sharing: Sharing::default(),
         };
         {
             let mut inner = self.registry.inner();

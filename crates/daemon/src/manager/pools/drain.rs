@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use super::Pools;
 use super::caches::no_cache;
 use crate::manager::api_error::ApiError;
-use crate::manager::registry::{DRAINING, SHRINKING};
+use crate::manager::registry::{DRAINING, SHRINKING, is_own_work};
 use crate::manager::registry::{DiskEntry, DiskPhase};
 use crate::manager::settings::engine_config;
 use crate::shard_api::{ShardError, ShardHandle};
@@ -197,7 +197,16 @@ impl Pools {
         id: DiskId,
         which: Vacate,
     ) -> Result<(), ApiError> {
-        let busy = self.registry.inner().disk_mut(name)?.busy.replace(SHRINKING);
+        let busy = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let busy = disk.busy;
+            // Commands wait for the daemon's own work.
+            if !busy.is_some_and(is_own_work) {
+                disk.busy = Some(SHRINKING);
+            }
+            busy
+        };
         let emptied = shard.change_cache(id, CacheChange::Vacate(which)).await;
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.busy = busy;

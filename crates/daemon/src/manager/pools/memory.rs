@@ -145,7 +145,7 @@ mod tests {
     fn spec(ram: &str) -> CacheSpec {
         let settings = CacheSettings { ram: Some(ram.parse().unwrap()), ..CacheSettings::default() };
         let context = CacheContext { segment_bytes: 1 << 20, devices: 1, peers: 0 };
-        new_spec("p".into(), Size(1 << 20), &settings, context).unwrap().0
+        new_spec("p".into(), Some(Size(1 << 20)), &settings, context).unwrap().0
     }
 
     #[test]

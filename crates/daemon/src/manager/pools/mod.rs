@@ -6,7 +6,8 @@
 //! not open, recover or migrate disks.
 //!
 //! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
-//! their commands, [`rings`] of journals, [`replicas`] on a peer, and [`drain`].
+//! their commands, [`sharing`] of a pool among caches, [`rings`] of journals, [`replicas`] on a peer, and
+//! [`drain`].
 
 mod allocation;
 mod balance;
@@ -21,6 +22,7 @@ mod remote_devices;
 mod replica_records;
 mod replicas;
 mod rings;
+mod sharing;
 mod stalls;
 
 use std::sync::Arc;
@@ -37,6 +39,7 @@ pub(super) use devices::{device_spec, no_device};
 pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
 pub(super) use rings::{journal_room, release_owner};
+pub(super) use sharing::{REPARTITION_EVERY, Sharing};
 pub(super) use stalls::Stalls;
 
 /// The pool service; see the module.

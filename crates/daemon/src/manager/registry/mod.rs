@@ -32,10 +32,10 @@ use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use operation_guard::{
-    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, SHRINKING, SPREADING,
+    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, REPARTITIONING, SHRINKING,
+    SPREADING, is_own_work,
 };
 pub(super) use owed::Owed;
-pub(super) use segments::Wanted;
 
 /// Maximum number of pools.
 pub(in crate::manager) const POOLS_MAX: usize = 64;
@@ -99,6 +99,9 @@ pub(in crate::manager) struct Inner {
     pub(in crate::manager) config_refused: Option<String>,
     /// Next id of a flash device. Ids are not reused, because shards keep state per id.
     pub(in crate::manager) next_device: u16,
+    /// True when all pools and disks of the state file are here. Until then nothing is saved,
+    /// because the state file would lose those that are not.
+    is_restored: bool,
     /// Error of the last save of the state file.
     pub(in crate::manager) unsaved: Option<String>,
     /// True if a save of the unreported flush failures is about to start.
@@ -135,6 +138,8 @@ pub(in crate::manager) struct PoolEntry {
     pub(in crate::manager) owners: Vec<(OwnerId, u64)>,
     /// Operation in progress on the pool.
     pub(in crate::manager) busy: Option<&'static str>,
+    /// Division of the pool among its shared caches.
+    pub(in crate::manager) sharing: pools::Sharing,
 }
 
 #[derive(Debug)]
@@ -221,6 +226,8 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) drained_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::manager) cache_reason: Option<String>,
+    /// What the size of the shared cache is worth, at the last round of repartitioning.
+    pub(in crate::manager) sharing: hob_engine::partition::Status,
     /// Observations about the cache's efficiency.
     pub(in crate::manager) quality: observe::Quality,
     /// FUSE files of the disk by export, mounted or not.
@@ -245,7 +252,8 @@ pub(in crate::manager) enum DiskPhase {
 }
 
 impl Registry {
-    /// Creates a registry without pools and disks.
+    /// Creates a registry without pools and disks. Saves have no effect before
+    /// [`set_restored`](Self::set_restored).
     pub(super) fn new(shards: Vec<ShardHandle>, store: Store) -> Arc<Registry> {
         assert!(!shards.is_empty(), "somebody has to serve the disks");
         Arc::new(Registry {
@@ -266,6 +274,11 @@ impl Registry {
 
     pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Declares that all pools and disks of the state file are in the registry.
+    pub(super) fn set_restored(&self) {
+        self.inner().is_restored = true;
     }
 
     /// Returns the shard with the fewest disks.
@@ -308,7 +321,13 @@ impl Registry {
         flash::blocking(move || {
             // The lock is taken first, so that an older state never replaces a newer one.
             let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut state = registry.inner().state();
+            let mut state = {
+                let inner = registry.inner();
+                if !inner.is_restored {
+                    return Ok(());
+                }
+                inner.state()
+            };
             registry.parts.get().into_iter().flatten().for_each(|part| part.add_to(&mut state));
             let saved = store.save(&state);
             registry.inner().unsaved = saved.as_ref().err().map(ToString::to_string);

@@ -21,11 +21,12 @@ pub(in crate::manager) const MIGRATING: &str = "migrated";
 /// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::manager) const ADDING: &str = "added";
 
-/// Name of the operation that balances a cache over devices without a command. The next two
+/// Name of the operation that balances a cache over devices without a command. The next three
 /// operations also run without a command.
 pub(in crate::manager) const SPREADING: &str = "spread over devices";
 pub(in crate::manager) const COPYING: &str = "given a second copy";
 pub(in crate::manager) const ENLARGING: &str = "given more room";
+pub(in crate::manager) const REPARTITIONING: &str = "given its part of the shared flash";
 
 /// Maximum time that a command waits for the daemon's own work on a disk.
 const OWN_WORK_MAX: Duration = Duration::from_secs(10);
@@ -117,8 +118,9 @@ impl Registry {
     }
 }
 
-fn is_own_work(doing: &str) -> bool {
-    [SPREADING, COPYING, ENLARGING].contains(&doing)
+/// Returns true for operations that the daemon begins by itself.
+pub(in crate::manager) fn is_own_work(doing: &str) -> bool {
+    [SPREADING, COPYING, ENLARGING, REPARTITIONING].contains(&doing)
 }
 
 fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), ApiError> {

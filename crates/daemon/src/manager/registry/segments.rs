@@ -10,16 +10,9 @@ use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
 use super::{DeviceEntry, DeviceIds, Inner, PoolEntry, Registry};
 use crate::manager::api_error::ApiError;
-use crate::manager::flash::Owner;
+use crate::manager::flash::{Owner, Wanted};
 use crate::manager::pools::Stalls;
 use crate::state::CacheSpec;
-
-/// Number of segments requested: minimum and maximum.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct Wanted {
-    pub(in crate::manager) least: u64,
-    pub(in crate::manager) most: u64,
-}
 
 impl Registry {
     /// Allocates segments of the pool for the data of a disk's cache. Returns them with shard ids.
@@ -37,7 +30,7 @@ impl Registry {
             // be unique within the daemon.
             None => Owner::Volatile(OwnerId(1 << 64 | u128::from(disk.0))),
         };
-        let (segments, devices) = flash.allocate(owner, wanted.least, wanted.most).await?;
+        let (segments, devices) = flash.allocate(owner, wanted).await?;
         let mut inner = self.inner();
         let entry = inner.pool_mut(pool)?;
         entry.refresh(&devices);
@@ -89,8 +82,13 @@ impl PoolEntry {
 
     /// Returns the number of free segments on local devices that allow allocation.
     pub(in crate::manager) fn free_segments(&self) -> u64 {
-        let here = self.usable().filter(|device| device.peer.is_none());
-        here.filter(|device| device.gives_segments()).map(|device| device.free_segments).sum()
+        self.free_segments_beyond(0)
+    }
+
+    /// Returns the number of free segments on these devices, without `spare` of each device.
+    pub(in crate::manager) fn free_segments_beyond(&self, spare: u64) -> u64 {
+        let here = self.usable().filter(|device| device.peer.is_none() && device.gives_segments());
+        here.map(|device| device.free_segments.saturating_sub(spare)).sum()
     }
 
     /// Returns the number of usable segments on local devices.

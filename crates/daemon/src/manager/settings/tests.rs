@@ -14,7 +14,7 @@ fn settings(json: &str) -> CacheSettings {
 }
 
 fn new(json: &str, context: CacheContext) -> Result<(CacheSpec, Vec<String>), ApiError> {
-    new_spec("p".into(), Size(1 << 20), &settings(json), context)
+    new_spec("p".into(), Some(Size(1 << 20)), &settings(json), context)
 }
 
 #[test]

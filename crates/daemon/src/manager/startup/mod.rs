@@ -134,6 +134,7 @@ impl Startup {
                 drop(is_opening);
             }));
         }
+        self.registry.set_restored();
         // A hung disk is listed as offline until it is open. Other disks do not wait for it, but
         // its own clients do.
         let deadline = tokio::time::Instant::now() + OPENING_MAX;

@@ -434,7 +434,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             let disk =
                 DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false, ..DiskAdd::default() };
             let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-            let cache = CacheEnable { pool: "default".into(), size: Size(4 * MIB), settings };
+            let cache = CacheEnable { pool: "default".into(), size: Some(Size(4 * MIB)), settings };
             let result = manager.startup.start_serving(disk, Some((device.clone(), cache)), force).await;
             (manager, shard, result)
         };

@@ -120,7 +120,9 @@ impl Stage {
     async fn new() -> Stage {
         let memory = Memory { total: 1 << 30, available: 1 << 29, swap_free: 0 };
         let kernel = Arc::new(FakeKernel { memory: Mutex::new(memory), ..FakeKernel::default() });
-        Stage::start(tempfile::tempdir().unwrap(), kernel).await.0
+        let stage = Stage::start(tempfile::tempdir().unwrap(), kernel).await.0;
+        stage.bench.manager.registry.set_restored();
+        stage
     }
 
     /// Simulates a kill of the daemon, and starts another one.

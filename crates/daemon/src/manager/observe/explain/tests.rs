@@ -34,6 +34,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             state,
             reason: reason.map(str::to_owned),
             size: Size(64 << 20),
+            shared: None,
             room: Size(64 << 20),
             block_size: Size(65536),
             policy: "lru".into(),

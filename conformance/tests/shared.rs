@@ -1,0 +1,173 @@
+//! Shared caches: three disks divide a pool of two devices. The sizes follow the load, through an
+//! upgrade, a kill and the removal of a device, and every read returns what was written.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, noise_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const DISK: u64 = 64 * MIB;
+const BLOCK: u64 = 4096;
+const DISKS: [&str; 3] = ["one", "two", "three"];
+
+/// Maximum time until the sizes follow a load.
+const FOLLOW_MAX: Duration = Duration::from_secs(60);
+
+struct Stage {
+    scratch: Scratch,
+    daemon: Daemon,
+    /// Content that each disk must have.
+    contents: Vec<Arc<Mutex<Vec<u8>>>>,
+}
+
+/// A guest that reads and writes one part of a disk and checks what it reads.
+struct Guest {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let mut config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+             [[pool]]\nname = \"flash\"\ndevices = [\"{}\", \"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            scratch.text("a"),
+            scratch.text("b"),
+        );
+        let settings = ["mode = \"write-back\"", "persistent = true", "min = \"4M\""];
+        for (disk, setting) in DISKS.iter().zip(settings) {
+            let image = format!("{disk}.img");
+            noise_file(&scratch.path(&image), DISK, 40);
+            config += &format!(
+                "[[disk]]\nname = \"{disk}\"\nbacking = \"{}\"\ncache = {{ pool = \"flash\", {setting} }}\n",
+                scratch.text(&image)
+            );
+        }
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
+        let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        Stage { scratch, daemon, contents }
+    }
+
+    /// Starts a guest of a disk that uses its first `mib` MiB.
+    fn load(&self, disk: usize, mib: u64) -> Guest {
+        let (address, content) = (Address::Unix(self.scratch.path("nbd.sock")), self.contents[disk].clone());
+        let stop = Arc::new(AtomicBool::new(false));
+        let ended = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut dice = Noise::new(disk as u64 + 1);
+            let mut client = Client::connect(&address, DISKS[disk]).unwrap();
+            let mut done = 0;
+            while !ended.load(Ordering::Relaxed) {
+                play(&mut client, &mut content.lock().unwrap(), &mut dice, mib);
+                done += 1;
+            }
+            done
+        });
+        Guest { stop, thread }
+    }
+
+    fn shared(&self) -> Value {
+        let pool = self.daemon.ctl(&["pool", "show", "flash", "-o", "json"]);
+        serde_json::from_str::<Value>(&pool).unwrap()["shared"].clone()
+    }
+
+    /// Returns the size of a disk's cache in MiB.
+    fn size(&self, disk: usize) -> u64 {
+        let shared = self.shared();
+        let caches = shared["caches"].as_array().unwrap();
+        let cache = caches.iter().find(|cache| cache["disk"] == DISKS[disk]);
+        cache.map_or(0, |cache| cache["size"].as_u64().unwrap() / MIB)
+    }
+
+    /// Waits until a disk's cache has this size at least.
+    #[track_caller]
+    fn until_large(&self, disk: usize, mib: u64) {
+        let begun = Instant::now();
+        wait_until(&format!("{mib} MiB for {}", DISKS[disk]), FOLLOW_MAX, || {
+            std::thread::sleep(Duration::from_millis(100));
+            self.size(disk) >= mib
+        });
+        eprintln!("{} has {} MiB after {:?}", DISKS[disk], self.size(disk), begun.elapsed());
+    }
+}
+
+impl Guest {
+    /// Ends the guest, which must have done something.
+    #[track_caller]
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let done = self.thread.join().expect("the guest reads what was written");
+        assert!(done > 100, "{done}");
+    }
+}
+
+/// Makes one request.
+fn play(client: &mut Client, content: &mut [u8], dice: &mut Noise, mib: u64) {
+    let at = dice.below(mib * MIB / BLOCK) * BLOCK;
+    let expected = &mut content[at as usize..(at + BLOCK) as usize];
+    if dice.below(8) == 0 {
+        dice.fill(expected);
+        client.write(at, expected).unwrap();
+        return;
+    }
+    assert!(client.read(at, BLOCK as u32).unwrap() == expected, "wrong data at {at}");
+}
+
+#[test]
+fn sizes_follow_the_load_and_no_byte_is_wrong() {
+    let mut stage = Stage::new();
+    let guest = stage.load(0, 40);
+    stage.until_large(0, 40);
+    assert!(stage.size(2) >= 4, "the minimum holds");
+    guest.end();
+    // Another disk gets busy, while the first one has dirty data.
+    let guest = stage.load(1, 36);
+    stage.until_large(1, 30);
+    stage.daemon.process.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_secs(1));
+    guest.end();
+    let guest = stage.load(2, 40);
+    std::thread::sleep(Duration::from_secs(3));
+    // In the middle of the moves.
+    stage.daemon.ctl(&["pool", "remove-device", "flash", &stage.scratch.text("b")]);
+    stage.until_large(2, 20);
+    stage.daemon.ctl(&["pool", "add-device", "flash", &stage.scratch.text("b"), "--size", "40M", "--force"]);
+    stage.until_large(2, 36);
+    guest.end();
+    assert!(stage.shared()["moved"].as_u64().unwrap() > 0);
+    // What is flushed survives a kill.
+    for disk in DISKS {
+        Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), disk).unwrap().flush().unwrap();
+    }
+    stage.daemon.process.kill();
+    stage.daemon = Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock"));
+    let guest = stage.load(0, 40);
+    stage.until_large(0, 30);
+    guest.end();
+    let explained = stage.daemon.ctl(&["explain", "one"]);
+    assert!(explained.contains("shares its pool"), "{explained}");
+    for disk in DISKS {
+        stage.daemon.ctl(&["drain", disk]);
+    }
+    stage.daemon.stop();
+    for (disk, content) in DISKS.iter().zip(&stage.contents) {
+        let file = std::fs::File::open(stage.scratch.path(&format!("{disk}.img"))).unwrap();
+        let mut found = vec![0; DISK as usize];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == *content.lock().unwrap(), "{disk} has other data than was written");
+    }
+}

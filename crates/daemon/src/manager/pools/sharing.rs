@@ -1,0 +1,328 @@
+//! Shared caches: caches without a size of their own divide the rest of their pool, and hob chooses
+//! their sizes (docs/decisions/0056).
+//!
+//! Every [`REPARTITION_EVERY`] a round asks the partitioner of each pool ([`hob_engine::partition`])
+//! for the sizes with the highest benefit, and resizes the caches towards them: first those that
+//! release segments, then those that receive them. A resize is the same change as a command's, so a
+//! crash at any step finds a cache of the old or of the new size.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use hob_control::{SharedCache, SharedCapacity, SharedLimits, Size};
+use hob_engine::command::CacheChange;
+use hob_engine::partition::{Limits, Member, PERIOD_NS, Partitioner, Status};
+use hob_engine::sizing::Sizing;
+use hob_engine::units::{DiskId, Instant, SECTOR_BYTES};
+use tokio::time::Instant as Clock;
+
+use super::Pools;
+use super::allocation::AllocationRule;
+use super::rings::ring_segments;
+use crate::manager::api_error::ApiError;
+use crate::manager::flash::blocking;
+use crate::manager::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
+use crate::state::SharedSize;
+
+/// Time between two rounds.
+pub(in crate::manager) const REPARTITION_EVERY: Duration = Duration::from_nanos(PERIOD_NS);
+
+/// Maximum time in which a cache writes dirty data to its backing to release segments. Afterwards
+/// the cache keeps its size until a later round.
+const RELEASE_MAX: Duration = Duration::from_secs(10);
+
+/// Division of one pool among its shared caches.
+#[derive(Debug)]
+pub(in crate::manager) struct Sharing {
+    began: Clock,
+    /// Absent before the first round, and while a round uses it.
+    partitioner: Option<Partitioner>,
+    /// True during a round.
+    is_running: bool,
+    /// Number of segments that caches released to others since the daemon started.
+    moved: u64,
+    /// Dirty bytes that were destaged while segments were released.
+    destaged_bytes: u64,
+}
+
+impl Default for Sharing {
+    fn default() -> Sharing {
+        Sharing {
+            began: Clock::now(),
+            partitioner: None,
+            is_running: false,
+            moved: 0,
+            destaged_bytes: 0,
+        }
+    }
+}
+
+/// A shared cache at the start of a round.
+struct Participant {
+    name: String,
+    id: DiskId,
+    segments: u64,
+    dirty_segments: u64,
+    limits: Limits,
+    block_bytes: u64,
+    miss_cost_ns: u64,
+    sizing: Box<Sizing>,
+}
+
+impl Participant {
+    /// Returns the partitioner's view; `None` if the disk has no miss-ratio curve.
+    fn member(&self) -> Option<Member<'_>> {
+        let sizes = &self.sizing.block_sizes;
+        let block = sizes.iter().rfind(|size| size.block_bytes <= self.block_bytes).or(sizes.first())?;
+        Some(Member {
+            disk: self.id,
+            segments: self.segments,
+            dirty_segments: self.dirty_segments,
+            limits: self.limits,
+            miss_cost_ns: self.miss_cost_ns,
+            reads: self.sizing.seen.reads,
+            accesses: block.accesses,
+            curve: &block.curve,
+            block_bytes: block.block_bytes,
+        })
+    }
+}
+
+impl Pools {
+    /// Starts a round for each pool with shared caches whose last round has ended.
+    pub(in crate::manager) fn repartition(&self) {
+        let pools: Vec<String> = {
+            let mut inner = self.registry.inner();
+            let shared = inner.disks.values().filter_map(|disk| disk.cache()).filter(|s| s.shared.is_some());
+            let pools: BTreeSet<String> = shared.map(|spec| spec.pool.clone()).collect();
+            let begins = |name: &String| {
+                let entry = inner.pools.get_mut(name);
+                entry.is_some_and(|entry| !std::mem::replace(&mut entry.sharing.is_running, true))
+            };
+            pools.into_iter().filter(begins).collect()
+        };
+        for pool in pools {
+            let service = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = service.round(&pool).await {
+                    tracing::warn!("pool {pool}: cannot divide it among its shared caches: {error}");
+                }
+                if let Ok(entry) = service.registry.inner().pool_mut(&pool) {
+                    entry.sharing.is_running = false;
+                }
+            });
+        }
+    }
+
+    /// Chooses the sizes of a pool's shared caches and resizes them.
+    pub(in crate::manager) async fn round(&self, pool: &str) -> Result<(), ApiError> {
+        let participants = self.participants(pool).await;
+        let (mut partitioner, now, capacity) = {
+            let mut inner = self.registry.inner();
+            let spare = inner.journal_spare(pool);
+            let entry = inner.pool_mut(pool)?;
+            let held: u64 = participants.iter().map(|cache| cache.segments).sum();
+            let capacity = entry.free_segments_beyond(spare) + held;
+            let sharing = &mut entry.sharing;
+            let now = Instant(u64::try_from(sharing.began.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            let partitioner = sharing.partitioner.take();
+            (partitioner.unwrap_or_else(|| Partitioner::new(entry.segment_bytes)), now, capacity)
+        };
+        let (partitioner, participants, repartition) = blocking(move || {
+            let members: Vec<Member<'_>> = participants.iter().filter_map(Participant::member).collect();
+            let repartition = partitioner.round(now, capacity, &members);
+            (partitioner, participants, repartition)
+        })
+        .await?;
+        {
+            let mut inner = self.registry.inner();
+            inner.pool_mut(pool)?.sharing.partitioner = Some(partitioner);
+            let ids = participants.iter().filter(|cache| cache.member().is_some());
+            for (cache, status) in ids.zip(&repartition.members) {
+                if let Ok(disk) = inner.disk_mut(&cache.name) {
+                    disk.sharing = *status;
+                }
+            }
+        }
+        let mut moved = 0;
+        for change in &repartition.changes {
+            let Some(cache) = participants.iter().find(|cache| cache.id == change.disk) else { continue };
+            match self.resize_shared(&cache.name, change.to).await {
+                Ok(now) => moved += change.from.saturating_sub(now),
+                Err(error) => tracing::debug!("disk {}: its cache keeps its size: {error}", cache.name),
+            }
+        }
+        if !repartition.changes.is_empty() {
+            self.registry.inner().pool_mut(pool)?.sharing.moved += moved;
+            self.registry.save().await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the shared caches of a pool whose sizes can be chosen.
+    async fn participants(&self, pool: &str) -> Vec<Participant> {
+        let caches: Vec<_> = {
+            let inner = self.registry.inner();
+            let Ok(entry) = inner.pool(pool) else { return Vec::new() };
+            let caches = inner.disks.values().filter_map(|disk| {
+                let spec = disk.cache().filter(|spec| spec.pool == pool)?;
+                let mut limits = spec.shared?.in_segments(entry.segment_bytes);
+                let DiskPhase::Online(shard) = &disk.phase else { return None };
+                // Another change of the cache is in progress.
+                limits.pinned |= disk.busy.is_some_and(|busy| !is_own_work(busy));
+                disk.recovering.is_none().then(|| {
+                    let name = disk.wanted.name.clone();
+                    (name, shard.clone(), disk.id, disk.held.len() as u64, limits, spec.block_size.bytes())
+                })
+            });
+            caches.map(|cache| (cache, entry.segment_bytes)).collect()
+        };
+        let mut participants = Vec::with_capacity(caches.len());
+        for ((name, shard, id, segments, limits, block_bytes), segment_bytes) in caches {
+            // A shard that does not answer is reported elsewhere.
+            let (Ok(stats), Ok(sizing)) = (shard.stats(id).await, shard.sizing(id).await) else { continue };
+            participants.push(Participant {
+                name,
+                id,
+                segments,
+                dirty_segments: (stats.sectors_dirty * SECTOR_BYTES).div_ceil(segment_bytes),
+                limits,
+                block_bytes,
+                miss_cost_ns: stats.backing.mean_ns().saturating_sub(stats.flash.mean_ns()),
+                sizing,
+            });
+        }
+        participants
+    }
+
+    /// Takes segments from a pool's shared caches until `wanted` segments are free, as far as the
+    /// limits of these caches permit.
+    pub(super) async fn make_room(&self, pool: &str, wanted: u64) {
+        let donors: Vec<(String, u64, u64)> = {
+            let inner = self.registry.inner();
+            let Ok(entry) = inner.pool(pool) else { return };
+            let donors = inner.disks.values().filter_map(|disk| {
+                let limits = disk.cache().filter(|spec| spec.pool == pool)?.shared?;
+                let limits = limits.in_segments(entry.segment_bytes);
+                let held = disk.held.len() as u64;
+                let surplus = held.saturating_sub(limits.min);
+                let gives = disk.has_cache && surplus > 0 && !limits.pinned;
+                gives.then(|| (disk.wanted.name.clone(), held, surplus))
+            });
+            donors.collect()
+        };
+        let mut left: u64 = donors.iter().map(|(_, _, surplus)| surplus).sum();
+        for (name, held, surplus) in donors {
+            let missing = wanted.saturating_sub(self.free_beyond_journals(pool));
+            if missing == 0 {
+                return;
+            }
+            // Each cache gives in proportion to what it can give.
+            let part = (u128::from(missing) * u128::from(surplus)).div_ceil(u128::from(left));
+            let part = (part as u64).min(surplus);
+            left -= surplus;
+            if let Err(error) = self.resize_shared(&name, held - part).await {
+                tracing::debug!("disk {name}: its cache keeps its size: {error}");
+            }
+        }
+    }
+
+    fn free_beyond_journals(&self, pool: &str) -> u64 {
+        let inner = self.registry.inner();
+        let spare = inner.journal_spare(pool);
+        inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
+    }
+
+    /// Resizes a shared cache to `segments`, as far as there is space. Returns the size that it has
+    /// now, in segments.
+    async fn resize_shared(&self, name: &str, segments: u64) -> Result<u64, ApiError> {
+        let _guard = self.registry.guard_disk(name, REPARTITIONING)?;
+        let (shard, id, pool, held) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let (shard, id, held) = (disk.shard()?, disk.id, disk.held.len() as u64);
+            let pool = disk.cache().filter(|spec| spec.shared.is_some()).map(|spec| spec.pool.clone());
+            let pool = pool.ok_or_else(|| ApiError::conflict(format!("the cache of {name} is not shared")))?;
+            inner.set_shared_size(name, segments);
+            (shard, id, pool, held)
+        };
+        let destaged = async || shard.stats(id).await.map_or(0, |stats| stats.destaged_bytes);
+        let before = if segments < held { destaged().await } else { 0 };
+        // A future of this function is part of a future of `fit_flash`, which calls `make_room`.
+        let resized = Box::pin(self.fit_flash(name, AllocationRule::AsFarAsPossible));
+        tokio::pin!(resized);
+        let result = loop {
+            tokio::select! {
+                result = &mut resized => break result,
+                () = tokio::time::sleep(RELEASE_MAX) => {
+                    // The backing is slow or away, so the cache keeps its segments.
+                    let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+                }
+            }
+        };
+        let after = if segments < held { destaged().await } else { 0 };
+        let mut inner = self.registry.inner();
+        let now = inner.disk(name)?.held.len() as u64;
+        inner.set_shared_size(name, now);
+        inner.pool_mut(&pool)?.sharing.destaged_bytes += after.saturating_sub(before);
+        result.map(|_| now)
+    }
+}
+
+impl Inner {
+    /// Records the size of a shared cache.
+    pub(in crate::manager) fn set_shared_size(&mut self, name: &str, segments: u64) {
+        let Ok(disk) = self.disk(name) else { return };
+        let segment_bytes = disk.cache().and_then(|spec| self.pools.get(&spec.pool)).map(|p| p.segment_bytes);
+        let (Some(segment_bytes), Ok(disk)) = (segment_bytes, self.disk_mut(name)) else { return };
+        if let Some(spec) = disk.wanted.cache.as_mut().filter(|spec| spec.shared.is_some()) {
+            spec.size = Size(segments.max(1) * segment_bytes);
+        }
+    }
+
+    /// Returns the number of segments that must stay free on each device of a pool, so that each
+    /// persistent cache can be resized: a resize writes a new journal ring.
+    pub(in crate::manager) fn journal_spare(&self, pool: &str) -> u64 {
+        let Ok(entry) = self.pool(pool) else { return 0 };
+        let free = entry.free_segments();
+        let ring = |disk: &DiskEntry| {
+            let spec = disk.cache().filter(|spec| spec.pool == pool)?;
+            let grows = if spec.shared.is_some() { free } else { 0 };
+            Some(ring_segments(spec, disk.held.len() as u64 + grows, entry.segment_bytes))
+        };
+        self.disks.values().filter_map(ring).max().unwrap_or(0)
+    }
+
+    /// Returns how a pool is divided among its shared caches; `None` without shared caches.
+    pub(in crate::manager) fn shared_capacity(&self, pool: &str, entry: &PoolEntry) -> Option<SharedCapacity> {
+        let in_pool = |disk: &&DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
+        let disks = self.disks.values().filter(in_pool);
+        let caches: Vec<SharedCache> =
+            disks.filter_map(|disk| disk.shared_cache(entry.segment_bytes)).collect();
+        let free = entry.free_segments_beyond(self.journal_spare(pool)) * entry.segment_bytes;
+        (!caches.is_empty()).then(|| SharedCapacity {
+            size: Size(free + caches.iter().map(|cache| cache.size.bytes()).sum::<u64>()),
+            moved: Size(entry.sharing.moved * entry.segment_bytes),
+            destaged: Size(entry.sharing.destaged_bytes),
+            caches,
+        })
+    }
+}
+
+impl DiskEntry {
+    /// Returns details of the disk's shared cache; `None` for a cache with a fixed size.
+    pub(in crate::manager) fn shared_cache(&self, segment_bytes: u64) -> Option<SharedCache> {
+        let SharedSize { min, max, shares, pin } = self.cache()?.shared?;
+        let Status { target, rate, hit_ratio, more_hits, gained_hits } = self.sharing;
+        Some(SharedCache {
+            disk: self.wanted.name.clone(),
+            size: Size(self.held.len() as u64 * segment_bytes),
+            target: Size(target * segment_bytes),
+            limits: SharedLimits { min, max, shares, pin },
+            reads_per_second: rate.round() as u64,
+            hit_permille: (hit_ratio * 1000.0).round() as u32,
+            more_hits_per_second: more_hits.round() as u64,
+            gained_hits_per_second: gained_hits.round() as i64,
+        })
+    }
+}
