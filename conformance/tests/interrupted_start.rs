@@ -9,7 +9,8 @@ use conformance::data::{Noise, assert_same, noise_file};
 use conformance::hob::binary;
 use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
-use conformance::{Daemon, MIB, Scratch, Serve};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
 
 const DISK: u64 = 16 * MIB;
@@ -107,5 +108,28 @@ fn hob_serve_starts_again_after_it_was_killed_at_its_start() {
         let found = hob.connect().read(0, MIB as u32).unwrap();
         assert_same(&found, &data, 0, &format!("the disk and what was flushed, after {pause_ms} ms"));
         hob.stop();
+    }
+}
+
+/// A starting `qemu-nbd` ignores SIGTERM, and would keep the image locked.
+#[test]
+fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
+    let scratch = Scratch::new();
+    configure(&scratch);
+    Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2", &scratch.text("image.qcow2"), "64M"]).run();
+    let daemon = start(&scratch);
+    daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("image.qcow2")]);
+    daemon.stop();
+    for pause_ms in PAUSES {
+        for signal in [Signal::TERM, Signal::KILL] {
+            let mut command = Command::new(binary());
+            command.args(["daemon", "--config", &scratch.text("hob.toml")]);
+            interrupt(&mut command, pause_ms, signal);
+            let daemon = start(&scratch);
+            wait_until("the image", Duration::from_secs(20), || {
+                daemon.ctl(&["disk", "show", "vm", "-o", "json"]).contains("\"online\"")
+            });
+            daemon.stop();
+        }
     }
 }

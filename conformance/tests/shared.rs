@@ -58,7 +58,7 @@ impl Stage {
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
         let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
-        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let daemon = start(&scratch);
         Stage { scratch, daemon, contents }
     }
 
@@ -115,6 +115,13 @@ impl Guest {
     }
 }
 
+fn start(scratch: &Scratch) -> Daemon {
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    // The API answers when the NBD socket is there.
+    daemon.ctl(&["disk", "list"]);
+    daemon
+}
+
 /// Makes one request.
 fn play(client: &mut Client, content: &mut [u8], dice: &mut Noise, mib: u64) {
     let at = dice.below(mib * MIB / BLOCK) * BLOCK;
@@ -154,7 +161,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
         Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), disk).unwrap().flush().unwrap();
     }
     stage.daemon.process.kill();
-    stage.daemon = Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock"));
+    stage.daemon = start(&stage.scratch);
     let guest = stage.load(0, 40);
     stage.until_large(0, 30);
     guest.end();

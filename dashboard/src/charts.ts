@@ -1,28 +1,32 @@
-// Charts over time, drawn by uPlot: lines or stacked areas of a disk's rates since the page was opened. The legend below each chart
-// has the present values, or those at the cursor, which all charts share.
+// Charts over time, drawn by uPlot: lines or stacked areas of values since the page was opened. The legend below each chart has the
+// present values, or those at the cursor, which all charts share.
 
 import uPlot from 'uplot';
 import { h, mark, say } from './dom';
 import type { Point } from './history';
 import { color, onTheme } from './theme';
 
-export interface Line {
-  label: string;
+/** A line of a chart. `P` is the type of the chart's points. */
+export interface Line<P = Point> {
+  /** A function if the label changes. */
+  label: string | (() => string);
   /** A variable of app.css. */
   color: string;
-  value: (point: Point) => number | undefined;
+  value: (point: P) => number | undefined;
   dash?: boolean;
 }
 
-export interface TimeChartOptions {
+export interface TimeChartOptions<P = Point> {
   title: string;
   /** Text after the title. */
   unit: string;
-  lines: Line[];
+  lines: Line<P>[];
   /** Formats a value for legend and axis, without the unit. */
   format: (value: number) => string;
   isStacked?: boolean;
   isLogarithmic?: boolean;
+  /** True if values are bytes: the axis has powers of two, and ends at the highest value. */
+  isBytes?: boolean;
   /** True if the legend omits lines that were always zero. */
   isSparse?: boolean;
   /** Fixed maximum of the axis. */
@@ -55,24 +59,27 @@ export function fit(chart: uPlot, place: HTMLElement, height: number): void {
   }).observe(place);
 }
 
-export class TimeChart {
+export class TimeChart<P extends { at: number } = Point> {
   readonly root: HTMLElement;
   readonly #plot: uPlot;
-  readonly #options: TimeChartOptions;
+  readonly #options: TimeChartOptions<P>;
+  readonly #labels: HTMLElement[] = [];
   readonly #values: HTMLElement[] = [];
   readonly #entries: HTMLElement[] = [];
   readonly #when = h('span', { class: 'when' });
-  #points: readonly Point[] = [];
+  #points: readonly P[] = [];
 
-  constructor(options: TimeChartOptions) {
+  constructor(options: TimeChartOptions<P>) {
     this.#options = options;
     const legend = h('ul', { class: 'legend' });
     for (const line of options.lines) {
       const value = h('b', {}, '–');
       const swatch = h('i', { class: line.dash ? 'swatch dash' : 'swatch' });
       swatch.style.setProperty('--swatch', `var(${line.color})`);
-      const entry = h('li', {}, swatch, `${line.label} `, value);
+      const label = h('span', {}, labelOf(line));
+      const entry = h('li', {}, swatch, label, ' ', value);
       legend.append(entry);
+      this.#labels.push(label);
       this.#values.push(value);
       this.#entries.push(entry);
     }
@@ -89,22 +96,24 @@ export class TimeChart {
     onTheme(() => this.#plot.redraw(false));
   }
 
-  show(points: readonly Point[]): void {
+  show(points: readonly P[]): void {
     this.#points = points;
     // Causes without requests in the period have no entry.
     this.#options.lines.forEach((line, index) => {
       const isThere = !this.#options.isSparse || points.some((point) => (line.value(point) ?? 0) > 0);
       mark(this.#entries[index]!, 'hidden', isThere ? undefined : '');
+      say(this.#labels[index]!, labelOf(line));
     });
     this.#plot.setData(this.#data());
     this.#label();
   }
 
   #config(): uPlot.Options {
-    const { isStacked, isLogarithmic, format, max, maxAtLeast } = this.#options;
+    const { isStacked, isLogarithmic, isBytes, format, max, maxAtLeast } = this.#options;
+    const top = isBytes ? (high: number): number => high || 1 : niceTop;
     const y: uPlot.Scale = isLogarithmic
       ? { distr: 3, range: (_, low, high) => decades(low, high) }
-      : { range: (_, __, high) => [0, max ?? niceTop(Math.max(high ?? 0, maxAtLeast ?? 0))] };
+      : { range: (_, __, high) => [0, max ?? top(Math.max(high ?? 0, maxAtLeast ?? 0))] };
     return {
       width: 320,
       height: HEIGHT,
@@ -118,9 +127,10 @@ export class TimeChart {
       axes: [
         axis({ size: 26, space: 70, values: (_, splits) => splits.map(clock) }),
         axis({
-          size: 52,
+          size: isBytes ? 60 : 52,
           space: 32,
           ...(isLogarithmic ? { splits: (_: uPlot, __: number, low: number, high: number) => powersOfTen(low, high) } : {}),
+          ...(isBytes ? { incrs: powersOfTwo() } : {}),
           values: (_, splits) => splits.map((value) => (value === null ? '' : format(value))),
         }),
       ],
@@ -129,7 +139,7 @@ export class TimeChart {
     };
   }
 
-  #series(line: Line): uPlot.Series {
+  #series(line: Line<P>): uPlot.Series {
     const stroke = (): string => color(line.color);
     const base: uPlot.Series = { stroke, width: this.#options.isStacked ? 1 : 1.6, points: { show: false }, spanGaps: false };
     if (this.#options.isStacked) return { ...base, fill: stroke };
@@ -137,7 +147,7 @@ export class TimeChart {
   }
 
   /** Returns the lines in drawing order. A stack draws the total first, and then the smaller sums over it. */
-  #drawn(): { line: Line; index: number }[] {
+  #drawn(): { line: Line<P>; index: number }[] {
     const all = this.#options.lines.map((line, index) => ({ line, index }));
     return this.#options.isStacked ? all.reverse() : all;
   }
@@ -167,6 +177,10 @@ export class TimeChart {
   }
 }
 
+function labelOf(line: Line<never>): string {
+  return typeof line.label === 'string' ? line.label : line.label();
+}
+
 function clock(at: number | null): string {
   return at === null ? '' : new Date(at * 1000).toLocaleTimeString([], { hour12: false });
 }
@@ -189,6 +203,11 @@ function decades(low: number | null, high: number | null): [number, number] {
 function powersOfTen(low: number, high: number): number[] {
   const [from, to] = [Math.round(Math.log10(low)), Math.round(Math.log10(high))];
   return Array.from({ length: Math.max(0, to - from) + 1 }, (_, index) => 10 ** (from + index));
+}
+
+/** Steps of an axis in bytes. */
+export function powersOfTwo(): number[] {
+  return Array.from({ length: 40 }, (_, index) => 2 ** (12 + index));
 }
 
 /** A small chart of the last values of a rate. */

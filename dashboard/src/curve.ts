@@ -2,7 +2,7 @@
 
 import uPlot from 'uplot';
 import { diskPath } from './api';
-import { axis, fit } from './charts';
+import { axis, fit, powersOfTwo } from './charts';
 import { h, say } from './dom';
 import { bytes, count, duration, percent } from './format';
 import { Poll } from './poll';
@@ -89,7 +89,7 @@ export class CurveCard {
       cursor: { show: false },
       scales: { x: { time: false, range: (_, __, high) => [0, Math.max(high ?? 0, 1 << 20)] }, y: { range: [0, 100] } },
       axes: [
-        axis({ size: 28, space: 80, incrs: powers(), values: (_, splits) => splits.map((value) => bytes(value ?? 0)) }),
+        axis({ size: 28, space: 80, incrs: powersOfTwo(), values: (_, splits) => splits.map((value) => bytes(value ?? 0)) }),
         axis({ size: 46, space: 36, values: (_, splits) => splits.map((value) => `${value} %`) }),
       ],
       series: [
@@ -148,9 +148,4 @@ export function missesAt(curve: BlockCurve, size: number): number {
   if (!below || above.cache_bytes === below.cache_bytes) return above.miss_ratio;
   const share = (size - below.cache_bytes) / (above.cache_bytes - below.cache_bytes);
   return below.miss_ratio + share * (above.miss_ratio - below.miss_ratio);
-}
-
-/** Values of the axis: powers of two. */
-function powers(): number[] {
-  return Array.from({ length: 40 }, (_, index) => 2 ** (12 + index));
 }

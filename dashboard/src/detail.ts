@@ -12,6 +12,7 @@ import type { Histories } from './history';
 import { Poll } from './poll';
 import { sum, type Rates } from './rates';
 import { CacheForm, QosForm } from './settings';
+import { sizeOf } from './shared';
 import type { DiskNow, Explanation, Snapshot } from './types';
 import { verdict } from './why';
 
@@ -109,7 +110,7 @@ function factsOf({ disk, qos }: DiskNow): string {
   if (cache) {
     const survives = cache.persistent ? ', persistent' : '';
     const preset = cache.preset ? ` (preset ${cache.preset})` : '';
-    parts.push(`cache of ${bytes(cache.room)} in ${cache.pool}: ${cache.mode}${preset}, ${cache.policy}, admission ${cache.admission}${survives}`);
+    parts.push(`cache of ${sizeOf(cache)} in ${cache.pool}: ${cache.mode}${preset}, ${cache.policy}, admission ${cache.admission}${survives}`);
     if (cache.reason) parts.push(cache.reason);
   } else {
     parts.push('no cache');

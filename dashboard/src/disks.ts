@@ -206,7 +206,7 @@ function stateOf({ disk }: DiskNow): string {
   if (disk.state !== 'online') return disk.state;
   const cache = disk.cache;
   if (!cache) return 'no cache';
-  if (cache.state === 'active') return `${cache.mode}, ${bytes(cache.room)}`;
+  if (cache.state === 'active') return `${cache.mode}, ${bytes(cache.room)}${cache.shared ? ' shared' : ''}`;
   return cache.state === 'none' ? 'no cache yet' : cache.state;
 }
 

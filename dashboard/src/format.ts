@@ -16,6 +16,12 @@ export function count(value: number | undefined): string {
   return Math.round(value).toString().replace(/\B(?=(\d{3})+(?!\d))/g, '\u202f');
 }
 
+/** Formats a difference of counts, with its sign. */
+export function signed(value: number): string {
+  const size = count(Math.abs(value));
+  return size === '0' ? size : `${value < 0 ? '−' : '+'}${size}`;
+}
+
 /** Formats requests per second, without the unit. */
 export function iops(value: number | undefined): string {
   if (value === undefined || !Number.isFinite(value)) return NOTHING;

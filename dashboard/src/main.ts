@@ -82,7 +82,7 @@ class Page {
     this.#disks.show(snapshot, this.#histories, selected?.disk.name);
     this.#detail.show(selected, snapshot, this.#histories);
     this.#stores.show(snapshot, this.#histories);
-    this.#pools.show(snapshot);
+    this.#pools.show(snapshot, this.#histories);
     this.#cluster.show(snapshot);
     const problems = snapshot.health.problems.length;
     document.title = problems > 0 ? `(${problems}) hob` : 'hob';

@@ -1,7 +1,9 @@
-// Pools and their flash devices: size, state, and I/O of each device.
+// Pools: size, state and I/O of each flash device, and the shared caches.
 
 import { Parts, h, say } from './dom';
 import { NOTHING, bytes, count, iops, mib, percent } from './format';
+import type { Histories } from './history';
+import { SharedPart } from './shared';
 import type { DeviceFigures, PoolNow, Snapshot } from './types';
 
 interface PoolPart {
@@ -16,6 +18,7 @@ export class Pools {
   readonly root: HTMLElement;
   readonly #pools: Parts<PoolNow, PoolPart>;
   readonly #empty = h('p', { class: 'empty' });
+  #histories: Histories | undefined;
   #seen: Seen = new Map();
   #next: Seen = new Map();
   #atMs = 0;
@@ -26,7 +29,8 @@ export class Pools {
     this.root = h('section', { 'aria-labelledby': 'pools-title' }, h('h2', { id: 'pools-title' }, 'Flash pools'), list, this.#empty);
   }
 
-  show(snapshot: Snapshot): void {
+  show(snapshot: Snapshot, histories: Histories): void {
+    this.#histories = histories;
     this.#atMs = snapshot.at_ms;
     this.#next = new Map();
     this.#pools.show(snapshot.pools);
@@ -45,6 +49,7 @@ export class Pools {
       (row) => makeDevice(row.path),
       (part, row) => part.show(row),
     );
+    const shared = new SharedPart();
     const heading = (label: string, unit = '', name = 'number'): HTMLElement => h('th', { scope: 'col', class: name }, label, unit && h('small', {}, unit));
     const root = h(
       'article',
@@ -62,6 +67,7 @@ export class Pools {
           body,
         ),
       ),
+      shared.root,
     );
     const show = ({ pool, devices: figures }: PoolNow): void => {
       const used = pool.size - pool.free;
@@ -72,6 +78,7 @@ export class Pools {
       devices.show(
         pool.devices.map((device, index) => ({ path: device.path, device, rates: this.#rates(`${name} ${device.path}`, figures[index] ?? undefined) })),
       );
+      shared.show(pool.shared, this.#histories?.ofPool(name).points ?? []);
     };
     return { root, show };
   }

@@ -7,6 +7,9 @@ import { h, mark, say } from './dom';
 import { NOTHING, bytes, exactBytes } from './format';
 import type { Cache, DiskNow, DiskQos, PoolNow, Snapshot } from './types';
 
+/** Fields of a request. */
+type Body = Record<string, string | boolean>;
+
 interface Field {
   /** Name in the API. */
   id: string;
@@ -30,6 +33,8 @@ class Form {
   readonly #review: HTMLButtonElement;
   readonly #undo: HTMLButtonElement;
   #disk = '';
+  /** True if the present values can be sent, because the daemon does not have them yet. */
+  #isNew = false;
 
   constructor(
     private readonly id: string,
@@ -61,7 +66,8 @@ class Form {
   }
 
   /** Shows the present values, except in fields that the user is changing. */
-  show(disk: string, values: Record<string, string>, closed: string, note = ''): void {
+  show(disk: string, values: Record<string, string>, closed: string, note = '', isNew = false): void {
+    this.#isNew = isNew;
     if (disk !== this.#disk) {
       this.#disk = disk;
       this.fields.forEach((field) => (field.input.value = field.now = values[field.id] ?? ''));
@@ -91,7 +97,7 @@ class Form {
     const isClosed = this.#set.disabled;
     this.fields.forEach((field) => mark(field.input, 'data-changed', field.input.value !== field.now ? '' : undefined));
     const isChanged = this.changed().length > 0;
-    this.#review.disabled = isClosed || !isChanged;
+    this.#review.disabled = isClosed || !(isChanged || this.#isNew);
     this.#undo.disabled = isClosed || !isChanged;
   }
 
@@ -104,8 +110,14 @@ class Form {
   }
 }
 
+/** The size of a cache that has none of its own. */
+const SHARED = 'shared';
+
 const rowsOf = (fields: Field[]): [string, string, string][] =>
-  fields.map((field) => [field.label, field.now || NOTHING, field.input.value.trim() || NOTHING]);
+  fields.map((field) => {
+    const nothing = field.id === 'size' ? SHARED : NOTHING;
+    return [field.label, field.now || nothing, field.input.value.trim() || nothing];
+  });
 
 /** The form for the cache of a disk. */
 export class CacheForm {
@@ -120,7 +132,7 @@ export class CacheForm {
   constructor() {
     this.#form = new Form('cache', 'Change the cache', () => this.#change());
     this.#pool = this.#form.add('pool', 'Pool', h('select', {}));
-    this.#size = this.#form.add('size', 'Size', h('input', { type: 'text', inputmode: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), 'such as 8G or 512M');
+    this.#size = this.#form.add('size', 'Size', h('input', { type: 'text', inputmode: 'text', autocomplete: 'off', spellcheck: 'false', size: 10, placeholder: SHARED }), 'such as 8G or 512M');
     this.#mode = this.#form.add('mode', 'Mode', h('select', {}, ...MODES.map((mode) => h('option', { value: mode }, mode))));
     this.#form.add('ram', 'Memory tier', h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', size: 10 }), '0 for none');
     this.root = this.#form.root;
@@ -138,14 +150,14 @@ export class CacheForm {
     // A cache stays in its pool.
     mark(select, 'disabled', cache ? '' : undefined);
     const values = cache
-      ? { pool: cache.pool, size: exactBytes(cache.size), mode: cache.mode, ram: exactBytes(cache.ram) }
+      ? { pool: cache.pool, size: cache.shared ? '' : exactBytes(cache.size), mode: cache.mode, ram: exactBytes(cache.ram) }
       : { pool: names[0] ?? '', size: '', mode: 'write-through', ram: '0' };
     const isOffline = now.disk.state !== 'online';
     const closed = names.length === 0 ? 'There is no pool for a cache.' : isOffline ? 'The disk is offline.' : '';
-    this.#form.show(now.disk.name, values, closed, cache ? '' : 'The disk has no cache. Enter a size to create one.');
+    this.#form.show(now.disk.name, values, closed, cache ? '' : 'The disk has no cache. Review and confirm the values above to create one.', !cache);
     const pool = this.#pools.find((entry) => entry.pool.name === select.value)?.pool;
     const hint = this.#size.input.nextElementSibling;
-    if (hint && pool) say(hint, `such as 8G; ${cache ? 'additional ' : ''}${bytes(pool.free)} free in ${pool.name}`);
+    if (hint && pool) say(hint, `such as 8G, or empty: hob chooses the size; ${cache ? 'additional ' : ''}${bytes(pool.free)} free in ${pool.name}`);
   }
 
   #change(): Change | undefined {
@@ -154,8 +166,13 @@ export class CacheForm {
     const disk = now.disk.name;
     const cache = now.disk.cache;
     const fields = this.#form.changed();
-    const body: Record<string, string> = Object.fromEntries(fields.map((field) => [field.id, field.input.value.trim()]));
+    const body: Body = Object.fromEntries(fields.map((field) => [field.id, field.input.value.trim()]));
+    const size = this.#size.input.value.trim();
     if (cache) {
+      if (body['size'] === '') {
+        delete body['size'];
+        body['shared'] = true;
+      }
       return {
         title: `Change the cache of ${disk}`,
         rows: rowsOf(fields),
@@ -164,24 +181,28 @@ export class CacheForm {
         apply: async () => (await ask<{ notes: string[] }>('PATCH', diskPath(disk, '/cache'), body)).notes,
       };
     }
-    const wanted = { ...body, pool: this.#pool.input.value, size: this.#size.input.value.trim(), mode: this.#mode.input.value };
+    const wanted = { ...body, pool: this.#pool.input.value, ...(size && { size }), mode: this.#mode.input.value };
     return {
-      title: `Create a cache for ${disk}`,
+      title: `Create a ${size ? '' : 'shared '}cache for ${disk}`,
       rows: rowsOf([this.#pool, this.#size, this.#mode]).map(([name, , after]) => [name, NOTHING, after]),
-      warnings: ['The cache is empty at first, and is filled as guests read and write.'],
+      warnings: ['The cache is empty at first, and is filled as guests read and write.', ...(size ? [] : [CHOSEN])],
       verb: 'Enable it',
       apply: async () => (await ask<{ notes: string[] }>('PUT', diskPath(disk, '/cache'), wanted)).notes,
     };
   }
 }
 
-function warnings(cache: Cache, body: Record<string, string>): string[] {
+const CHOSEN = 'hob chooses the size, and changes it as the load changes.';
+
+function warnings(cache: Cache, body: Body): string[] {
   const said: string[] = [];
   if (body['mode'] && cache.mode === 'write-back') said.push('hob first writes all dirty data to the backing, which can take long.');
   if (body['mode'] === 'write-back') {
     said.push('Writes are acknowledged when flash has them. Until the backing has them too, they are lost if all copies on flash are lost.');
     if (!cache.persistent) said.push('Write-back needs a persistent cache. The daemon makes the cache persistent, which empties it.');
   }
+  if (body['shared']) said.push(CHOSEN);
+  if (body['size'] && cache.shared) said.push('hob no longer changes the size.');
   if (body['size']) said.push('The cache keeps the data that fits.');
   if (body['ram']) said.push('The data in the memory tier is dropped; flash keeps its data.');
   return said;

@@ -29,6 +29,37 @@ export interface Device {
   io?: 'direct' | 'buffered' | 'memory';
 }
 
+/** Limits of a shared cache. */
+export interface SharedLimits {
+  /** 0 for one segment. */
+  min: number;
+  /** 0 for none. */
+  max: number;
+  shares: number;
+  pin: boolean;
+}
+
+/** A cache whose size hob chooses. */
+export interface SharedCache {
+  disk: string;
+  size: number;
+  /** 0 until hob has chosen a size. */
+  target: number;
+  limits: SharedLimits;
+  reads_per_second: number;
+  hit_permille: number;
+  more_hits_per_second: number;
+  gained_hits_per_second: number;
+}
+
+/** The part of a pool that shared caches divide. */
+export interface SharedCapacity {
+  size: number;
+  moved: number;
+  destaged: number;
+  caches: SharedCache[];
+}
+
 export interface Pool {
   name: string;
   segment_size: number;
@@ -36,6 +67,8 @@ export interface Pool {
   free: number;
   devices: Device[];
   caches: string[];
+  /** Absent without shared caches. */
+  shared?: SharedCapacity;
   orphans?: { owner: string; size: number }[];
 }
 
@@ -66,6 +99,8 @@ export interface Cache {
   state: CacheState;
   reason?: string;
   size: number;
+  /** Absent for a cache with a fixed size. */
+  shared?: SharedCache;
   room: number;
   journal: number;
   preset?: string;

@@ -1,6 +1,7 @@
 // A daemon with disks that programs which are not ours keep busy, and a browser that looks at it.
 //
 // The backings lie on one slow array, played by nbdkit with its delay filter; fio is the guests. HOB_BIN names the hob to test.
+// The page comes from that hob, or from the directory that DIST names: DIST=dist tests a new page without a build of hob.
 
 import assert from 'node:assert/strict';
 import { spawn, execFileSync } from 'node:child_process';
@@ -192,6 +193,8 @@ export class Stage {
     await context.route('**/*', (route) => {
       const asked = route.request().url();
       if (origin && new URL(asked).origin !== origin) page.left.push(asked);
+      const file = process.env.DIST && /\/assets\/(app\.(js|css))$/.exec(asked)?.[1];
+      if (file) return route.fulfill({ path: join(process.env.DIST, file) });
       return route.continue();
     });
     if (url) await page.goto(url);

@@ -11,7 +11,7 @@ import { build } from 'esbuild';
 const here = dirname(fileURLToPath(import.meta.url));
 const dir = mkdtempSync(join(tmpdir(), 'hob-dashboard-units-'));
 after(() => rmSync(dir, { recursive: true }));
-const names = ['causes', 'curve', 'datastores', 'events', 'format', 'history', 'rates', 'why'];
+const names = ['causes', 'curve', 'datastores', 'events', 'format', 'history', 'rates', 'shared', 'why'];
 // The parts that draw look at the page as they are loaded.
 globalThis.matchMedia = () => ({ addEventListener() {} });
 Object.defineProperty(globalThis, 'navigator', { value: { language: 'en' }, configurable: true });
@@ -35,6 +35,7 @@ const { Parser } = await load('events');
 const { History, Histories, POINTS_MAX } = await load('history');
 const { linesOf } = await load('datastores');
 const { missesAt } = await load('curve');
+const { LAYERS_MAX, layersOf, otherSize, sizeOf } = await load('shared');
 const format = await load('format');
 
 const io = (ios = 0, total_ns = 0, waited_ns = 0, units = ios) => ({ ios, errors: 0, units, waited_ns, total_ns, read_bytes: 0, write_bytes: 0 });
@@ -148,6 +149,7 @@ test('due is a part of the shares of those that want something', () => {
   const histories = new Histories();
   const snapshot = (seconds) => ({
     at_ms: seconds * 1000,
+    pools: [],
     disks: [['a', 1000, 30], ['b', 3000, 90], ['c', 500, 0]].map(([name, shares, rate]) =>
       disk({ name }, { qos: { disk: name, shares, reservation: 0 }, figures: figures(seconds, { backing: io(rate * seconds) }) })),
   });
@@ -160,6 +162,51 @@ test('due is a part of the shares of those that want something', () => {
 test('a curve runs straight between its points and on after the last', () => {
   const curve = { points: [{ cache_bytes: 0, miss_ratio: 1 }, { cache_bytes: 100, miss_ratio: 0.5 }, { cache_bytes: 200, miss_ratio: 0.4 }] };
   assert.deepEqual([0, 50, 100, 150, 1e9].map((size) => missesAt(curve, size)), [1, 0.75, 0.5, 0.45, 0.4]);
+});
+
+test('the history of a pool has what its shared caches divide, gaps, and an end', () => {
+  const histories = new Histories();
+  const take = (at, shared) => histories.take({ at_ms: at * 1000, disks: [], pools: shared === null ? [] : [{ pool: { name: 'flash', shared } }] });
+  const shared = { size: 10, caches: [{ disk: 'a', size: 3 }, { disk: 'b', size: 5 }] };
+  const { points } = histories.ofPool('flash');
+  take(1, undefined);
+  take(2, shared);
+  take(20, shared);
+  take(21, shared);
+  const division = { size: 10, used: 8, sizes: new Map([['a', 3], ['b', 5]]) };
+  assert.deepEqual(points, [{ at: 1, division: undefined }, { at: 2, division }, { at: 20, division: undefined }, { at: 21, division }]);
+  for (let at = 22; at < 22 + POINTS_MAX; at++) take(at, shared);
+  assert.equal(points.length, POINTS_MAX);
+  take(9999, null);
+  assert.equal(histories.ofPool('flash').points.length, 0, 'a pool that is gone');
+});
+
+test('disks keep their layers, and those with little flash have one together', () => {
+  const point = (sizes) => ({ at: 0, division: { size: 1000, used: Object.values(sizes).reduce((sum, size) => sum + size, 0), sizes: new Map(Object.entries(sizes)) } });
+  const named = (layers) => layers.filter((disk) => disk !== undefined);
+  const first = layersOf([], [point({ b: 1, a: 2 }), { at: 1, division: undefined }]);
+  assert.equal(first.length, LAYERS_MAX);
+  assert.deepEqual(named(first), ['a', 'b'], 'by name');
+  const second = layersOf(first, [point({ b: 1, A: 9 })]);
+  assert.deepEqual(second.slice(0, 3), ['A', 'b', undefined], 'b keeps its layer, and A gets that of a');
+  const many = Object.fromEntries(Array.from({ length: LAYERS_MAX + 2 }, (_, index) => [`disk${index}`, 10 + index]));
+  const third = layersOf([], [point(many)]);
+  assert.equal(named(third).length, LAYERS_MAX);
+  assert.ok(!third.includes('disk0') && !third.includes('disk1'));
+  assert.equal(otherSize(third, point(many).division), 10 + 11);
+  assert.equal(otherSize(first, point({ a: 4, b: 5 }).division), 0);
+});
+
+test('the size of a shared cache is said with its target and its limits', () => {
+  const MIB = 2 ** 20;
+  const size = (shared) => sizeOf({ room: 12 * MIB, shared: shared && { target: 14 * MIB, limits: { min: 0, max: 0, shares: 1000, pin: false }, ...shared } }).replaceAll('\u00a0', ' ');
+  assert.equal(size(undefined), '12 MiB');
+  assert.equal(size({}), '12 MiB (shared, target 14 MiB)');
+  assert.equal(size({ target: 0 }), '12 MiB (shared)', 'no round yet');
+  assert.equal(
+    size({ limits: { min: MIB, max: 20 * MIB, shares: 2000, pin: true } }),
+    '12 MiB (shared, target 14 MiB, at least 1 MiB, at most 20 MiB, 2\u202f000 shares, pinned)',
+  );
 });
 
 test('events are parsed however they are cut', () => {
@@ -182,4 +229,5 @@ test('numbers have three digits, one unit and a dash for nothing', () => {
   assert.deepEqual([exactBytes(0), exactBytes(2 ** 33), exactBytes(1536 * 1024), exactBytes(1000)], ['0', '8G', '1536K', '1000']);
   assert.deepEqual([duration(5), duration(60), duration(185), duration(7800), duration(90000)], ['5 s', '1 min', '3 min 5 s', '2 h 10 min', '1 d 1 h']);
   assert.equal(count(NaN), '–');
+  assert.deepEqual([12345, 0, -3, -0.2].map(format.signed), ['+12\u202f345', '0', '−3', '0']);
 });

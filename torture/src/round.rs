@@ -32,7 +32,6 @@ use crate::stamp::{Origin, UNIT};
 const FINISH_MAX: Duration = Duration::from_secs(120);
 
 /// Size of a pool device and of a cache.
-const POOL_DEVICE: &str = "96M";
 const CACHE: &str = "8M";
 
 /// Duration of a request flood. The next constants are its number of clients, and the requests per
@@ -463,13 +462,17 @@ impl<'a> Round<'a> {
         let path = self.dir.join(format!("flash/flash{device}")).display().to_string();
         let removed = self.command(&["pool", "remove-device", "pool", &path]);
         std::thread::sleep(Duration::from_millis(300));
-        removed && self.command(&["pool", "add-device", "pool", &path, "--size", POOL_DEVICE, "--force"])
+        let size = self.plan.pool_device();
+        removed && self.command(&["pool", "add-device", "pool", &path, "--size", size, "--force"])
     }
 
     fn change_cache(&self, disk: usize, change: Change) -> bool {
         let (plan, name) = (&self.plan.disks[disk], self.disks[disk].name.as_str());
         match change {
-            Change::Resize(mib) => self.command(&["cache", "resize", name, &format!("{mib}M")]),
+            Change::Resize(mib) => {
+                let resized = self.command(&["cache", "resize", name, &format!("{mib}M")]);
+                resized && (!plan.shared || self.command(&["cache", "set", name, "--shared"]))
+            }
             Change::Clear => self.command(&["cache", "clear", name]),
             Change::Drain => self.command(&["drain", name]),
             Change::Policy(policy) => self.command(&["cache", "set", name, "--policy", policy]),
@@ -480,10 +483,11 @@ impl<'a> Round<'a> {
                     && self.command(&["cache", "set", name, "--mode", "write-back"])
             }
             Change::Disable => {
-                let enable = ["cache", "enable", name, "--pool", "pool", "--size", CACHE];
+                let enable = ["cache", "enable", name, "--pool", "pool"];
+                let size: &[&str] = if plan.shared { &[] } else { &["--size", CACHE] };
                 let mode = if plan.cache.writes_back { "write-back" } else { "write-through" };
                 self.command(&["cache", "disable", name])
-                    && self.command(&[&enable[..], &["--mode", mode]].concat())
+                    && self.command(&[&enable[..], size, &["--mode", mode]].concat())
             }
         }
     }
@@ -686,7 +690,7 @@ fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
     let mut text = format!(
         "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"io_uring\"\nshards = {}\n\
          [control]\nlisten = [\"unix:{}\"]\n[limits]\nbacking_wait_ms_max = {}\n\
-         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"{POOL_DEVICE}\"\nsegment_size = \"1M\"\n",
+         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"{}\"\nsegment_size = \"1M\"\n",
         at("state"),
         daemon.nbd_socket().display(),
         plan.shards,
@@ -694,6 +698,7 @@ fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
         plan.backing_wait_ms,
         at("flash/flash0"),
         at("flash/flash1"),
+        plan.pool_device(),
     );
     for (number, (disk, planned)) in disks.iter().zip(&plan.disks).enumerate() {
         let backing = disk.backing.location();
@@ -702,7 +707,8 @@ fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
             text += &format!("vhost_user = \"{}\"\n", at(&format!("vhost{number}.sock")));
         }
         if let Some(settings) = planned.cache.settings {
-            text += &format!("cache = {{ pool = \"pool\", size = \"{CACHE}\", {settings} }}\n");
+            let size = if planned.shared { String::new() } else { format!("size = \"{CACHE}\", ") };
+            text += &format!("cache = {{ pool = \"pool\", {size}{settings} }}\n");
         }
     }
     text

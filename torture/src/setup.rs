@@ -70,6 +70,13 @@ pub const CACHES: &[CacheKind] = &[
     CacheKind { name: "auto", settings: Some("preset = \"auto\""), writes_back: true },
 ];
 
+impl CacheKind {
+    /// Returns true for a cache that may do without a size of its own.
+    fn can_share(&self) -> bool {
+        self.settings.is_some() && self.name != "vfrc"
+    }
+}
+
 /// Kind of a disk's backing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackingKind {
@@ -111,6 +118,8 @@ pub struct DiskPlan {
     pub guests: u64,
     /// True if the disk's first guest uses vhost-user and not NBD.
     pub vhost_user: bool,
+    /// True if the cache has no size of its own and shares the pool with others.
+    pub shared: bool,
 }
 
 /// A fault that the test injects.
@@ -332,7 +341,12 @@ impl Plan {
     pub fn draw(seed: u64, round: u64, filter: &Filter) -> Self {
         let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut noise = Noise::new(seed);
-        let disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
+        let mut disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
+        // Another generator, so that older seeds keep their faults.
+        let mut sharing = Noise::new(!seed);
+        for disk in &mut disks {
+            disk.shared = sharing.below(2) == 0 && disk.cache.can_share();
+        }
         let load = ms(&mut noise, LOAD_MS.0, LOAD_MS.1);
         let volatile_pool = noise.below(2) == 0;
         let mut faults = Vec::new();
@@ -360,6 +374,12 @@ impl Plan {
         }
     }
 
+    /// Returns the size of each device of the pool. Shared caches compete for a small one.
+    #[must_use]
+    pub fn pool_device(&self) -> &'static str {
+        if self.disks.iter().any(|disk| disk.shared) { "32M" } else { "96M" }
+    }
+
     /// Returns the plan as JSON for the log.
     #[must_use]
     pub fn describe(&self) -> Value {
@@ -369,7 +389,7 @@ impl Plan {
             .map(|disk| {
                 json!({
                     "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests,
-                    "vhost_user": disk.vhost_user,
+                    "vhost_user": disk.vhost_user, "shared": disk.shared,
                 })
             })
             .collect();
@@ -402,7 +422,8 @@ impl DiskPlan {
                 break cache;
             }
         };
-        DiskPlan { backing, cache, guests: 1 + noise.below(2), vhost_user: noise.below(2) == 0 }
+        let (guests, vhost_user) = (1 + noise.below(2), noise.below(2) == 0);
+        DiskPlan { backing, cache, guests, vhost_user, shared: false }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use clap::Subcommand;
 use hob_control::client::Client;
-use hob_control::{CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size};
+use hob_control::{
+    CacheEnable, CachePatch, CacheSettings, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size,
+};
 
 use super::Global;
 use super::confirmation::{Confirmation, DryRun};

@@ -182,8 +182,8 @@ enum Command {
 
 fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
     match command {
-        Command::Serve(args) => serve::run(*args, global),
-        Command::Daemon(args) => daemon::run(&args, global),
+        Command::Serve(args) => serve::run(*args, global).inspect_err(|_| hob_daemon::abandon_hand_over()),
+        Command::Daemon(args) => daemon::run(&args, global).inspect_err(|_| hob_daemon::abandon_hand_over()),
         Command::Demo(args) => demo::run(args),
         Command::Pool(args) => pool::run(args, global),
         Command::Peer(args) => peer::run(args, global),

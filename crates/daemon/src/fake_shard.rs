@@ -328,6 +328,10 @@ impl State {
                 let found = self.engine.sizing(self.now(), id).map(Box::new);
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::DiskCounts { asked, answer } => {
+                let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
+                let _ = answer.send(Ok(counts));
+            }
             ShardCall::Users { answer, .. } => {
                 let _ = answer.send(Ok(self.users));
             }

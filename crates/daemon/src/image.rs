@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hob_storage::backing::{Backing, Format, ImageFile, Role, confine};
+use hob_storage::backing::qemu_nbd::confine;
+use hob_storage::backing::{Backing, Format, ImageFile, Role};
 use serde::Deserialize;
 
 /// Maximum number of files of an image.

@@ -46,7 +46,7 @@ pub use one_disk::OneDisk;
 pub use socket_access::SocketSettings;
 pub use swap::turn_off_as_child;
 pub use tls::{CertificateMatch, TlsFiles};
-pub use upgrade::can_take_over;
+pub use upgrade::{abandon as abandon_hand_over, can_take_over};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hob_control::{CacheEnable, DiskAdd, Endpoint};
+use hob_storage::backing::qemu_nbd;
 use hob_storage::ring::RingConfig;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -258,6 +259,7 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
 async fn live(plan: Plan) -> anyhow::Result<Option<HandOff>> {
     let mut signals = Signals::new()?;
     let mut inherited = InheritedState::take();
+    tokio::task::spawn_blocking(qemu_nbd::remove_leftovers).await.context("cannot look for leftovers")?;
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);

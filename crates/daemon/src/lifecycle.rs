@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use hob_storage::backing::objects;
+use hob_storage::backing::{objects, qemu_nbd};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::SetOnce;
 use tokio::task::JoinSet;
@@ -40,6 +40,8 @@ struct Ends {
     term: Signal,
     int: Signal,
     terminal: Option<Signal>,
+    /// Number of these signals so far.
+    count: u32,
 }
 
 impl Signals {
@@ -50,6 +52,7 @@ impl Signals {
             term: listen(SignalKind::terminate())?,
             int: listen(SignalKind::interrupt())?,
             terminal: has_terminal.then(|| listen(SignalKind::hangup())).transpose()?,
+            count: 0,
         };
         let signals = Signals { upgrade: listen(SignalKind::hangup())?, end };
         // The previous program in this process may have left signals to this one.
@@ -57,24 +60,29 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Leaves later signals to the next program in this process. `ends` is true if a signal that
-    /// ends the daemon has arrived before.
-    async fn leave_to_next_program(&mut self, ends: bool) {
+    /// Leaves later signals to the next program in this process, and one that has arrived before.
+    async fn leave_to_next_program(&mut self) {
         hob_storage::signals::hold();
         // The runtime sees within this time what its handlers have received.
-        let has_arrived = tokio::time::timeout(Duration::from_millis(1), self.end.next()).await.is_ok();
-        if ends || has_arrived {
+        let _ = tokio::time::timeout(Duration::from_millis(1), self.end.next()).await;
+        if self.end.count > 0 {
             hob_storage::signals::stop_next_program();
         }
     }
 }
 
 impl Ends {
+    /// Waits for the next signal. The second one ends the process immediately.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
             Some(_) = async { Some(self.terminal.as_mut()?.recv().await) } => {}
+        }
+        self.count += 1;
+        if self.count > 1 {
+            tracing::warn!("exiting immediately");
+            std::process::exit(1);
         }
     }
 }
@@ -167,7 +175,7 @@ impl Lifecycle {
             biased;
             _ = self.ready.wait() => Ok(()),
             result = serving => result,
-            () = end.next() => exit_at_once(),
+            () = end.next() => Ok(()),
             () = tokio::time::sleep(START_MAX) => {
                 tracing::warn!("ending although the start is not finished after {} s", START_MAX.as_secs());
                 Ok(())
@@ -207,21 +215,19 @@ impl Lifecycle {
         }
         let closing = self.close_all(ending, relays);
         tokio::pin!(closing);
-        let mut ends = !goes_on;
         let leaving = loop {
             tokio::select! {
                 leaving = &mut closing => break leaving,
                 () = signals.end.next() => {
-                    if std::mem::replace(&mut ends, true) {
-                        exit_at_once();
+                    if goes_on {
+                        tracing::info!("the next daemon process will end, because a signal arrived");
                     }
-                    tracing::info!("the next daemon process will end, because a signal arrived");
                 }
             }
         };
         if let Some(leaving) = &leaving {
             tracing::info!("handing over to the next daemon process: {}", leaving.summary());
-            signals.leave_to_next_program(ends).await;
+            signals.leave_to_next_program().await;
         }
         outcome.map(|()| leaving)
     }
@@ -242,6 +248,8 @@ impl Lifecycle {
         if leaving.is_none() {
             listening.close_inherited();
         }
+        // Openings in progress do not end with their disks.
+        qemu_nbd::end_starting();
         // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {
@@ -265,9 +273,4 @@ async fn stop(shards: Vec<ShardHandle>) {
             tracing::warn!("a shard did not stop cleanly: {error}");
         }
     }
-}
-
-fn exit_at_once() -> ! {
-    tracing::warn!("exiting immediately");
-    std::process::exit(1)
 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use hob_engine::command::{Bitmap, BitmapChange, CacheChange, Command, DiskConfig, MemoryConfig, Segment};
 use hob_engine::io::Promote;
+use hob_engine::partition::DiskCounts;
 use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
@@ -191,6 +192,12 @@ pub(crate) enum ShardCall {
         id: DiskId,
         answer: Answer<Box<Sizing>>,
     },
+    /// Return the counts of disks for the division of their pool.
+    DiskCounts {
+        asked: Vec<CountsAsked>,
+        /// Receives the counts in the order of `asked`; `None` for a disk that does not exist.
+        answer: Answer<Vec<Option<DiskCounts>>>,
+    },
     /// Return the number of NBD and vhost-user clients of a disk.
     Users {
         id: DiskId,
@@ -272,6 +279,23 @@ pub(crate) enum ShardCall {
     Stop {
         answer: Answer<()>,
     },
+}
+
+/// A disk whose counts are asked for; see [`hob_engine::Engine::disk_counts`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountsAsked {
+    pub(crate) id: DiskId,
+    /// Number of reads at the last round, if there was one.
+    pub(crate) known_reads: Option<u64>,
+    /// Block size of the cache, bytes.
+    pub(crate) block_bytes: u64,
+}
+
+impl CountsAsked {
+    /// Returns the disk's counts.
+    pub(crate) fn of(self, engine: &hob_engine::Engine) -> Option<DiskCounts> {
+        engine.disk_counts(self.id, self.known_reads, self.block_bytes)
+    }
 }
 
 /// A statistic that can be reset.

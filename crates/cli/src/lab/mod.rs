@@ -12,6 +12,7 @@ mod latency;
 mod mrc;
 mod out;
 mod scale;
+mod share;
 mod sim;
 
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ pub(crate) enum Lab {
     Import(import::Import),
     Info(info::Info),
     Sim(sim::Sim),
+    Share(share::ShareArgs),
     Figures(figures::Figures),
     Mrc(mrc::Mrc),
     Generate(generate::Generate),
@@ -50,6 +52,7 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
         Lab::Import(args) => import::run(&args),
         Lab::Info(args) => info::run(&args, global),
         Lab::Sim(args) => sim::run(&args, global),
+        Lab::Share(args) => share::run(&args, global),
         Lab::Figures(args) => figures::run(&args, global),
         Lab::Mrc(args) => mrc::run(&args, global),
         Lab::Generate(args) => generate::run(&args, global),

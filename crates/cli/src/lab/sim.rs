@@ -74,7 +74,7 @@ pub(crate) struct Sim {
 
 /// Size of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum CacheSize {
+pub(super) enum CacheSize {
     Bytes(u64),
     /// Fraction of the trace's footprint: 0.1 is a tenth.
     Share(f64),
@@ -232,7 +232,7 @@ impl Wanted {
                 for block_size in &args.block_size {
                     for size in &args.size {
                         let block_bytes = u32::try_from(block_size.bytes()).unwrap_or(u32::MAX);
-                        let cache_bytes = bytes(*size, footprint_bytes, block_bytes);
+                        let cache_bytes = size.bytes(footprint_bytes, block_bytes);
                         let (policy, admission, sample_rate) = (*policy, *admission, args.sample);
                         points.push(Point { policy, admission, block_bytes, cache_bytes, sample_rate });
                     }
@@ -256,19 +256,22 @@ fn not_simulated(row: &Preset) -> Option<String> {
     })
 }
 
-fn unknown(name: &str) -> String {
+pub(super) fn unknown(name: &str) -> String {
     let names: Vec<&str> = POLICIES.iter().map(|row| row.name).collect();
     format!("there is no policy '{name}'; there are {}, {OPTIMUM} and all", names.join(", "))
 }
 
-/// Rounds a fraction of the footprint to whole blocks, at least one.
-fn bytes(size: CacheSize, footprint_bytes: Option<u64>, block_bytes: u32) -> u64 {
-    match size {
-        CacheSize::Bytes(bytes) => bytes,
-        CacheSize::Share(share) => {
-            let bytes = footprint_bytes.expect("shares have the footprint counted") as f64 * share;
-            let blocks = (bytes / f64::from(block_bytes.max(1))).round().max(1.0);
-            blocks as u64 * u64::from(block_bytes)
+impl CacheSize {
+    /// Returns the size in bytes. A fraction of the footprint is rounded to whole blocks, at least
+    /// one.
+    pub(super) fn bytes(self, footprint_bytes: Option<u64>, block_bytes: u32) -> u64 {
+        match self {
+            CacheSize::Bytes(bytes) => bytes,
+            CacheSize::Share(share) => {
+                let bytes = footprint_bytes.expect("shares have the footprint counted") as f64 * share;
+                let blocks = (bytes / f64::from(block_bytes.max(1))).round().max(1.0);
+                blocks as u64 * u64::from(block_bytes)
+            }
         }
     }
 }
@@ -322,7 +325,7 @@ fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
         }
         let next_uses = NextUses::counting(keys)?;
         let sizes: Vec<u64> =
-            args.size.iter().map(|size| bytes(*size, footprint, block_bytes as u32)).collect();
+            args.size.iter().map(|size| size.bytes(footprint, block_bytes as u32)).collect();
         let counts: Vec<u64> = sizes.iter().map(|bytes| bytes / block_bytes).collect();
         for (cache_bytes, miss_ratio) in sizes.into_iter().zip(next_uses.miss_ratios(&counts)) {
             rows.push(Row::optimum(block_bytes as u32, cache_bytes, footprint, miss_ratio));
@@ -515,8 +518,8 @@ mod tests {
 
     #[test]
     fn a_share_is_whole_blocks_and_one_at_least() {
-        assert_eq!(bytes(CacheSize::Share(0.1), Some(1 << 20), 4096), 26 * 4096);
-        assert_eq!(bytes(CacheSize::Share(0.001), Some(4096), 65536), 65536);
-        assert_eq!(bytes(CacheSize::Bytes(12345), None, 4096), 12345);
+        assert_eq!(CacheSize::Share(0.1).bytes(Some(1 << 20), 4096), 26 * 4096);
+        assert_eq!(CacheSize::Share(0.001).bytes(Some(4096), 65536), 65536);
+        assert_eq!(CacheSize::Bytes(12345).bytes(None, 4096), 12345);
     }
 }

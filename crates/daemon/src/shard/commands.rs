@@ -191,6 +191,10 @@ impl Shard {
                 let found = self.engine.sizing(now, id).map(Box::new);
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
+            ShardCall::DiskCounts { asked, answer } => {
+                let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
+                let _ = answer.send(Ok(counts));
+            }
             ShardCall::Users { id, answer } => {
                 let _ = answer.send(Ok(self.clients.guests(id) + self.vhost_user.of(id)));
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hob_engine::command::{BitmapChange, CacheChange, DiskConfig, MemoryConfig, Segment};
 use hob_engine::io::Promote;
+use hob_engine::partition::DiskCounts;
 use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
@@ -17,7 +18,7 @@ use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
-use super::{Answer, AtRest, Counter, FileRights, Gone, Noted, ShardCall, ShardError};
+use super::{Answer, AtRest, Counter, CountsAsked, FileRights, Gone, Noted, ShardCall, ShardError};
 use crate::hardware::{Area, Backing, DeviceCounts, FlashDevice};
 use crate::nbd_listener::{ConnectionPermit, Transport};
 use crate::request_recorder::Recorder;
@@ -168,6 +169,15 @@ impl ShardHandle {
     /// Returns predicted hit ratios of other cache sizes for a disk.
     pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
         self.ask_in_time(|answer| ShardCall::Sizing { id, answer }).await
+    }
+
+    /// Returns the counts of disks for the division of their pool, in the order of `asked`; `None`
+    /// for a disk that does not exist.
+    pub(crate) async fn disk_counts(
+        &self,
+        asked: Vec<CountsAsked>,
+    ) -> Result<Vec<Option<DiskCounts>>, ShardError> {
+        self.ask_in_time(|answer| ShardCall::DiskCounts { asked, answer }).await
     }
 
     /// Returns the number of NBD and vhost-user clients of a disk. A mounted file counts as one

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
@@ -76,9 +77,10 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
     Ok(far)
 }
 
-/// Reads the message of the previous program, if there is one.
+/// Reads the message of the previous program, if there is one. Later calls return `None`.
 pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
-    if std::env::var_os(VARIABLE) != Some(sign()) {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    if IS_TAKEN.swap(true, Ordering::Relaxed) || std::env::var_os(VARIABLE) != Some(sign()) {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;

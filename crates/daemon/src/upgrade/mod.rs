@@ -185,6 +185,13 @@ async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
     })
 }
 
+/// Closes what the previous program left in this process, if this program cannot take over.
+pub fn abandon() {
+    let mut inherited = InheritedState::take();
+    drop(inherited.files());
+    inherited.listening().close_inherited();
+}
+
 /// Descriptors that stay open for the next program.
 #[derive(Debug)]
 pub(super) struct HandOff {

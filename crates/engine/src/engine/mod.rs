@@ -75,13 +75,14 @@ use crate::device::{Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
+use crate::partition::DiskCounts;
 use crate::qos;
 use crate::range_locks::{Range, RangeLocks};
 use crate::shares::Shares;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
 use crate::stats::DiskStats;
-use crate::units::{BufferId, DiskId, Instant, IoId, RequestId};
+use crate::units::{BufferId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
 use crate::vscsi::Histograms;
 use bulk::Bulk;
 use commit::JournalIo;
@@ -557,6 +558,25 @@ impl Engine {
     /// Returns the predicted hit ratios of other cache sizes for a disk.
     pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
+    }
+
+    /// Returns the counts of a disk for the division of a pool. `known_reads` is the number of reads
+    /// at the last round. A curve takes some ten thousand steps, so it is left out if no read was
+    /// added.
+    pub fn disk_counts(
+        &self,
+        disk: DiskId,
+        known_reads: Option<u64>,
+        block_bytes: u64,
+    ) -> Option<DiskCounts> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        let reads = disk.sizing.seen().reads;
+        Some(DiskCounts {
+            reads,
+            dirty_bytes: disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors() * SECTOR_BYTES),
+            miss_cost_ns: disk.stats.backing.mean_ns().saturating_sub(disk.stats.flash.mean_ns()),
+            curve: (known_reads != Some(reads)).then(|| disk.sizing.report_of(block_bytes)),
+        })
     }
 
     /// Returns true if the engine accepts a guest's request to a disk now. Each disk has a share of

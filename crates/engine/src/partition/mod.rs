@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 pub use allocate::{Bidder, allocate};
 use demand::Demand;
 
-use crate::sizing::Curve;
+use crate::sizing::{BlockSizing, Curve};
 use crate::units::{DiskId, Instant};
 
 /// Time between two rounds, nanoseconds.
@@ -93,6 +93,19 @@ pub struct Member<'a> {
     pub curve: &'a Curve,
     /// Size of the curve's blocks, bytes.
     pub block_bytes: u64,
+}
+
+/// Counts of a disk with a cache, as a round needs them.
+#[derive(Clone, Debug)]
+pub struct DiskCounts {
+    /// Number of reads since counting began.
+    pub reads: u64,
+    /// Size of the cache's dirty data, bytes.
+    pub dirty_bytes: u64,
+    /// Mean latency of the backing minus that of flash, nanoseconds; 0 if unknown.
+    pub miss_cost_ns: u64,
+    /// Miss-ratio curve of the reads; absent if the disk was not read since the last round.
+    pub curve: Option<BlockSizing>,
 }
 
 /// A change of one cache's size.

@@ -173,6 +173,22 @@ impl Live {
         }
     }
 
+    /// Returns the counts of requests so far.
+    pub fn seen(&self) -> Seen {
+        self.seen
+    }
+
+    /// Returns the current result for the largest blocks that are not larger than `block_bytes`.
+    pub fn report_of(&self, block_bytes: u64) -> BlockSizing {
+        if block_bytes >= sized::<16>() {
+            report(&self.large)
+        } else if block_bytes >= sized::<4>() {
+            report(&self.medium)
+        } else {
+            report(&self.small)
+        }
+    }
+
     /// Returns the current result. The time is proportional to the length of the curves, some ten
     /// thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {

@@ -37,7 +37,7 @@ pub mod offline_writer;
 mod overlay;
 mod parent;
 mod path;
-mod qemu_nbd;
+pub mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
 mod size_probe;
@@ -63,7 +63,6 @@ use monitor::InFlight;
 pub use monitor::{Condition, Monitor, SLOW_AFTER};
 pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{Parent, ParentRead};
-pub use qemu_nbd::confine;
 pub use size_probe::SizeProbe;
 
 /// A kind of backing.

@@ -12,6 +12,7 @@
 //! and the NBD connection is opened again.
 
 mod child;
+mod leftovers;
 mod node;
 mod sandbox;
 
@@ -27,7 +28,9 @@ use hob_engine::units::{Instant, IoId};
 use hob_nbd::uri::{Address, NbdUri};
 use rustix::io::Errno;
 
+pub use self::child::end_starting;
 use self::child::{Opens, Server};
+pub use self::leftovers::remove_leftovers;
 use self::node::Image;
 pub use self::sandbox::confine;
 use super::identity;

@@ -219,7 +219,8 @@ impl Disks {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
         let matters = reading.may_be_dirty();
-        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, upto, found, .. } = reading;
+        let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, upto, found, .. } =
+            reading;
         let spec = &spec;
         let found = found.await.unwrap_or_else(|_| {
             Err(ApiError::failed(

@@ -188,7 +188,8 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
 
 /// Describes the size that hob has chosen for a shared cache.
 fn about_share(shared: &SharedCache) -> String {
-    let SharedCache { size, target, reads_per_second, more_hits_per_second, gained_hits_per_second, .. } = shared;
+    let SharedCache { size, target, reads_per_second, more_hits_per_second, gained_hits_per_second, .. } =
+        shared;
     let towards = match target.cmp(size) {
         Ordering::Equal => String::new(),
         _ if target.bytes() == 0 => String::new(),

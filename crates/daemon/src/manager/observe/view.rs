@@ -261,7 +261,10 @@ impl DiskEntry {
             CacheState::None
         } else if self.recovering.is_some() {
             CacheState::Recovering
-        } else if self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING, REPARTITIONING].contains(&busy)) {
+        } else if self
+            .busy
+            .is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING, REPARTITIONING].contains(&busy))
+        {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

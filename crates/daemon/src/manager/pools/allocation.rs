@@ -357,7 +357,9 @@ impl Pools {
             (disk.id, spec.clone(), disk.held.len(), leaving)
         };
         let pool = &spec.pool;
-        let wanted = Wanted { least: 0, most: leaving as u64, spare: 0 };
+        // The change needs a new journal ring.
+        let spare = self.registry.inner().journal_spare(pool);
+        let wanted = Wanted { least: 0, most: leaving as u64, spare };
         let replacements = self.registry.take_room(&spec, id, wanted).await.unwrap_or_else(|error| {
             tracing::warn!("pool {pool}: {error}");
             Vec::new()

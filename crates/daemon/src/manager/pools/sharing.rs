@@ -6,14 +6,14 @@
 //! release segments, then those that receive them. A resize is the same change as a command's, so a
 //! crash at any step finds a cache of the old or of the new size.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hob_control::{SharedCache, SharedCapacity, SharedLimits, Size};
 use hob_engine::command::CacheChange;
-use hob_engine::partition::{Limits, Member, PERIOD_NS, Partitioner, Status};
-use hob_engine::sizing::Sizing;
-use hob_engine::units::{DiskId, Instant, SECTOR_BYTES};
+use hob_engine::partition::{DiskCounts, Limits, Member, PERIOD_NS, Partitioner, Status};
+use hob_engine::sizing::BlockSizing;
+use hob_engine::units::{DiskId, Instant};
 use tokio::time::Instant as Clock;
 
 use super::Pools;
@@ -22,6 +22,7 @@ use super::rings::ring_segments;
 use crate::manager::api_error::ApiError;
 use crate::manager::flash::blocking;
 use crate::manager::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
+use crate::shard_api::{CountsAsked, ShardHandle};
 use crate::state::SharedSize;
 
 /// Time between two rounds.
@@ -29,7 +30,13 @@ pub(in crate::manager) const REPARTITION_EVERY: Duration = Duration::from_nanos(
 
 /// Maximum time in which a cache writes dirty data to its backing to release segments. Afterwards
 /// the cache keeps its size until a later round.
-const RELEASE_MAX: Duration = Duration::from_secs(10);
+const RELEASE_MAX: Duration = Duration::from_secs(3);
+
+/// Maximum number of disks whose counts are asked for at once, so that requests wait briefly.
+const ASKED_MAX: usize = 16;
+
+/// The last miss-ratio curve of each disk, and its number of reads then.
+type Curves = BTreeMap<DiskId, (u64, BlockSizing)>;
 
 /// Division of one pool among its shared caches.
 #[derive(Debug)]
@@ -37,6 +44,8 @@ pub(in crate::manager) struct Sharing {
     began: Clock,
     /// Absent before the first round, and while a round uses it.
     partitioner: Option<Partitioner>,
+    /// Empty while a round uses it.
+    curves: Curves,
     /// True during a round.
     is_running: bool,
     /// Number of segments that caches released to others since the daemon started.
@@ -50,6 +59,7 @@ impl Default for Sharing {
         Sharing {
             began: Clock::now(),
             partitioner: None,
+            curves: Curves::new(),
             is_running: false,
             moved: 0,
             destaged_bytes: 0,
@@ -64,23 +74,21 @@ struct Participant {
     segments: u64,
     dirty_segments: u64,
     limits: Limits,
-    block_bytes: u64,
     miss_cost_ns: u64,
-    sizing: Box<Sizing>,
+    reads: u64,
 }
 
 impl Participant {
-    /// Returns the partitioner's view; `None` if the disk has no miss-ratio curve.
-    fn member(&self) -> Option<Member<'_>> {
-        let sizes = &self.sizing.block_sizes;
-        let block = sizes.iter().rfind(|size| size.block_bytes <= self.block_bytes).or(sizes.first())?;
+    /// Returns the partitioner's view; `None` if the curve is missing.
+    fn member<'a>(&self, curves: &'a Curves) -> Option<Member<'a>> {
+        let (_, block) = curves.get(&self.id)?;
         Some(Member {
             disk: self.id,
             segments: self.segments,
             dirty_segments: self.dirty_segments,
             limits: self.limits,
             miss_cost_ns: self.miss_cost_ns,
-            reads: self.sizing.seen.reads,
+            reads: self.reads,
             accesses: block.accesses,
             curve: &block.curve,
             block_bytes: block.block_bytes,
@@ -116,7 +124,8 @@ impl Pools {
 
     /// Chooses the sizes of a pool's shared caches and resizes them.
     pub(in crate::manager) async fn round(&self, pool: &str) -> Result<(), ApiError> {
-        let participants = self.participants(pool).await;
+        let mut curves = std::mem::take(&mut self.registry.inner().pool_mut(pool)?.sharing.curves);
+        let participants = self.participants(pool, &mut curves).await;
         let (mut partitioner, now, capacity) = {
             let mut inner = self.registry.inner();
             let spare = inner.journal_spare(pool);
@@ -128,21 +137,23 @@ impl Pools {
             let partitioner = sharing.partitioner.take();
             (partitioner.unwrap_or_else(|| Partitioner::new(entry.segment_bytes)), now, capacity)
         };
-        let (partitioner, participants, repartition) = blocking(move || {
-            let members: Vec<Member<'_>> = participants.iter().filter_map(Participant::member).collect();
+        let (partitioner, curves, participants, repartition) = blocking(move || {
+            let members: Vec<Member<'_>> =
+                participants.iter().filter_map(|cache| cache.member(&curves)).collect();
             let repartition = partitioner.round(now, capacity, &members);
-            (partitioner, participants, repartition)
+            (partitioner, curves, participants, repartition)
         })
         .await?;
         {
             let mut inner = self.registry.inner();
-            inner.pool_mut(pool)?.sharing.partitioner = Some(partitioner);
-            let ids = participants.iter().filter(|cache| cache.member().is_some());
-            for (cache, status) in ids.zip(&repartition.members) {
+            let members = participants.iter().filter(|cache| curves.contains_key(&cache.id));
+            for (cache, status) in members.zip(&repartition.members) {
                 if let Ok(disk) = inner.disk_mut(&cache.name) {
                     disk.sharing = *status;
                 }
             }
+            let sharing = &mut inner.pool_mut(pool)?.sharing;
+            (sharing.partitioner, sharing.curves) = (Some(partitioner), curves);
         }
         let mut moved = 0;
         for change in &repartition.changes {
@@ -159,39 +170,63 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns the shared caches of a pool whose sizes can be chosen.
-    async fn participants(&self, pool: &str) -> Vec<Participant> {
-        let caches: Vec<_> = {
+    /// Returns the shared caches of a pool whose sizes can be chosen, and updates their curves.
+    async fn participants(&self, pool: &str, curves: &mut Curves) -> Vec<Participant> {
+        let mut by_shard: Vec<(ShardHandle, Vec<(Participant, CountsAsked)>)> = Vec::new();
+        let segment_bytes = {
             let inner = self.registry.inner();
             let Ok(entry) = inner.pool(pool) else { return Vec::new() };
-            let caches = inner.disks.values().filter_map(|disk| {
-                let spec = disk.cache().filter(|spec| spec.pool == pool)?;
-                let mut limits = spec.shared?.in_segments(entry.segment_bytes);
-                let DiskPhase::Online(shard) = &disk.phase else { return None };
+            for disk in inner.disks.values() {
+                let Some(spec) = disk.cache().filter(|spec| spec.pool == pool) else { continue };
+                let (Some(limits), DiskPhase::Online(shard)) = (spec.shared, &disk.phase) else { continue };
+                if disk.recovering.is_some() {
+                    continue;
+                }
+                let mut limits = limits.in_segments(entry.segment_bytes);
                 // Another change of the cache is in progress.
                 limits.pinned |= disk.busy.is_some_and(|busy| !is_own_work(busy));
-                disk.recovering.is_none().then(|| {
-                    let name = disk.wanted.name.clone();
-                    (name, shard.clone(), disk.id, disk.held.len() as u64, limits, spec.block_size.bytes())
-                })
-            });
-            caches.map(|cache| (cache, entry.segment_bytes)).collect()
+                let cache = Participant {
+                    name: disk.wanted.name.clone(),
+                    id: disk.id,
+                    segments: disk.held.len() as u64,
+                    dirty_segments: 0,
+                    limits,
+                    miss_cost_ns: 0,
+                    reads: 0,
+                };
+                let asked = CountsAsked {
+                    id: disk.id,
+                    known_reads: curves.get(&disk.id).map(|(reads, _)| *reads),
+                    block_bytes: spec.block_size.bytes(),
+                };
+                match by_shard.iter_mut().find(|(other, _)| other.is_same(shard)) {
+                    Some((_, caches)) => caches.push((cache, asked)),
+                    None => by_shard.push((shard.clone(), vec![(cache, asked)])),
+                }
+            }
+            entry.segment_bytes
         };
-        let mut participants = Vec::with_capacity(caches.len());
-        for ((name, shard, id, segments, limits, block_bytes), segment_bytes) in caches {
-            // A shard that does not answer is reported elsewhere.
-            let (Ok(stats), Ok(sizing)) = (shard.stats(id).await, shard.sizing(id).await) else { continue };
-            participants.push(Participant {
-                name,
-                id,
-                segments,
-                dirty_segments: (stats.sectors_dirty * SECTOR_BYTES).div_ceil(segment_bytes),
-                limits,
-                block_bytes,
-                miss_cost_ns: stats.backing.mean_ns().saturating_sub(stats.flash.mean_ns()),
-                sizing,
-            });
+        let mut participants = Vec::new();
+        for (shard, mut caches) in by_shard {
+            while !caches.is_empty() {
+                let rest = caches.split_off(caches.len().min(ASKED_MAX));
+                let (some, asked): (Vec<_>, Vec<_>) =
+                    std::mem::replace(&mut caches, rest).into_iter().unzip();
+                // A shard that does not answer is reported elsewhere.
+                let Ok(counts) = shard.disk_counts(asked).await else { break };
+                for (cache, counts) in some.into_iter().zip(counts) {
+                    let Some(DiskCounts { reads, dirty_bytes, miss_cost_ns, curve }) = counts else {
+                        continue;
+                    };
+                    if let Some(curve) = curve {
+                        curves.insert(cache.id, (reads, curve));
+                    }
+                    let dirty_segments = dirty_bytes.div_ceil(segment_bytes);
+                    participants.push(Participant { dirty_segments, miss_cost_ns, reads, ..cache });
+                }
+            }
         }
+        curves.retain(|id, _| participants.iter().any(|cache| cache.id == *id));
         participants
     }
 
@@ -242,7 +277,8 @@ impl Pools {
             let disk = inner.disk_mut(name)?;
             let (shard, id, held) = (disk.shard()?, disk.id, disk.held.len() as u64);
             let pool = disk.cache().filter(|spec| spec.shared.is_some()).map(|spec| spec.pool.clone());
-            let pool = pool.ok_or_else(|| ApiError::conflict(format!("the cache of {name} is not shared")))?;
+            let pool =
+                pool.ok_or_else(|| ApiError::conflict(format!("the cache of {name} is not shared")))?;
             inner.set_shared_size(name, segments);
             (shard, id, pool, held)
         };
@@ -294,7 +330,11 @@ impl Inner {
     }
 
     /// Returns how a pool is divided among its shared caches; `None` without shared caches.
-    pub(in crate::manager) fn shared_capacity(&self, pool: &str, entry: &PoolEntry) -> Option<SharedCapacity> {
+    pub(in crate::manager) fn shared_capacity(
+        &self,
+        pool: &str,
+        entry: &PoolEntry,
+    ) -> Option<SharedCapacity> {
         let in_pool = |disk: &&DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
         let disks = self.disks.values().filter(in_pool);
         let caches: Vec<SharedCache> =

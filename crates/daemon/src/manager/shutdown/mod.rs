@@ -20,7 +20,8 @@ use crate::state::Closed;
 /// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum time that a drain at the daemon's end waits for the recovery of the cache.
+/// Maximum time that a drain at the daemon's end waits for disks to be opened, and then for the
+/// recovery of each cache.
 const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
 /// Time without progress after which a drain at the daemon's end is abandoned.
@@ -97,6 +98,9 @@ impl Shutdown {
     /// No new clients are accepted.
     pub(crate) async fn close(&self, ending: Ending) {
         self.migrations.stop();
+        if ending == Ending::Drain {
+            self.await_openings().await;
+        }
         let disks: Vec<String> = {
             let inner = self.registry.inner();
             let is_open = |disk: &&DiskEntry| {
@@ -128,6 +132,29 @@ impl Shutdown {
         }
         if let Err(error) = self.registry.save().await {
             tracing::error!("{error}");
+        }
+    }
+
+    /// Waits for disks that are being opened, because they are to be drained, and reports those that
+    /// cannot be.
+    async fn await_openings(&self) {
+        let is_opening =
+            |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy.is_some();
+        let opened = async {
+            while self.registry.inner().disks.values().any(is_opening) {
+                tokio::time::sleep(super::pools::LOOK_EVERY).await;
+            }
+        };
+        let _ = tokio::time::timeout(RECOVERY_MAX, opened).await;
+        for disk in self.registry.inner().disks.values() {
+            if matches!(disk.phase, DiskPhase::Offline(_))
+                && disk.cache().is_some_and(|spec| spec.journal.is_some())
+            {
+                tracing::warn!(
+                    "disk {}: it is not drained, because it is offline; its cache may have dirty data",
+                    disk.wanted.name
+                );
+            }
         }
     }
 

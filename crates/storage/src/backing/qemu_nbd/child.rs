@@ -6,11 +6,12 @@
 //!
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
-//! end.
+//! end. While qemu-nbd starts, it ignores SIGTERM, so [`end_starting`] kills such children when hob
+//! ends, and the next hob kills those of a killed one ([`leftovers`](super::leftovers)).
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::super::identity::ChangeMark;
+use super::leftovers::PrivateDirectory;
 use super::node::Image;
 use super::sandbox::Sandbox;
 
@@ -38,6 +40,38 @@ const LOCKED: &str = "\" lock";
 
 /// Longest error message of a child that hob reports, bytes.
 const COMPLAINT_BYTES_MAX: u64 = 4096;
+
+/// Children that have not opened their image yet; `None` when this process is about to end.
+static STARTING: Mutex<Option<BTreeSet<i32>>> = Mutex::new(Some(BTreeSet::new()));
+
+fn starting() -> MutexGuard<'static, Option<BTreeSet<i32>>> {
+    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a child that [`end_starting`] kills until [`is_started`] is called.
+fn start_child(command: &mut Command) -> io::Result<Child> {
+    let mut starting = starting();
+    let children = starting.as_mut().ok_or_else(|| io::Error::other("hob is about to end"))?;
+    let child = command.spawn()?;
+    children.insert(Pid::from_child(&child).as_raw_nonzero().get());
+    Ok(child)
+}
+
+/// Records that a child has opened its image or has ended.
+fn is_started(pid: Pid) {
+    if let Some(children) = starting().as_mut() {
+        children.remove(&pid.as_raw_nonzero().get());
+    }
+}
+
+/// Kills the children that have not opened their image yet, and prevents further ones. Call it when
+/// this process is about to end.
+pub fn end_starting() {
+    let children = starting().take().unwrap_or_default();
+    for pid in children.into_iter().filter_map(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+    }
+}
 
 /// Access of a child process to the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +92,7 @@ pub(super) struct Server {
     /// Options for the child's access to the image.
     modes: &'static [&'static str],
     start_max: Duration,
-    directory: PathBuf,
+    directory: PrivateDirectory,
     child: Mutex<ChildState>,
     is_released: AtomicBool,
     is_taken: AtomicBool,
@@ -115,14 +149,14 @@ impl Server {
         modes: &'static [&'static str],
         start_max: Duration,
     ) -> io::Result<Server> {
-        let (directory, child) = (private_directory()?, Mutex::default());
+        let (directory, child) = (PrivateDirectory::create()?, Mutex::default());
         let [is_released, is_taken] = [(); 2].map(|()| AtomicBool::new(false));
         Ok(Server { image, modes, start_max, directory, child, is_released, is_taken })
     }
 
     /// Where children listen.
     pub(super) fn socket(&self) -> PathBuf {
-        self.directory.join("socket")
+        self.directory.path().join("socket")
     }
 
     /// Starts a child in place of the previous one, and waits until the child listens. The child
@@ -139,6 +173,7 @@ impl Server {
     pub(super) fn has_image(&self) {
         let mut place = self.place();
         place.wanted = place.running.as_ref().map(|child| child.opens);
+        place.running.as_ref().inspect(|child| is_started(child.pid));
     }
 
     /// Starts a new child if the previous one had opened the image and ended by itself. Call it
@@ -198,7 +233,7 @@ impl Server {
             command.arg("--read-only");
         }
         command.arg("--").arg(self.image.node(opens == Opens::Unlocked)?);
-        let sandbox = Sandbox::of_server(&self.image, opens == Opens::ReadWrite, &self.directory)?;
+        let sandbox = Sandbox::of_server(&self.image, opens == Opens::ReadWrite, self.directory.path())?;
         place.running =
             Some(spawn(command, sandbox, opens, self.image.path.clone(), socket, self.start_max)?);
         Ok(())
@@ -230,7 +265,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -267,7 +301,7 @@ fn spawn(
     let (end, ended) = mpsc::channel::<()>();
     let (report, started) = mpsc::channel();
     let keeper = std::thread::Builder::new().name("hob-qemu-nbd".into()).spawn(move || {
-        let mut child = match command.spawn() {
+        let mut child = match start_child(&mut command) {
             Ok(child) => child,
             Err(error) => {
                 let _ = report.send(Err(error));
@@ -286,6 +320,7 @@ fn spawn(
         // The image's state is read now, before another process can open and change it.
         let left = mark_of(&image).ok();
         let _ = ended.recv();
+        is_started(pid);
         let _ = child.wait();
         Ended { said: complaint(&mut child), left }
     })?;
@@ -297,17 +332,6 @@ fn spawn(
             Err(error)
         }
     }
-}
-
-/// Creates a directory that only this user can enter.
-fn private_directory() -> io::Result<PathBuf> {
-    let mut rng = [0; 8];
-    rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty())?;
-    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
-    let name = format!("hob-{:016x}", u64::from_ne_bytes(rng));
-    let directory = base.unwrap_or_else(std::env::temp_dir).join(name);
-    std::fs::DirBuilder::new().mode(0o700).create(&directory)?;
-    Ok(directory)
 }
 
 fn wait_for_socket(child: &mut Child, socket: &Path, limit: Duration) -> io::Result<()> {
