@@ -657,6 +657,8 @@ impl<'a> Round<'a> {
             }
             match self.daemon.command(&["drain", &disk.name]) {
                 Ok((true, _)) => {}
+                // There was no space to enable it again.
+                Ok((false, said)) if said.contains("has no cache") => {}
                 Ok((false, said)) => {
                     return self.broken("drain", &format!("{}: drain failed: {}", disk.name, said.trim()));
                 }

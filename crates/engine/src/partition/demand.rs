@@ -1,18 +1,23 @@
 //! A disk's recent demand: the reads per second, and the share of them that each cache size would
 //! serve (the *curve*).
 //!
-//! The rate follows the load within seconds. The shape of the curve has a longer memory, because
-//! few accesses contain little information about it. While the disk is idle, the curve does not
-//! change.
+//! The rate follows the load within seconds. A part of the mean rate of the last minutes remains as
+//! a minimum, so that a disk that pauses does not lose its data at once. The shape of the curve has
+//! a longer memory too, because few accesses contain little information about it. While the disk is
+//! idle, the curve does not change.
 
 use super::allocate::{Bidder, GRID, interpolate};
 use super::{CHANGE_MIN_PART, Member, Status};
 
-/// Half-life of earlier reads in a disk's rate of reads, nanoseconds.
+/// Half-life of earlier reads in a disk's present rate of reads, nanoseconds.
 const RATE_HALF_NS: f64 = 10e9;
+/// Half-life of earlier reads in a disk's usual rate of reads, nanoseconds.
+const USUAL_HALF_NS: f64 = 600e9;
+/// Part of the usual rate that counts while the present rate is lower.
+const USUAL_PART: f64 = 0.25;
 /// Half-life of earlier accesses in a disk's curve, nanoseconds. Rounds in which the disk was idle
 /// do not count.
-const CURVE_HALF_NS: f64 = 60e9;
+const CURVE_HALF_NS: f64 = 300e9;
 /// Number of accesses in a curve up to which earlier accesses keep their weight.
 const ACCESSES_MIN: f64 = 4096.0;
 
@@ -24,8 +29,9 @@ pub(super) struct Demand {
     seen_reads: u64,
     seen_accesses: u64,
     seen_hits: Vec<f64>,
-    /// Mean rate of reads per second.
-    rate: f64,
+    /// Present and usual rate of reads per second.
+    present_rate: f64,
+    usual_rate: f64,
     /// Number of recent accesses, and their hits at each grid point.
     accesses: f64,
     hits: Vec<f64>,
@@ -46,8 +52,12 @@ impl Demand {
         let accesses = (member.accesses - self.seen_accesses) as f64;
         let reads = member.reads.saturating_sub(self.seen_reads) as f64;
         let elapsed = elapsed_ns as f64;
-        let keeps = 0.5f64.powf(elapsed / RATE_HALF_NS);
-        self.rate = self.rate * keeps + reads / (elapsed / 1e9) * (1.0 - keeps);
+        let mean = |before: f64, half_ns: f64| {
+            let keeps = 0.5f64.powf(elapsed / half_ns);
+            before * keeps + reads / (elapsed / 1e9) * (1.0 - keeps)
+        };
+        self.present_rate = mean(self.present_rate, RATE_HALF_NS);
+        self.usual_rate = mean(self.usual_rate, USUAL_HALF_NS);
         if accesses > 0.0 {
             let ages = self.accesses > ACCESSES_MIN;
             let keeps = if ages { 0.5f64.powf(elapsed / CURVE_HALF_NS) } else { 1.0 };
@@ -70,7 +80,7 @@ impl Demand {
     /// cost of a miss is unknown.
     pub(super) fn bidder(&self, member: &Member<'_>, capacity: u64, cost: f64) -> Bidder {
         let cost = if member.miss_cost_ns == 0 { cost } else { member.miss_cost_ns as f64 };
-        let weight = self.rate * cost * f64::from(member.limits.shares) / self.accesses.max(1.0);
+        let weight = self.rate() * cost * f64::from(member.limits.shares) / self.accesses.max(1.0);
         let (least, most) = match member.limits.pinned {
             true => (member.segments, member.segments),
             false => {
@@ -84,7 +94,11 @@ impl Demand {
 
     /// Returns the misses per second of a cache of this size.
     pub(super) fn misses(&self, segments: u64) -> f64 {
-        self.rate * (1.0 - self.hit_ratio(segments))
+        self.rate() * (1.0 - self.hit_ratio(segments))
+    }
+
+    fn rate(&self) -> f64 {
+        self.present_rate.max(self.usual_rate * USUAL_PART)
     }
 
     fn hit_ratio(&self, segments: u64) -> f64 {
@@ -97,10 +111,10 @@ impl Demand {
         let larger = segments + (segments / CHANGE_MIN_PART).max(1);
         Status {
             target,
-            rate: self.rate,
+            rate: self.present_rate,
             hit_ratio,
-            more_hits: self.rate * (self.hit_ratio(larger) - hit_ratio),
-            gained_hits: self.rate * (hit_ratio - self.hit_ratio(part)),
+            more_hits: self.present_rate * (self.hit_ratio(larger) - hit_ratio),
+            gained_hits: self.present_rate * (hit_ratio - self.hit_ratio(part)),
         }
     }
 }

@@ -13,7 +13,7 @@ use hob_control::{SharedCache, SharedCapacity, SharedLimits, Size};
 use hob_engine::command::CacheChange;
 use hob_engine::partition::{DiskCounts, Limits, Member, PERIOD_NS, Partitioner, Status};
 use hob_engine::sizing::BlockSizing;
-use hob_engine::units::{DiskId, Instant};
+use hob_engine::units::{DeviceId, DiskId, Instant};
 use tokio::time::Instant as Clock;
 
 use super::Pools;
@@ -316,17 +316,23 @@ impl Inner {
         }
     }
 
-    /// Returns the number of segments that must stay free on each device of a pool, so that each
-    /// persistent cache can be resized: a resize writes a new journal ring.
+    /// Returns the number of segments that must stay free on each device of a pool: a resize of a
+    /// persistent cache writes a new journal ring, and the rings on a device that is removed move to
+    /// the others.
     pub(in crate::manager) fn journal_spare(&self, pool: &str) -> u64 {
         let Ok(entry) = self.pool(pool) else { return 0 };
         let free = entry.free_segments();
-        let ring = |disk: &DiskEntry| {
-            let spec = disk.cache().filter(|spec| spec.pool == pool)?;
+        let mut next = 0;
+        let mut by_device: BTreeMap<DeviceId, u64> = BTreeMap::new();
+        for disk in self.disks.values() {
+            let Some(spec) = disk.cache().filter(|spec| spec.pool == pool) else { continue };
             let grows = if spec.shared.is_some() { free } else { 0 };
-            Some(ring_segments(spec, disk.held.len() as u64 + grows, entry.segment_bytes))
-        };
-        self.disks.values().filter_map(ring).max().unwrap_or(0)
+            next = next.max(ring_segments(spec, disk.held.len() as u64 + grows, entry.segment_bytes));
+            disk.ring.iter().for_each(|segment| *by_device.entry(segment.device).or_default() += 1);
+        }
+        let has_others = entry.devices.iter().filter(|device| device.peer.is_none()).count() > 1;
+        let moving = by_device.into_values().max().filter(|_| has_others).unwrap_or(0);
+        next + moving
     }
 
     /// Returns how a pool is divided among its shared caches; `None` without shared caches.
