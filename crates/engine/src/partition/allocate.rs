@@ -97,12 +97,23 @@ fn slope(a: (u64, f64), b: (u64, f64)) -> f64 {
 
 /// Returns a size for each bidder. The sum of the sizes is at most `capacity`, and capacity without
 /// value for any bidder stays free. If not even the smallest sizes fit, they are reduced in
-/// proportion.
+/// proportion, and the remainder goes to the highest values.
 pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     let least: u64 = bidders.iter().fold(0, |sum, bidder| sum.saturating_add(bidder.least));
     if least > capacity {
         let part = |bidder: &Bidder| u128::from(bidder.least) * u128::from(capacity) / u128::from(least);
-        return bidders.iter().map(|bidder| part(bidder) as u64).collect();
+        let mut sizes: Vec<u64> = bidders.iter().map(|bidder| part(bidder) as u64).collect();
+        let mut rest = capacity - sizes.iter().sum::<u64>();
+        let mut order: Vec<usize> = (0..bidders.len()).collect();
+        order.sort_by(|&a, &b| {
+            bidders[b].value_at(bidders[b].least).total_cmp(&bidders[a].value_at(bidders[a].least))
+        });
+        for i in order {
+            let more = rest.min(bidders[i].least - sizes[i]).min(1);
+            sizes[i] += more;
+            rest -= more;
+        }
+        return sizes;
     }
     let least_sizes: Vec<u64> = bidders.iter().map(|bidder| bidder.least).collect();
     let greedy = climb(bidders, least_sizes.clone(), capacity - least);

@@ -33,11 +33,11 @@ use crate::units::{DiskId, Instant};
 pub const PERIOD_NS: u64 = 2_000_000_000;
 
 /// Minimum rise of the total value for which segments move, as a share of the current value.
-pub const GAIN_MIN: f64 = 0.1;
+pub const GAIN_MIN: f64 = 0.05;
 
 /// Minimum rise of the total value if the caches that release segments lose at most
 /// [`IDLE_LOSS_MAX`] of the gain.
-const IDLE_GAIN_MIN: f64 = 0.03;
+const IDLE_GAIN_MIN: f64 = 0.02;
 
 /// Maximum loss of a cache that counts as idle, as a share of what other caches gain.
 const IDLE_LOSS_MAX: f64 = 0.02;

@@ -426,6 +426,8 @@ impl Disks {
             }
             (spec.clone(), engine_config(spec, segment_bytes)?, flash)
         };
+        // The caches of a pool take turns, so that space for one new ring is enough.
+        let _turn = self.pools.turn(&spec.pool).await;
         // A start that was interrupted left an unfinished ring. The pool may have no space for
         // another one.
         if let Some(journal) = spec.journal {

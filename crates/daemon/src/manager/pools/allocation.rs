@@ -79,13 +79,18 @@ impl Pools {
             return Ok(Vec::new());
         }
         let least = if rule == AllocationRule::Exactly { missing } else { 0 };
-        if spec.shared.is_none() || least > 0 {
-            let journal = journal_room(&spec, config.segment_bytes) / config.segment_bytes;
+        let _turn = self.turn(&spec.pool).await;
+        let has_shared = self.registry.inner().has_shared(&spec.pool);
+        // A new cache needs a journal of its own.
+        let journal = match has_cache {
+            true => 0,
+            false => journal_room(&spec, config.segment_bytes) / config.segment_bytes,
+        };
+        if has_shared && (spec.shared.is_none() || least > 0) {
             self.make_room(&spec.pool, missing + journal).await;
         }
-        // A shared cache leaves space for the journals of all caches.
-        let shares = spec.shared.is_some() && least == 0;
-        let spare = if shares { self.registry.inner().journal_spare(&spec.pool) } else { 0 };
+        // Shared caches make full pools usual, so space stays free for the journals of all caches.
+        let spare = if has_shared { self.registry.inner().journal_spare(&spec.pool) + journal } else { 0 };
         let segments = self.registry.take_room(&spec, id, Wanted { least, most: missing, spare }).await?;
         let got = segments.len() as u64;
         if got > 0 {

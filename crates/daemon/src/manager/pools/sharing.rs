@@ -7,10 +7,11 @@
 //! crash at any step finds a cache of the old or of the new size.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{SharedCache, SharedCapacity, SharedLimits, Size};
-use hob_engine::command::CacheChange;
+use hob_engine::command::{CacheChange, Mode};
 use hob_engine::partition::{DiskCounts, Limits, Member, PERIOD_NS, Partitioner, Status};
 use hob_engine::sizing::BlockSizing;
 use hob_engine::units::{DeviceId, DiskId, Instant};
@@ -32,6 +33,9 @@ pub(in crate::manager) const REPARTITION_EVERY: Duration = Duration::from_nanos(
 /// the cache keeps its size until a later round.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
 
+/// Maximum time to wait for the other changes of a pool. A change may wait for a hung device.
+const TURN_MAX: Duration = Duration::from_secs(10);
+
 /// Maximum number of disks whose counts are asked for at once, so that requests wait briefly.
 const ASKED_MAX: usize = 16;
 
@@ -48,6 +52,8 @@ pub(in crate::manager) struct Sharing {
     curves: Curves,
     /// True during a round.
     is_running: bool,
+    /// Locked while a cache takes new space, so that the space for journals is not promised twice.
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// Number of segments that caches released to others since the daemon started.
     moved: u64,
     /// Dirty bytes that were destaged while segments were released.
@@ -61,6 +67,7 @@ impl Default for Sharing {
             partitioner: None,
             curves: Curves::new(),
             is_running: false,
+            turn: Arc::default(),
             moved: 0,
             destaged_bytes: 0,
         }
@@ -183,6 +190,8 @@ impl Pools {
                     continue;
                 }
                 let mut limits = limits.in_segments(entry.segment_bytes);
+                let disk_segments = disk.size_bytes.div_ceil(entry.segment_bytes);
+                limits.max = limits.max.min(disk_segments.max(limits.min));
                 // Another change of the cache is in progress.
                 limits.pinned |= disk.busy.is_some_and(|busy| !is_own_work(busy));
                 let cache = Participant {
@@ -230,33 +239,46 @@ impl Pools {
         participants
     }
 
+    /// Waits for the turn to take space of a pool for a cache, or for a new journal. After
+    /// [`TURN_MAX`] returns `None`.
+    pub(in crate::manager) async fn turn(&self, pool: &str) -> Option<tokio::sync::OwnedMutexGuard<()>> {
+        let turn = self.registry.inner().pool(pool).ok()?.sharing.turn.clone();
+        tokio::time::timeout(TURN_MAX, turn.lock_owned()).await.ok()
+    }
+
     /// Takes segments from a pool's shared caches until `wanted` segments are free, as far as the
-    /// limits of these caches permit.
+    /// limits of these caches permit. Does nothing if that is not enough.
     pub(super) async fn make_room(&self, pool: &str, wanted: u64) {
-        let donors: Vec<(String, u64, u64)> = {
+        let mut donors: Vec<(bool, String, u64, u64)> = {
             let inner = self.registry.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let donors = inner.disks.values().filter_map(|disk| {
-                let limits = disk.cache().filter(|spec| spec.pool == pool)?.shared?;
-                let limits = limits.in_segments(entry.segment_bytes);
+                let spec = disk.cache().filter(|spec| spec.pool == pool)?;
+                let limits = spec.shared?.in_segments(entry.segment_bytes);
                 let held = disk.held.len() as u64;
                 let surplus = held.saturating_sub(limits.min);
                 let gives = disk.has_cache && surplus > 0 && !limits.pinned;
-                gives.then(|| (disk.wanted.name.clone(), held, surplus))
+                let destages = spec.mode == Mode::WriteBack;
+                gives.then(|| (destages, disk.wanted.name.clone(), held, surplus))
             });
             donors.collect()
         };
-        let mut left: u64 = donors.iter().map(|(_, _, surplus)| surplus).sum();
-        for (name, held, surplus) in donors {
+        let mut left: u64 = donors.iter().map(|(.., surplus)| surplus).sum();
+        if wanted > left + self.free_beyond_journals(pool) {
+            return;
+        }
+        // Caches that need their backings for this come last.
+        donors.sort();
+        for (_, name, held, surplus) in donors {
             let missing = wanted.saturating_sub(self.free_beyond_journals(pool));
             if missing == 0 {
                 return;
             }
             // Each cache gives in proportion to what it can give.
-            let part = (u128::from(missing) * u128::from(surplus)).div_ceil(u128::from(left));
+            let part = (u128::from(missing) * u128::from(surplus)).div_ceil(u128::from(left.max(1)));
             let part = (part as u64).min(surplus);
-            left -= surplus;
-            if let Err(error) = self.resize_shared(&name, held - part).await {
+            left = left.saturating_sub(surplus);
+            if let Err(error) = self.resize_patiently(&name, held - part).await {
                 tracing::debug!("disk {name}: its cache keeps its size: {error}");
             }
         }
@@ -266,6 +288,19 @@ impl Pools {
         let inner = self.registry.inner();
         let spare = inner.journal_spare(pool);
         inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
+    }
+
+    /// Resizes a shared cache like [`resize_shared`](Self::resize_shared), after the daemon's own work
+    /// on it.
+    async fn resize_patiently(&self, name: &str, segments: u64) -> Result<u64, ApiError> {
+        let end = Clock::now() + RELEASE_MAX;
+        loop {
+            let is_busy = self.registry.inner().disk(name)?.busy.is_some_and(is_own_work);
+            if !is_busy || Clock::now() >= end {
+                return self.resize_shared(name, segments).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Resizes a shared cache to `segments`, as far as there is space. Returns the size that it has
@@ -333,6 +368,13 @@ impl Inner {
         let has_others = entry.devices.iter().filter(|device| device.peer.is_none()).count() > 1;
         let moving = by_device.into_values().max().filter(|_| has_others).unwrap_or(0);
         next + moving
+    }
+
+    /// Returns true if a pool has shared caches.
+    pub(in crate::manager) fn has_shared(&self, pool: &str) -> bool {
+        let is_shared =
+            |disk: &DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool && spec.shared.is_some());
+        self.disks.values().any(is_shared)
     }
 
     /// Returns how a pool is divided among its shared caches; `None` without shared caches.
