@@ -178,3 +178,63 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
         assert!(found == *content.lock().unwrap(), "{disk} has other data than was written");
     }
 }
+
+/// All caches of a full pool write new journals at a start, with space for one at a time.
+#[test]
+fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
+    let scratch = Scratch::new();
+    let mut config = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+         [[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
+        scratch.text("state"),
+        scratch.text("nbd.sock"),
+        scratch.text("ctl.sock"),
+        scratch.text("a"),
+    );
+    let disks = ["d0", "d1", "d2", "d3", "d4", "d5"];
+    for disk in disks {
+        noise_file(&scratch.path(disk), 16 * MIB, 41);
+        config += &format!(
+            "[[disk]]\nname = \"{disk}\"\nbacking = \"{}\"\nformat = \"raw\"\n\
+             cache = {{ pool = \"flash\", mode = \"write-back\" }}\n",
+            scratch.text(disk)
+        );
+    }
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let mut daemon = start(&scratch);
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    let connect = |disk: &&str| Client::connect(&address, disk).unwrap();
+    let mut clients: Vec<Client> = disks.iter().map(connect).collect();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(8) {
+        for client in &mut clients {
+            (0..16).for_each(|at| drop(client.read(at * MIB, MIB as u32).unwrap()));
+            client.write(0, &[7; 4096]).unwrap();
+        }
+    }
+    let free = |daemon: &Daemon| {
+        let pool: Value =
+            serde_json::from_str(&daemon.ctl(&["pool", "show", "flash", "-o", "json"])).unwrap();
+        pool["free"].as_u64().unwrap() / MIB
+    };
+    assert!(free(&daemon) < 6, "the pool is full: {} MiB are free", free(&daemon));
+    daemon.process.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_secs(2));
+    for client in &mut clients {
+        client.read(0, 4096).expect("the client stays connected");
+        client.flush().unwrap();
+    }
+    drop(clients);
+    for how in [Signal::TERM, Signal::KILL, Signal::KILL] {
+        daemon.process.signal(how);
+        daemon.process.finish(Duration::from_secs(30));
+        daemon = start(&scratch);
+        // A disk that is offline is tried again after 5 s.
+        std::thread::sleep(Duration::from_secs(1));
+        for disk in &disks {
+            let data = connect(disk).read(0, 4096).unwrap();
+            assert!(data == [7; 4096], "{disk} after {how:?}: {}", daemon.ctl(&["disk", "list"]));
+        }
+    }
+    daemon.stop();
+}
