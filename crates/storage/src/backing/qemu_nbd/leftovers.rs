@@ -13,8 +13,9 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 
-/// Start of the directories' names. The rest is 16 hexadecimal digits.
-const PREFIX: &str = "hob-";
+/// Start of the directories' names. The rest is 16 hexadecimal digits. Earlier versions named their
+/// directories without `image-` and did not lock them.
+const PREFIX: &str = "hob-image-";
 
 /// Minimum age of a leftover. A younger directory may be about to be locked.
 const AGE_MIN: Duration = Duration::from_secs(1);
@@ -108,7 +109,7 @@ mod tests {
         assert!(!is_ours(&path), "it is too young");
         drop(directory);
         assert!(!path.exists());
-        for other in ["hob-bench", "hob-0123", "hob-0123456789abcdeg", "other"] {
+        for other in ["hob-image-0123", "hob-image-0123456789abcdeg", "hob-0123456789abcdef", "other"] {
             assert!(!is_ours(&base().join(other)), "{other}");
         }
     }
