@@ -230,10 +230,11 @@ impl Flash {
             let free = pool.as_ref().map_or(0, |pool| pool.free_segments_beyond(spare));
             if free < least {
                 let (wanted, free) = (least * segment_bytes, free * segment_bytes);
+                let besides = if spare > 0 { " besides the space for journals" } else { "" };
                 return Err(ApiError::conflict(format!(
-                    "the pool has {} free and {} are needed",
-                    hob_control::Size(free),
-                    hob_control::Size(wanted)
+                    "the pool has {} free{besides} and {} are needed",
+                    Size(free),
+                    Size(wanted)
                 ))
                 .hint("add a device, make another cache smaller, or choose a smaller size"));
             }

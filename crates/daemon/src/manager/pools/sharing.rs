@@ -33,6 +33,9 @@ pub(in crate::manager) const REPARTITION_EVERY: Duration = Duration::from_nanos(
 /// the cache keeps its size until a later round.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
 
+/// Interval between two checks whether the daemon's own work on a disk has ended.
+const BUSY_EVERY: Duration = Duration::from_millis(20);
+
 /// Maximum time to wait for the other changes of a pool. A change may wait for a hung device.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
@@ -216,26 +219,25 @@ impl Pools {
             entry.segment_bytes
         };
         let mut participants = Vec::new();
-        for (shard, mut caches) in by_shard {
-            while !caches.is_empty() {
-                let rest = caches.split_off(caches.len().min(ASKED_MAX));
-                let (some, asked): (Vec<_>, Vec<_>) =
-                    std::mem::replace(&mut caches, rest).into_iter().unzip();
+        for (shard, caches) in by_shard {
+            let (caches, asked): (Vec<Participant>, Vec<CountsAsked>) = caches.into_iter().unzip();
+            let mut counts = Vec::with_capacity(caches.len());
+            for some in asked.chunks(ASKED_MAX) {
                 // A shard that does not answer is reported elsewhere.
-                let Ok(counts) = shard.disk_counts(asked).await else { break };
-                for (cache, counts) in some.into_iter().zip(counts) {
-                    let Some(DiskCounts { reads, dirty_bytes, miss_cost_ns, curve }) = counts else {
-                        continue;
-                    };
-                    if let Some(curve) = curve {
-                        curves.insert(cache.id, (reads, curve));
-                    }
-                    let dirty_segments = dirty_bytes.div_ceil(segment_bytes);
-                    participants.push(Participant { dirty_segments, miss_cost_ns, reads, ..cache });
+                let Ok(more) = shard.disk_counts(some.to_vec()).await else { break };
+                counts.extend(more);
+            }
+            for (cache, counts) in caches.into_iter().zip(counts) {
+                let Some(DiskCounts { reads, dirty_bytes, miss_cost_ns, curve }) = counts else { continue };
+                if let Some(curve) = curve {
+                    curves.insert(cache.id, (reads, curve));
                 }
+                let dirty_segments = dirty_bytes.div_ceil(segment_bytes);
+                participants.push(Participant { dirty_segments, miss_cost_ns, reads, ..cache });
             }
         }
-        curves.retain(|id, _| participants.iter().any(|cache| cache.id == *id));
+        let present: BTreeSet<DiskId> = participants.iter().map(|cache| cache.id).collect();
+        curves.retain(|id, _| present.contains(id));
         participants
     }
 
@@ -278,7 +280,7 @@ impl Pools {
             let part = (u128::from(missing) * u128::from(surplus)).div_ceil(u128::from(left.max(1)));
             let part = (part as u64).min(surplus);
             left = left.saturating_sub(surplus);
-            if let Err(error) = self.resize_patiently(&name, held - part).await {
+            if let Err(error) = self.shrink_patiently(&name, held - part).await {
                 tracing::debug!("disk {name}: its cache keeps its size: {error}");
             }
         }
@@ -290,17 +292,15 @@ impl Pools {
         inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
     }
 
-    /// Resizes a shared cache like [`resize_shared`](Self::resize_shared), after the daemon's own work
-    /// on it.
-    async fn resize_patiently(&self, name: &str, segments: u64) -> Result<u64, ApiError> {
+    /// Shrinks a shared cache to `segments`, after the daemon's own work on it. It may be smaller
+    /// already by then.
+    async fn shrink_patiently(&self, name: &str, segments: u64) -> Result<(), ApiError> {
         let end = Clock::now() + RELEASE_MAX;
-        loop {
-            let is_busy = self.registry.inner().disk(name)?.busy.is_some_and(is_own_work);
-            if !is_busy || Clock::now() >= end {
-                return self.resize_shared(name, segments).await;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        while self.registry.inner().disk(name)?.busy.is_some_and(is_own_work) && Clock::now() < end {
+            tokio::time::sleep(BUSY_EVERY).await;
         }
+        let held = self.registry.inner().disk(name)?.held.len() as u64;
+        if held > segments { self.resize_shared(name, segments).await.map(drop) } else { Ok(()) }
     }
 
     /// Resizes a shared cache to `segments`, as far as there is space. Returns the size that it has
@@ -320,8 +320,7 @@ impl Pools {
         let destaged = async || shard.stats(id).await.map_or(0, |stats| stats.destaged_bytes);
         let before = if segments < held { destaged().await } else { 0 };
         // A future of this function is part of a future of `fit_flash`, which calls `make_room`.
-        let resized = Box::pin(self.fit_flash(name, AllocationRule::AsFarAsPossible));
-        tokio::pin!(resized);
+        let mut resized = Box::pin(self.fit_flash(name, AllocationRule::AsFarAsPossible));
         let result = loop {
             tokio::select! {
                 result = &mut resized => break result,

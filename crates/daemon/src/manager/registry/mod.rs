@@ -226,7 +226,7 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) drained_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::manager) cache_reason: Option<String>,
-    /// What the size of the shared cache is worth, at the last round of repartitioning.
+    /// Findings of the last round of repartitioning about the shared cache.
     pub(in crate::manager) sharing: hob_engine::partition::Status,
     /// Observations about the cache's efficiency.
     pub(in crate::manager) quality: observe::Quality,

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hob_engine::command::Mode;
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
@@ -148,7 +149,7 @@ impl Shutdown {
         let _ = tokio::time::timeout(RECOVERY_MAX, opened).await;
         for disk in self.registry.inner().disks.values() {
             if matches!(disk.phase, DiskPhase::Offline(_))
-                && disk.cache().is_some_and(|spec| spec.journal.is_some())
+                && disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack && spec.journal.is_some())
             {
                 tracing::warn!(
                     "disk {}: it is not drained, because it is offline; its cache may have dirty data",

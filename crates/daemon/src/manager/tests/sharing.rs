@@ -119,7 +119,7 @@ fn dirty_data_is_destaged_before_its_segments_move() {
         assert!(bench.room("two") >= 12, "{} {}", bench.room("one"), bench.room("two"));
         let shared = bench.manager.observe.pool("p").unwrap().shared.unwrap();
         assert!(shared.moved >= Size(8 * MIB), "{shared:?}");
-        // What is still dirty fits in what the cache still has.
+        // The rest of the dirty data fits into the cache.
         let dirty = bench.manager.observe.stats("one").await.unwrap().dirty_bytes;
         assert!(dirty <= bench.room("one") * MIB, "{dirty}");
     });
