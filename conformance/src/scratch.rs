@@ -51,6 +51,18 @@ impl Scratch {
     pub fn text(&self, name: &str) -> String {
         text(&self.path(name))
     }
+
+    /// Returns the first lines of a hob.toml: the state directory, and the sockets `nbd.sock` and
+    /// `ctl.sock`.
+    #[must_use]
+    pub fn daemon_config(&self) -> String {
+        format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            self.text("state"),
+            self.text("nbd.sock"),
+            self.text("ctl.sock"),
+        )
+    }
 }
 
 impl Default for Scratch {

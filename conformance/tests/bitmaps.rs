@@ -24,12 +24,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let config = scratch.daemon_config();
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         noise_file(&scratch.path("disk.img"), DISK, 31);
         let daemon = start(&scratch);

@@ -24,12 +24,7 @@ const STOP_MAX: Duration = Duration::from_secs(30);
 /// A configuration without pools and disks, which only the state file has.
 fn configure(scratch: &Scratch) {
     noise_file(&scratch.path("disk.img"), DISK, 61);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
-    );
+    let config = scratch.daemon_config();
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
 }
 

@@ -32,12 +32,7 @@ fn pool(daemon: &Daemon) -> Value {
 
 /// Starts a daemon with 1 MiB of dirty data in a cache on two devices.
 fn prepare(scratch: &Scratch) -> Daemon {
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
-    );
+    let config = scratch.daemon_config();
     std::fs::write(scratch.path("hob.toml"), config).unwrap();
     empty_file(&scratch.path("disk.img"), 16 * MIB);
     let daemon = start(scratch);

@@ -16,12 +16,7 @@ impl Stage {
     /// Creates two disks on one datastore.
     fn new() -> Self {
         let scratch = Scratch::new();
-        let mut config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let mut config = scratch.daemon_config();
         for disk in ["db", "scratch"] {
             noise_file(&scratch.path(&format!("{disk}.img")), MIB, 7);
             config += &format!(

@@ -20,12 +20,7 @@ struct Stage {
 impl Stage {
     fn new(mib: u64) -> Stage {
         let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let config = scratch.daemon_config();
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         empty_file(&scratch.path("disk.img"), mib * MIB);
         Stage { scratch }

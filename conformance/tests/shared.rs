@@ -37,12 +37,9 @@ struct Guest {
 impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
-        let mut config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-             [[pool]]\nname = \"flash\"\ndevices = [\"{}\", \"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
+        let mut config = scratch.daemon_config();
+        config += &format!(
+            "[[pool]]\nname = \"flash\"\ndevices = [\"{}\", \"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
             scratch.text("a"),
             scratch.text("b"),
         );
@@ -156,7 +153,7 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
     stage.until_large(2, 36);
     guest.end();
     assert!(stage.shared()["moved"].as_u64().unwrap() > 0);
-    // What is flushed survives a kill.
+    // A kill loses no flushed data.
     for disk in DISKS {
         Client::connect(&Address::Unix(stage.scratch.path("nbd.sock")), disk).unwrap().flush().unwrap();
     }
@@ -183,12 +180,9 @@ fn sizes_follow_the_load_and_no_byte_is_wrong() {
 #[test]
 fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
     let scratch = Scratch::new();
-    let mut config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
-        scratch.text("state"),
-        scratch.text("nbd.sock"),
-        scratch.text("ctl.sock"),
+    let mut config = scratch.daemon_config();
+    config += &format!(
+        "[[pool]]\nname = \"flash\"\ndevices = [\"{}\"]\nsize = \"40M\"\nsegment_size = \"1M\"\n",
         scratch.text("a"),
     );
     let disks = ["d0", "d1", "d2", "d3", "d4", "d5"];

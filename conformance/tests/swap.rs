@@ -56,12 +56,7 @@ struct Stage {
 impl Stage {
     fn new() -> Self {
         let scratch = Scratch::new();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let config = scratch.daemon_config();
         fs::write(scratch.path("hob.toml"), config).unwrap();
         let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
         Self { scratch, _off: Off(disk.path().to_owned()), disk }

@@ -54,12 +54,7 @@ impl Stage {
     #[track_caller]
     fn start(&mut self, clones: &[&str], settings: &str) {
         let scratch = &self.scratch;
-        let mut config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let mut config = scratch.daemon_config();
         for pool in ["fast", "other"] {
             config += &format!(
                 "[[pool]]\nname = \"{pool}\"\ndevices = [\"{}\"]\nsize = \"256M\"\nsegment_size = \"1M\"\n",

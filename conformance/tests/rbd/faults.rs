@@ -56,12 +56,7 @@ impl Stage {
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
         cluster.import(&file, "disk");
         std::fs::remove_file(&file).unwrap();
-        let config = format!(
-            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
-            scratch.text("state"),
-            scratch.text("nbd.sock"),
-            scratch.text("ctl.sock"),
-        );
+        let config = scratch.daemon_config();
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
         wait_until("the NBD socket", Duration::from_secs(20), || scratch.path("nbd.sock").exists());
