@@ -135,10 +135,9 @@ impl Running {
     }
 
     fn stop(self) -> Ended {
-        let by_itself = end_child(self.pid);
+        end_child(self.pid);
         drop(self.end);
-        let ended = self.keeper.join().unwrap_or_default();
-        if by_itself { ended } else { Ended::default() }
+        self.keeper.join().unwrap_or_default()
     }
 }
 
@@ -239,7 +238,8 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the child. Returns its error message if it had ended by itself.
+    /// Ends the child. Returns what it wrote to its standard error: the reason if it could not open
+    /// the image.
     pub(super) fn stop(&self) -> String {
         self.stop_at(&mut self.place())
     }
@@ -369,12 +369,12 @@ fn wait_for_end(pid: Pid) {
     while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
 }
 
-/// Ends a child process. Returns true if it had ended by itself.
-fn end_child(pid: Pid) -> bool {
-    // A broken connection may be the first sign that the child is about to end.
+/// Ends a child process.
+fn end_child(pid: Pid) {
+    // A broken connection may be the first sign that the child is about to end by itself.
     for _ in 0..10 {
         if has_ended(pid) {
-            return true;
+            return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -388,7 +388,6 @@ fn end_child(pid: Pid) -> bool {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    false
 }
 
 #[cfg(test)]
