@@ -4,11 +4,14 @@ mod data_path;
 mod databases;
 mod fio;
 mod lab;
+mod peers;
+mod policies;
 mod qos;
 mod rbd;
 mod report;
 mod server;
 mod small_writes;
+mod traces;
 mod vhost;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +37,10 @@ enum Bench {
     Databases(databases::Arguments),
     /// Measure the lab's simulation speed, and compare its miss ratios with libCacheSim
     Lab(lab::Arguments),
+    /// Compare hob's default cache with Open CAS on real traces: hits and flash writes
+    Peers(peers::Arguments),
+    /// Compare hob's default cache with every policy, admission and block size on real traces
+    Policies(policies::Arguments),
     /// Compare the rates of disks with shares, limits, reservations and throttling with their
     /// entitlements
     Qos(qos::Arguments),
@@ -48,6 +55,8 @@ fn main() -> ExitCode {
         Bench::DataPath(arguments) => data_path::run(&arguments),
         Bench::Databases(arguments) => databases::run(&arguments),
         Bench::Lab(arguments) => lab::run(&arguments),
+        Bench::Peers(arguments) => peers::run(&arguments),
+        Bench::Policies(arguments) => policies::run(&arguments),
         Bench::Qos(arguments) => qos::run(&arguments),
         Bench::Rbd(arguments) => rbd::run(&arguments),
         Bench::SmallWrites(arguments) => small_writes::run(&arguments),

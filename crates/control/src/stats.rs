@@ -117,6 +117,9 @@ pub struct DiskStats {
     pub draining: bool,
     /// Block size of the cache; 0 without a cache.
     pub block_size: Size,
+    /// What a cache with `policy` or `admission` set to `auto` has chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<CacheChoice>,
     /// Memory of the cache's index, bytes.
     pub index_bytes: u64,
     /// Size of the memory tier above the cache, bytes.
@@ -138,6 +141,36 @@ pub struct DiskStats {
     pub outcomes: Vec<OutcomeStats>,
     /// The statistics that vSphere Flash Read Cache has, under the same names.
     pub vsphere: VsphereStats,
+}
+
+/// Policy and admission that hob has chosen for a cache, because one of them is `auto`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheChoice {
+    /// Policy in use.
+    pub policy: String,
+    /// Admission in use.
+    pub admission: String,
+    /// `filling`: the cache has not been full yet; `changed`: the choice is new, and the contents
+    /// are still those of the previous choice; otherwise `warm`.
+    pub phase: String,
+    /// Number of times that the choice has changed.
+    pub changes: u64,
+    /// All candidates with their expected results, including the choice.
+    pub candidates: Vec<CacheCandidate>,
+}
+
+/// A combination of policy and admission that hob simulates beside a cache, on a sample of the
+/// disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CacheCandidate {
+    /// Policy.
+    pub policy: String,
+    /// Admission.
+    pub admission: String,
+    /// Expected percentage of reads that hit.
+    pub hit_percent: f64,
+    /// Expected bytes written to flash per 100 bytes that guests read or write.
+    pub flash_write_percent: f64,
 }
 
 /// Blocks that a cache evicted to make room.

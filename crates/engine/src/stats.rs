@@ -1,6 +1,7 @@
 //! Statistics of one disk: a count and a latency histogram per outcome. They include the statistics
 //! that vSphere shows for a flash read cache.
 
+use crate::chooser::Choice;
 use crate::command::Mode;
 use crate::histogram::Histogram;
 use crate::io::{Op, Request};
@@ -168,6 +169,8 @@ pub struct DiskStats {
     pub cache: CacheState,
     /// Number of requests in flight.
     pub in_flight: u64,
+    /// Policy and admission that an automatic cache has chosen; `None` if both are fixed.
+    pub choice: Option<Choice>,
     second: u64,
     in_second: u64,
 }
@@ -217,6 +220,7 @@ impl DiskStats {
             memory_index_bytes: 0,
             cache: CacheState::None,
             in_flight: 0,
+            choice: None,
             second: 0,
             in_second: 0,
         }

@@ -23,7 +23,7 @@ use hob_engine::units::{BufferId, DeviceId, Instant, IoId};
 
 use crate::backing::Driver;
 use crate::backing::nbd::NbdBacking;
-use crate::pool::FlashFile;
+use crate::pool::{DeviceFlushes, FlashFile};
 use crate::ring::{Completion, Fd, JOURNAL_ROOM_BYTES, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -44,18 +44,22 @@ pub struct Flash {
     /// Time after which a waiting I/O to remote flash is reported, nanoseconds.
     remote_wait_ns: u64,
     now: Instant,
-    /// Likewise.
+    /// By device id.
     counts: Vec<DeviceCounts>,
+    /// Number of failed flushes of each device at this shard's last flush, by device id.
+    failures: Vec<u64>,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Slots of successful flushes that wait for earlier flushes of other shards.
+    flushed: Vec<u32>,
     sums: Vec<u32>,
     journal: JournalRoom,
 }
 
 /// Location of a device: this host or another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum DeviceLocation {
-    Here(Fd),
+    Here(Fd, DeviceFlushes),
     Remote,
 }
 
@@ -96,11 +100,23 @@ pub struct DeviceCounts {
 }
 
 /// An I/O in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Slot {
     io: Io,
     /// Part of the journal buffer that contains the I/O's pages.
     part: Option<u32>,
+    /// State of a flush of a device on this host.
+    flush: Option<FlushInFlight>,
+}
+
+/// A flush of a device on this host.
+#[derive(Debug)]
+struct FlushInFlight {
+    flushes: DeviceFlushes,
+    serial: u64,
+    /// Number of failed flushes of the device when this flush began and no failure was unknown to
+    /// the engine.
+    failures: u64,
 }
 
 /// Buffer for journal pages that are being written, in parts of [`JOURNAL_IO_BYTES_MAX`].
@@ -138,8 +154,10 @@ impl Flash {
             remote_wait_ns: REMOTE_WAIT_DEFAULT.as_nanos() as u64,
             now: Instant::default(),
             counts: Vec::new(),
+            failures: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
+            flushed: Vec::new(),
             sums: Vec::new(),
             journal: JournalRoom::default(),
         }
@@ -151,10 +169,14 @@ impl Flash {
         if self.devices.len() <= index {
             self.devices.resize(index + 1, None);
             self.counts.resize(index + 1, DeviceCounts::default());
+            self.failures.resize(index + 1, 0);
         }
         assert!(self.devices[index].is_none(), "device {device} is attached already");
         self.devices[index] = Some(match file {
-            FlashFile::Here(local) => DeviceLocation::Here(ring.attach(local.file, local.class)),
+            FlashFile::Here(local) => {
+                self.failures[index] = local.flushes.failures();
+                DeviceLocation::Here(ring.attach(local.file, local.class), local.flushes)
+            }
             FlashFile::Remote(remote) => {
                 let mut driver = remote.driver;
                 driver.attach(ring, self.now, TokenSpace::new(Token::FLASH_REMOTE, device.0));
@@ -183,7 +205,7 @@ impl Flash {
     /// Detaches a device. I/O in flight still completes.
     pub fn detach(&mut self, ring: &mut Ring, device: DeviceId) {
         match self.devices.get_mut(usize::from(device.0)).and_then(Option::take) {
-            Some(DeviceLocation::Here(fd)) => ring.detach(fd),
+            Some(DeviceLocation::Here(fd, _)) => ring.detach(fd),
             Some(DeviceLocation::Remote) => {
                 self.give_up(ring, device);
                 self.remotes.iter_mut().filter(|it| it.device == device).for_each(|it| it.left = true);
@@ -198,40 +220,35 @@ impl Flash {
     pub fn submit(&mut self, ring: &mut Ring, io: &Io, journal: &[u8]) {
         assert_eq!(journal.len() as u64, if io.op == IoOp::WriteJournal { io.len } else { 0 }, "{io:?}");
         let number = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { io: *io, part: None });
+            self.slots.push(Slot { io: *io, part: None, flush: None });
             self.slots.len() as u32 - 1
         });
-        self.slots[number as usize] = Slot { io: *io, part: None };
+        self.slots[number as usize] = Slot { io: *io, part: None, flush: None };
         let token = self.tokens.token(number);
         let Some(location) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
+        let is_remote = matches!(location, DeviceLocation::Remote);
         if reaches_device(io.op) {
             self.counts[device_of(io)].in_flight += 1;
         }
-        match (io.op, io.slice) {
-            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(location, DeviceLocation::Remote) => {
-                self.submit_remote(ring, number, io);
-            }
-            _ => self.submit_here(ring, number, io, location, journal),
+        match io.op {
+            IoOp::Read | IoOp::Write(_) | IoOp::Flush if is_remote => self.submit_remote(ring, number, io),
+            _ => self.submit_here(ring, number, io, journal),
         }
     }
 
-    fn submit_here(
-        &mut self,
-        ring: &mut Ring,
-        number: u32,
-        io: &Io,
-        location: DeviceLocation,
-        journal: &[u8],
-    ) {
+    fn submit_here(&mut self, ring: &mut Ring, number: u32, io: &Io, journal: &[u8]) {
         let token = self.tokens.token(number);
-        let fd = || match location {
-            DeviceLocation::Here(fd) => fd,
-            DeviceLocation::Remote => unreachable!("remote I/O uses the connection"),
+        let fd = || match &self.devices[device_of(io)] {
+            Some(DeviceLocation::Here(fd, _)) => *fd,
+            _ => unreachable!("remote I/O uses the connection"),
         };
         match (io.op, io.slice) {
             (IoOp::Read, Some(slice)) => ring.read(token, fd(), io.offset, slice),
             (IoOp::Write(durability), Some(slice)) => ring.write(token, fd(), io.offset, slice, durability),
-            (IoOp::Flush, _) => ring.fsync(token, fd()),
+            (IoOp::Flush, _) => {
+                ring.fsync(token, fd());
+                self.slots[number as usize].flush = self.begin_flush(device_of(io));
+            }
             (IoOp::Discard, _) => ring.post(token, 0),
             (IoOp::WriteZeroes(_), _) => ring.post(token, -libc::EOPNOTSUPP),
             (IoOp::WriteJournal, _) => self.submit_journal(ring, number, journal),
@@ -246,8 +263,14 @@ impl Flash {
         remote.driver.submit(ring, self.now, &Io { id: IoId(number), ..*io });
     }
 
-    fn device(&self, io: &Io) -> Option<DeviceLocation> {
-        self.devices.get(device_of(io)).copied().flatten()
+    fn device(&self, io: &Io) -> Option<&DeviceLocation> {
+        self.devices.get(device_of(io))?.as_ref()
+    }
+
+    fn begin_flush(&self, device: usize) -> Option<FlushInFlight> {
+        let Some(DeviceLocation::Here(_, flushes)) = &self.devices[device] else { return None };
+        let (serial, failures) = (flushes.begin(), self.failures[device]);
+        Some(FlushInFlight { flushes: flushes.clone(), serial, failures })
     }
 
     fn count(&mut self, io: &Io, result: Result<(), IoError>) {
@@ -294,7 +317,7 @@ impl Flash {
         let slice = BufferSlice { id, offset: part * JOURNAL_IO_BYTES_MAX, len: pages.len() as u32 };
         ring.arena_mut().slice_mut(slice).copy_from_slice(pages);
         match location {
-            DeviceLocation::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
+            DeviceLocation::Here(fd, _) => ring.write(token, *fd, io.offset, slice, Durability::Volatile),
             DeviceLocation::Remote => {
                 let op = IoOp::Write(Durability::Volatile);
                 self.submit_remote(ring, number, &Io { op, slice: Some(slice), ..io });
@@ -302,18 +325,56 @@ impl Flash {
         }
     }
 
-    /// Handles a completion whose token has kind [`Token::FLASH`].
-    pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> FlashDone<'_> {
+    /// Handles a completion whose token has kind [`Token::FLASH`]. Returns `None` for a flush that
+    /// waits for earlier flushes of other shards; [`Flash::poll_flushed`] returns it later.
+    pub fn handle_completion(&mut self, ring: &mut Ring, completion: &Completion) -> Option<FlashDone<'_>> {
         let result = match completion.result {
             0.. => Ok(()),
             error if error == -libc::EOPNOTSUPP => Err(IoError::Unsupported),
             _ => Err(IoError::Failed),
         };
-        self.end(ring, completion.token.index(), result)
+        let number = completion.token.index();
+        if let Some(FlushInFlight { flushes, serial, .. }) = &self.slots[number as usize].flush {
+            flushes.end(*serial, result == Err(IoError::Failed));
+            if result.is_ok() && flushes.is_preceded(*serial) {
+                flushes.wake_after_earlier(*serial, ring.waker());
+                self.flushed.push(number);
+                return None;
+            }
+        }
+        Some(self.end(ring, number, result))
+    }
+
+    /// Returns a flush that has waited for earlier flushes of other shards.
+    pub fn poll_flushed(&mut self, ring: &mut Ring) -> Option<FlashDone<'_>> {
+        let is_over = |number: &u32| {
+            let flush = self.slots[*number as usize].flush.as_ref();
+            flush.is_some_and(|flush| !flush.flushes.is_preceded(flush.serial))
+        };
+        let at = self.flushed.iter().position(is_over)?;
+        let number = self.flushed.swap_remove(at);
+        Some(self.end(ring, number, Ok(())))
+    }
+
+    /// Returns the result of a flush. A successful flush counts as failed if another flush of the
+    /// device, by any shard, has failed since this shard's previous flush.
+    fn end_flush(
+        &mut self,
+        device: usize,
+        flush: &FlushInFlight,
+        result: Result<(), IoError>,
+    ) -> Result<(), IoError> {
+        let failures = flush.flushes.failures();
+        self.failures[device] = failures;
+        if failures == flush.failures { result } else { result.and(Err(IoError::Failed)) }
     }
 
     fn end(&mut self, ring: &mut Ring, number: u32, result: Result<(), IoError>) -> FlashDone<'_> {
-        let Slot { io, part } = self.slots[number as usize];
+        let Slot { io, part, ref mut flush } = self.slots[number as usize];
+        let result = match flush.take() {
+            Some(flush) => self.end_flush(device_of(&io), &flush, result),
+            None => result,
+        };
         self.free.push(number);
         if let Some(part) = part {
             match self.journal.waiting.pop_front() {

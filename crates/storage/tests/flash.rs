@@ -51,7 +51,7 @@ fn transfers_bring_their_checksums() {
             for (id, op) in [(1, IoOp::Write(Durability::Volatile)), (2, IoOp::Read)] {
                 flash.submit(&mut ring, &io(id, op), &[]);
                 let completion = next(&mut ring);
-                let done = flash.handle_completion(&mut ring, &completion);
+                let done = flash.handle_completion(&mut ring, &completion).unwrap();
                 assert_eq!((done.io, done.result, done.sums), (IoId(id), Ok(()), &expected[..]));
                 ring.arena_mut().bytes_mut(buffer).fill(0);
             }
@@ -63,19 +63,19 @@ fn transfers_bring_their_checksums() {
             ] {
                 flash.submit(&mut ring, &other(op, device), &[]);
                 let completion = next(&mut ring);
-                let done = flash.handle_completion(&mut ring, &completion);
+                let done = flash.handle_completion(&mut ring, &completion).unwrap();
                 assert_eq!((done.result, done.sums), (result, &[][..]));
             }
             // A truncated device returns an error instead of zeroes, and a write repairs it.
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
             flash.submit(&mut ring, &io(4, IoOp::Read), &[]);
             let completion = next(&mut ring);
-            assert_eq!(flash.handle_completion(&mut ring, &completion).result, Err(IoError::Failed));
+            assert_eq!(flash.handle_completion(&mut ring, &completion).unwrap().result, Err(IoError::Failed));
             flash.submit(&mut ring, &io(5, IoOp::Write(Durability::Volatile)), &[]);
             let in_flight: Vec<u64> = flash.counts().map(|(_, counts)| counts.in_flight).collect();
             assert_eq!(in_flight, [1]);
             let completion = next(&mut ring);
-            assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
+            assert_eq!(flash.handle_completion(&mut ring, &completion).unwrap().result, Ok(()));
             // Two writes, a read, a flush, and a read that failed.
             let counts =
                 DeviceCounts { ios: 5, errors: 1, read_bytes: 8192, written_bytes: 16384, in_flight: 0 };
@@ -126,7 +126,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
                 }
                 while !left.is_empty() {
                     let completion = next(&mut ring);
-                    let done = flash.handle_completion(&mut ring, &completion);
+                    let done = flash.handle_completion(&mut ring, &completion).unwrap();
                     assert_eq!((done.result, done.sums), (Ok(()), &[][..]));
                     let at = left.iter().position(|n| *n == u64::from(done.io.0)).expect("each ends once");
                     left.swap_remove(at);
@@ -134,7 +134,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
                 let flush = Io { op: IoOp::Flush, offset: 0, len: 0, ..io(99) };
                 flash.submit(&mut ring, &flush, &[]);
                 let completion = next(&mut ring);
-                assert_eq!(flash.handle_completion(&mut ring, &completion).result, Ok(()));
+                assert_eq!(flash.handle_completion(&mut ring, &completion).unwrap().result, Ok(()));
                 let written: u64 = (0..=round).flat_map(|round| (0..40).map(move |n| len(n + round))).sum();
                 let counts = flash.counts().next().expect("a device").1;
                 assert_eq!(
@@ -154,7 +154,7 @@ fn journals_are_written_in_any_number_and_without_free_buffers() {
             let results: Vec<_> = (0..40)
                 .map(|_| {
                     let completion = next(&mut ring);
-                    flash.handle_completion(&mut ring, &completion).result
+                    flash.handle_completion(&mut ring, &completion).unwrap().result
                 })
                 .collect();
             assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 8);

@@ -168,6 +168,7 @@ impl Shard {
                     Token::FLASH_REMOTE => self.flash.handle_remote_completion(&mut self.ring, completion),
                     _ => {
                         let done = self.flash.handle_completion(&mut self.ring, &completion);
+                        let done = done.expect("another device has no earlier flushes");
                         self.ended.push((done.io, done.result, done.sums.to_vec()));
                     }
                 }

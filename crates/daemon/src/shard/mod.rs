@@ -202,6 +202,10 @@ impl Shard {
             progress = true;
             self.complete(now, completion);
         }
+        while let Some(done) = self.flash.poll_flushed(&mut self.ring) {
+            progress = true;
+            self.engine.handle_completion(now, done.io, done.result, done.sums);
+        }
         while let Ok(call) = self.calls.try_recv() {
             progress = true;
             self.call(now, call);
@@ -236,8 +240,9 @@ impl Shard {
         let token = completion.token;
         match token.kind() {
             Token::FLASH => {
-                let done = self.flash.handle_completion(&mut self.ring, &completion);
-                self.engine.handle_completion(now, done.io, done.result, done.sums);
+                if let Some(done) = self.flash.handle_completion(&mut self.ring, &completion) {
+                    self.engine.handle_completion(now, done.io, done.result, done.sums);
+                }
             }
             Token::FLASH_REMOTE => {
                 self.flash.handle_remote_completion(&mut self.ring, completion);

@@ -267,6 +267,7 @@ impl Disk {
             stats.mode = self.mode_in_effect().unwrap_or(cache.config.mode);
             let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
             stats.index_bytes = cache.bytes() + self.destager.bytes() + journal;
+            stats.choice = cache.choice();
         }
         if let Some(memory) = &self.memory {
             stats.memory_bytes = memory.area_bytes();

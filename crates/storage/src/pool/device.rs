@@ -16,6 +16,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::error::PoolError;
+use super::flushes::DeviceFlushes;
 use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::remote::RemoteFile;
 use super::table::Table;
@@ -111,6 +112,7 @@ pub(super) struct Device {
     /// Number of the superblock copy that is current.
     pub(super) copy: u8,
     pub(super) table: Table,
+    pub(super) flushes: DeviceFlushes,
 }
 
 impl OpenDevice {
@@ -322,7 +324,7 @@ impl Device {
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
-        let mut device = Device { open, superblock, copy: 0, table };
+        let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
         let formatted = device.write_first();
         if formatted.is_err() {
             // Otherwise the device would be refused next time, because it has a pool.
@@ -348,7 +350,7 @@ impl Device {
             }
             _ => open.system("read its segment table", error),
         })?;
-        Ok(Device { open, superblock, copy, table })
+        Ok(Device { open, superblock, copy, table, flushes: DeviceFlushes::default() })
     }
 
     /// Writes the superblock over its older copy.
@@ -358,7 +360,7 @@ impl Device {
         let control = &self.open.control;
         let stored = control
             .write_all_at(&new.encode(), SUPERBLOCK_OFFSETS[usize::from(copy)])
-            .and_then(|()| control.sync_data());
+            .and_then(|()| self.flushes.run(|| control.sync_data()));
         stored.map_err(|e| self.open.system("write its superblock", e))?;
         (self.superblock, self.copy) = (new, copy);
         Ok(())
@@ -366,7 +368,7 @@ impl Device {
 
     /// Writes the changed pages of the segment table.
     pub(super) fn store_table(&mut self) -> Result<(), PoolError> {
-        let stored = self.table.store(&self.open.control);
+        let stored = self.flushes.run(|| self.table.store(&self.open.control));
         stored.map_err(|e| self.open.system("write its segment table", e))
     }
 
@@ -376,7 +378,7 @@ impl Device {
             Data::Here(file, class) => {
                 let file = file.as_fd().try_clone_to_owned();
                 let file = file.map_err(|e| self.open.system("open it once more", e))?;
-                Ok(FlashFile::Here(LocalFlash { file, class: *class }))
+                Ok(FlashFile::Here(LocalFlash { file, class: *class, flushes: self.flushes.clone() }))
             }
             Data::Remote(remote) => remote.for_shard().map(FlashFile::Remote),
         }

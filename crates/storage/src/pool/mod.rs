@@ -16,6 +16,7 @@
 
 mod device;
 mod error;
+mod flushes;
 mod format;
 mod reader;
 pub mod recovery;
@@ -37,6 +38,7 @@ pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for, is_segment_size};
+pub(crate) use flushes::DeviceFlushes;
 pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub(crate) use remote::RemoteFile;
@@ -82,6 +84,8 @@ pub struct LocalFlash {
     pub file: OwnedFd,
     /// How the I/O ring accesses the device.
     pub class: FdClass,
+    /// Flushes of the device by all shards.
+    pub(crate) flushes: DeviceFlushes,
 }
 
 /// Whether new segments are allocated on a device.

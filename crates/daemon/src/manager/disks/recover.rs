@@ -325,6 +325,7 @@ impl Disks {
             bytes(summary.sectors_dirty),
             if summary.clean { "closed cleanly" } else { "not closed" }
         );
+        self.registry.inner().disk_mut(name)?.quality.recovered(summary.clean);
         match verdict {
             Verdict::Refuse => Err(refused(
                 name,

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use hob_control::{
-    BackingState, Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, SharedCache, Size,
+    BackingState, Cache, CacheCandidate, CacheChoice, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, SharedCache, Size,
 };
 use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
@@ -176,6 +176,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         CacheState::Active => sentences.extend(about_fill(stats, cache.size)),
     }
     sentences.extend(cache.shared.as_ref().map(about_share));
+    sentences.extend(stats.choice.as_ref().map(about_choice).unwrap_or_default());
     sentences.extend(about_verification(stats));
     sentences.extend(about_writes(cache, stats));
     if stats.cache != CacheState::None
@@ -202,6 +203,31 @@ fn about_share(shared: &SharedCache) -> String {
         gained_hits_per_second.unsigned_abs(),
         if *gained_hits_per_second < 0 { "more" } else { "fewer" },
     )
+}
+
+/// Describes the policy and admission that hob has chosen, and the alternatives.
+fn about_choice(choice: &CacheChoice) -> Vec<String> {
+    let is_current = |one: &&CacheCandidate| one.policy == choice.policy && one.admission == choice.admission;
+    let since = match choice.phase.as_str() {
+        "filling" => "while the cache fills",
+        "changed" => "a short time ago",
+        _ => "for this workload",
+    };
+    let CacheChoice { policy, admission, .. } = choice;
+    let mut sentences = vec![format!("hob has chosen policy {policy} and admission {admission} {since}.")];
+    if let Some(current) = choice.candidates.iter().find(is_current) {
+        let results =
+            |one: &CacheCandidate| format!("{:.1} % and {:.0} bytes", one.hit_percent, one.flash_write_percent);
+        let others = choice.candidates.iter().filter(|one| !is_current(one));
+        let others: Vec<String> =
+            others.map(|one| format!("{} {}: {}", one.policy, one.admission, results(one))).collect();
+        sentences.push(format!(
+            "hob expects hits for {} written to flash per 100 bytes of requests. The alternatives: {}.",
+            results(current),
+            others.join("; ")
+        ));
+    }
+    sentences
 }
 
 /// Describes the progress of verifying the cache against the backing.

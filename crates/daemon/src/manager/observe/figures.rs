@@ -1,8 +1,9 @@
 //! Conversion of the engine's statistics into API types.
 
 use hob_control::{
-    Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStats, RecentReads, Size, VsphereStats,
+    Bucket, CacheCandidate, CacheChoice, CacheState, DiskStats, Evictions, Latency, OutcomeStats, RecentReads, Size, VsphereStats,
 };
+use hob_engine::chooser::{Alternative, Choice};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::sizing::Recent;
@@ -36,6 +37,23 @@ pub(in crate::manager) fn recent(recent: &Recent) -> RecentReads {
         reads: recent.reads,
         hit_percent: percent(recent.read_hits, recent.reads),
         first_percent: 100.0 * recent.first_share,
+    }
+}
+
+/// Converts the choice of an automatic cache.
+fn choice(choice: &Choice) -> CacheChoice {
+    let candidate = |alternative: &Alternative| CacheCandidate {
+        policy: alternative.combination.policy.info().name.to_owned(),
+        admission: alternative.combination.admission.to_string(),
+        hit_percent: 100.0 * alternative.hit_ratio,
+        flash_write_percent: 100.0 * alternative.flash_write_ratio,
+    };
+    CacheChoice {
+        policy: choice.current.policy.info().name.to_owned(),
+        admission: choice.current.admission.to_string(),
+        phase: choice.phase.to_string(),
+        changes: choice.changes,
+        candidates: choice.alternatives.iter().map(candidate).collect(),
     }
 }
 
@@ -100,6 +118,7 @@ pub(in crate::manager) fn report(disk: &str, block_size: Size, stats: &stats::Di
         stale_bytes: stats.sectors_stale * SECTOR_BYTES,
         draining: stats.draining,
         block_size,
+        choice: stats.choice.as_ref().map(choice),
         index_bytes: stats.index_bytes,
         memory_bytes: stats.memory_bytes,
         memory_held_bytes: stats.memory_held_bytes,

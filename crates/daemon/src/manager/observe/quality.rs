@@ -39,6 +39,10 @@ const MINUTES: u32 = 3;
 /// Maximum number of checksum mismatches that are repaired without a report.
 const MISMATCHES_FEW: u64 = 10;
 
+/// Likewise for a cache that was recovered after a crash: its journal may describe frames that were
+/// filled again just before the crash.
+const MISMATCHES_FEW_AFTER_CRASH: u64 = 1000;
+
 /// Time after the last mismatch during which mismatches are a health problem.
 const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
 
@@ -51,6 +55,8 @@ pub(in crate::manager) struct Quality {
     low: Option<String>,
     mismatches: u64,
     mismatched_at: Option<Instant>,
+    /// True if the cache was recovered after a crash.
+    has_crashed: bool,
     /// True while the shard's answer with the number of mismatches is outstanding.
     counting: bool,
 }
@@ -160,6 +166,11 @@ impl Sample {
 }
 
 impl Quality {
+    /// Records that the cache was recovered, after a crash unless it was closed cleanly.
+    pub(in crate::manager) fn recovered(&mut self, was_closed: bool) {
+        self.has_crashed = !was_closed;
+    }
+
     pub(in crate::manager) fn count(&mut self, mismatches: u64, at: Instant) {
         if mismatches > self.mismatches {
             self.mismatched_at = Some(at);
@@ -192,10 +203,11 @@ impl Quality {
 impl DiskEntry {
     /// Returns a description of the checksum mismatches, if there were more than a few.
     pub(in crate::manager) fn mismatches(&self, now: Instant) -> Option<String> {
-        let Quality { mismatches, mismatched_at, .. } = &self.quality;
+        let Quality { mismatches, mismatched_at, has_crashed, .. } = &self.quality;
+        let few = if *has_crashed { MISMATCHES_FEW_AFTER_CRASH } else { MISMATCHES_FEW };
         let is_recent = mismatched_at.is_some_and(|at| now.duration_since(at) < MISMATCHES_FOR);
         let pool = &self.cache()?.pool;
-        (is_recent && *mismatches > MISMATCHES_FEW).then(|| {
+        (is_recent && *mismatches > few).then(|| {
             format!(
                 "{mismatches} checksum mismatches since the disk was opened: flash returned other \
                 data than was written, and hob read another copy or the backing; check the devices \

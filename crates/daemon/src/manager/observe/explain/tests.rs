@@ -114,6 +114,28 @@ fn each_state_has_its_sentence() {
 }
 
 #[test]
+fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
+    let candidate = |admission: &str, hit_percent, flash_write_percent| CacheCandidate {
+        policy: "s3-fifo".into(),
+        admission: admission.into(),
+        hit_percent,
+        flash_write_percent,
+    };
+    let choice = CacheChoice {
+        policy: "s3-fifo".into(),
+        admission: "ghost".into(),
+        phase: "warm".into(),
+        changes: 1,
+        candidates: vec![candidate("ghost", 34.76, 12.0), candidate("always", 4.9, 71.0)],
+    };
+    let stats = DiskStats { choice: Some(choice), ..figures(CacheState::Active, &[(Outcome::Hit, 9)], 10) };
+    let said = said(&disk(CacheState::Active, None), &stats);
+    let expected = "hob has chosen policy s3-fifo and admission ghost for this workload. hob expects hits for 34.8 % and \
+                    12 bytes written to flash per 100 bytes of requests. The alternatives: s3-fifo always: 4.9 % and 71 bytes.";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
 fn memory_hits_are_distinguished_from_flash_hits() {
     let counts = [
         (Outcome::Hit, 50),

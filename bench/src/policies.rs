@@ -1,0 +1,144 @@
+//! `cargo xtask bench policies` compares hob's default cache with every combination of policy,
+//! admission and block size on real traces.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::hob;
+use super::traces::{Caches, Cell, Selection, Trace, simulate};
+use crate::shell;
+
+/// The combinations among which the best one is searched.
+const ALL: Caches<'_> = Caches {
+    policies: &["s3-fifo", "lru", "lirs", "wtinylfu", "arc", "clock2qplus", "2q"],
+    admissions: &[
+        "always",
+        "always+not-sequential:512K",
+        "while-free",
+        "nth-access:3",
+        "ghost",
+        "ghost+not-sequential:512K",
+    ],
+    block_sizes: &["4K", "16K"],
+};
+
+/// Configurations that are compared with the best combination: name, policy and admission.
+const COMPARED: [(&str, &str, &str); 3] = [
+    ("s3-fifo always", "s3-fifo", "always"),
+    ("without a chooser", "s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
+    ("auto", "auto", "auto"),
+];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    selection: Selection,
+    /// Write all results to this JSON file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// hob binary to measure [default: HOB_BIN, or a new release build]
+    #[arg(long)]
+    hob: Option<PathBuf>,
+}
+
+/// Results of one trace and cache size.
+struct Row {
+    trace: String,
+    best: Cell,
+    /// In the order of [`COMPARED`].
+    compared: [Cell; COMPARED.len()],
+}
+
+impl Row {
+    fn gap(&self, which: usize) -> f64 {
+        self.best.hits() - self.compared[which].hits()
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let Some(traces) = arguments.selection.find()? else {
+        println!("skipped: HOB_TRACES names no directory with traces");
+        return Ok(());
+    };
+    let hob = hob(arguments.hob.as_deref())?;
+    let interrupt = shell::Interrupt::listen()?;
+    let mut rows = Vec::new();
+    for (number, trace) in traces.iter().enumerate() {
+        interrupt.check()?;
+        eprintln!("{} of {}: {}", number + 1, traces.len(), trace.name);
+        rows.extend(compare(&hob, trace, &arguments.selection.size)?);
+    }
+    show(&rows);
+    if let Some(path) = &arguments.json {
+        let cell = |cell: &Cell| {
+            json!({
+                "policy": cell.policy, "admission": cell.admission, "block_bytes": cell.block_bytes,
+                "read_hits_percent": cell.hits(), "flash_write_bytes": cell.flash_write_bytes,
+            })
+        };
+        let row = |row: &Row| {
+            let named = COMPARED.iter().zip(&row.compared).map(|((name, ..), of)| (*name, cell(of)));
+            let compared: BTreeMap<&str, serde_json::Value> = named.collect();
+            json!({
+                "trace": row.trace, "cache_bytes": row.best.cache_bytes, "best": cell(&row.best),
+                "compared": compared,
+            })
+        };
+        let all: Vec<_> = rows.iter().map(row).collect();
+        std::fs::write(path, serde_json::to_string_pretty(&all)? + "\n")
+            .with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Simulates all caches on a trace. Returns one row for each size.
+fn compare(hob: &std::path::Path, trace: &Trace, size: &str) -> Result<Vec<Row>> {
+    let all = simulate(hob, &trace.path, size, ALL)?;
+    let mut compared = Vec::new();
+    for (_, policy, admission) in COMPARED {
+        let caches = Caches { policies: &[policy], admissions: &[admission], block_sizes: &["4K"] };
+        compared.push(simulate(hob, &trace.path, size, caches)?);
+    }
+    let mut rows = Vec::new();
+    for (at, first) in compared[0].iter().enumerate() {
+        let cells: [Cell; COMPARED.len()] = std::array::from_fn(|which| compared[which][at].clone());
+        // Sizes are rounded to blocks, so those of larger blocks differ a little.
+        let is_size = |cell: &&Cell| {
+            let room = cell.block_bytes.max(4096);
+            cell.cache_bytes.abs_diff(first.cache_bytes) < room
+        };
+        let best = all.iter().chain(&cells).filter(is_size).max_by(|a, b| a.hits().total_cmp(&b.hits()));
+        rows.push(Row {
+            trace: trace.name.clone(),
+            best: best.context("no result has this size")?.clone(),
+            compared: cells,
+        });
+    }
+    Ok(rows)
+}
+
+fn show(rows: &[Row]) {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    println!("read hits in percent, and MiB written to flash\n");
+    print!("{:<34} {:>9}  {:>14}", "trace", "cache MiB", "best");
+    COMPARED.iter().for_each(|(name, ..)| print!("  {name:>20}"));
+    println!("  best combination");
+    for row in rows {
+        let pair = |cell: &Cell| format!("{:.1} / {:.0}", cell.hits(), mib(cell.flash_write_bytes));
+        print!("{:<34} {:>9.1}  {:>14}", row.trace, mib(row.best.cache_bytes), pair(&row.best));
+        row.compared.iter().for_each(|cell| print!("  {:>20}", pair(cell)));
+        let Cell { policy, admission, block_bytes, .. } = &row.best;
+        println!("  {policy} {admission} {}K", block_bytes >> 10);
+    }
+    println!("\n{:<20} {:>9} {:>10} {:>14}", "configuration", "mean gap", "worst gap", "flash writes");
+    let written =
+        |which: usize| rows.iter().map(|row| row.compared[which].flash_write_bytes).sum::<u64>() as f64;
+    for (which, (name, ..)) in COMPARED.iter().enumerate() {
+        let mean = rows.iter().map(|row| row.gap(which)).sum::<f64>() / rows.len() as f64;
+        let worst = rows.iter().map(|row| row.gap(which)).fold(0.0, f64::max);
+        println!("{name:<20} {mean:>9.2} {worst:>10.1} {:>14.2}", written(which) / written(0));
+    }
+}

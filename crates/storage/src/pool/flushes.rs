@@ -1,0 +1,189 @@
+//! The flushes of one flash device by all shards.
+//!
+//! A failed flush may lose all data that is not durable yet, also that of other shards. The device
+//! and Linux report it only once, and a later flush then succeeds. So each shard compares the
+//! number of failures of the device with the number at its previous flush. A successful flush also
+//! waits for the flushes that began before it: one of them may have failed first, and its shard may
+//! not have handled that yet.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::ring::Waker;
+
+/// The flushes of one device. All clones are equal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeviceFlushes {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Serial number of the next flush.
+    next: u64,
+    /// Serial numbers of the flushes in flight.
+    in_flight: Vec<u64>,
+    /// Number of failed flushes.
+    failures: u64,
+    /// Successful flushes that wait for earlier ones, and whom to wake.
+    waiting: Vec<(u64, Waker)>,
+}
+
+impl State {
+    fn is_preceded(&self, serial: u64) -> bool {
+        self.in_flight.iter().any(|other| *other < serial)
+    }
+}
+
+impl DeviceFlushes {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records the start of a flush, and returns its serial number.
+    pub(crate) fn begin(&self) -> u64 {
+        let mut state = self.state();
+        let serial = state.next;
+        state.next += 1;
+        state.in_flight.push(serial);
+        serial
+    }
+
+    /// Records the end of a flush.
+    pub(crate) fn end(&self, serial: u64, has_failed: bool) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        state.failures += u64::from(has_failed);
+        state.in_flight.retain(|other| *other != serial);
+        let oldest = state.in_flight.iter().min().copied().unwrap_or(u64::MAX);
+        state.waiting.extract_if(.., |(serial, _)| *serial <= oldest).for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Executes a flush on this thread. An error counts as a failed flush.
+    pub(crate) fn run<T, E>(&self, flush: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let serial = self.begin();
+        let result = flush();
+        self.end(serial, result.is_err());
+        result
+    }
+
+    /// Returns the number of failed flushes.
+    pub(crate) fn failures(&self) -> u64 {
+        self.state().failures
+    }
+
+    /// Returns true if an earlier flush is in flight.
+    pub(crate) fn is_preceded(&self, serial: u64) -> bool {
+        self.state().is_preceded(serial)
+    }
+
+    /// Wakes a ring once no flush earlier than `serial` is in flight.
+    pub(crate) fn wake_after_earlier(&self, serial: u64, waker: Waker) {
+        let mut state = self.state();
+        match state.is_preceded(serial) {
+            true => state.waiting.push((serial, waker)),
+            false => waker.wake(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use hob_engine::io::{Io, IoError, IoOp, Target};
+    use hob_engine::units::{DeviceId, IoId};
+
+    use super::super::{DeviceSpec, Overwrite, Pool, device_bytes_for};
+    use super::DeviceFlushes;
+    use crate::flash::Flash;
+    use crate::ring::{Ring, RingConfig, RingKind};
+
+    /// A shard with one flash device, and the flushes of another shard.
+    struct Rig {
+        ring: Ring,
+        flash: Flash,
+        device: DeviceId,
+        others: DeviceFlushes,
+        _pool: Pool,
+    }
+
+    impl Rig {
+        fn new(dir: &std::path::Path, kind: RingKind) -> Rig {
+            let size_bytes = Some(device_bytes_for(4 << 20, 1 << 20));
+            let spec = DeviceSpec { path: dir.join("pool"), size_bytes };
+            let pool = Pool::create("p", &[spec], 1 << 20, Overwrite::Refuse).unwrap();
+            let device = pool.devices()[0].id;
+            let mut ring = Ring::new(&RingConfig { kind, ..RingConfig::default() }).unwrap();
+            let mut flash = Flash::new(0);
+            let others = pool.file(device).unwrap().here().unwrap().flushes;
+            flash.attach(&mut ring, device, pool.file(device).unwrap());
+            Rig { ring, flash, device, others, _pool: pool }
+        }
+
+        fn submit(&mut self) {
+            let target = Target::Flash(self.device);
+            let io = Io { id: IoId(1), target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
+            self.flash.submit(&mut self.ring, &io, &[]);
+        }
+
+        /// Handles the completion of a flush. Returns `None` if it waits for another one.
+        fn complete(&mut self) -> Option<Result<(), IoError>> {
+            let completion = loop {
+                if let Some(completion) = self.ring.next_completion() {
+                    break completion;
+                }
+                self.ring.submit_and_wait(Duration::ZERO, Some(Duration::from_secs(5))).unwrap();
+            };
+            self.flash.handle_completion(&mut self.ring, &completion).map(|done| done.result)
+        }
+
+        fn flush(&mut self) -> Option<Result<(), IoError>> {
+            self.submit();
+            self.complete()
+        }
+
+        fn poll(&mut self) -> Option<Result<(), IoError>> {
+            self.flash.poll_flushed(&mut self.ring).map(|done| done.result)
+        }
+    }
+
+    #[test]
+    fn a_failed_flush_of_another_shard_fails_the_next_flush_once() {
+        for kind in [RingKind::IoUring, RingKind::Threads] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut rig = Rig::new(dir.path(), kind);
+            assert_eq!(rig.flush(), Some(Ok(())));
+            let other = rig.others.begin();
+            rig.others.end(other, true);
+            assert_eq!(rig.flush(), Some(Err(IoError::Failed)));
+            assert_eq!(rig.flush(), Some(Ok(())));
+            // A flush that began before the failure covers nothing.
+            rig.submit();
+            let other = rig.others.begin();
+            rig.others.end(other, true);
+            assert_eq!(rig.complete(), Some(Err(IoError::Failed)));
+            assert!(rig.others.run(|| Err::<(), ()>(())).is_err());
+            assert_eq!(rig.flush(), Some(Err(IoError::Failed)));
+        }
+    }
+
+    #[test]
+    fn a_flush_waits_for_earlier_flushes_of_other_shards() {
+        for (has_failed, result) in [(false, Ok(())), (true, Err(IoError::Failed))] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut rig = Rig::new(dir.path(), RingKind::IoUring);
+            let earlier = rig.others.begin();
+            assert_eq!(rig.flush(), None);
+            let later = rig.others.begin();
+            assert_eq!(rig.poll(), None);
+            // The end of the earlier flush wakes this shard.
+            let others = rig.others.clone();
+            let ends = std::thread::spawn(move || others.end(earlier, has_failed));
+            rig.ring.submit_and_wait(Duration::ZERO, Some(Duration::from_secs(60))).unwrap();
+            ends.join().unwrap();
+            assert_eq!(rig.poll(), Some(result));
+            assert_eq!(rig.poll(), None);
+            rig.others.end(later, false);
+        }
+    }
+}
