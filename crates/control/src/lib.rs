@@ -76,7 +76,9 @@ pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, O
 pub use size::{Size, SizeParseError};
 pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve, RecentReads};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};
-pub use stats::{Bucket, CacheCandidate, CacheChoice, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
+pub use stats::{
+    Bucket, CacheCandidate, CacheChoice, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats,
+};
 pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
 pub use tasks::{Task, TaskState};
 pub use tls::{ClientTls, ClientTlsError};

@@ -4,7 +4,8 @@
 use std::cmp::Ordering;
 
 use hob_control::{
-    BackingState, Cache, CacheCandidate, CacheChoice, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, SharedCache, Size,
+    BackingState, Cache, CacheCandidate, CacheChoice, CacheState, Dirty, Disk, DiskState, DiskStats,
+    Explanation, Share, SharedCache, Size,
 };
 use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
@@ -216,8 +217,9 @@ fn about_choice(choice: &CacheChoice) -> Vec<String> {
     let CacheChoice { policy, admission, .. } = choice;
     let mut sentences = vec![format!("hob has chosen policy {policy} and admission {admission} {since}.")];
     if let Some(current) = choice.candidates.iter().find(is_current) {
-        let results =
-            |one: &CacheCandidate| format!("{:.1} % and {:.0} bytes", one.hit_percent, one.flash_write_percent);
+        let results = |one: &CacheCandidate| {
+            format!("{:.1} % and {:.0} bytes", one.hit_percent, one.flash_write_percent)
+        };
         let others = choice.candidates.iter().filter(|one| !is_current(one));
         let others: Vec<String> =
             others.map(|one| format!("{} {}: {}", one.policy, one.admission, results(one))).collect();

@@ -1,7 +1,8 @@
 //! Conversion of the engine's statistics into API types.
 
 use hob_control::{
-    Bucket, CacheCandidate, CacheChoice, CacheState, DiskStats, Evictions, Latency, OutcomeStats, RecentReads, Size, VsphereStats,
+    Bucket, CacheCandidate, CacheChoice, CacheState, DiskStats, Evictions, Latency, OutcomeStats,
+    RecentReads, Size, VsphereStats,
 };
 use hob_engine::chooser::{Alternative, Choice};
 use hob_engine::histogram::Histogram;
