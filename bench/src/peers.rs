@@ -168,7 +168,12 @@ fn compile(source: &Path, scratch: &Path) -> Result<PathBuf> {
         cc.arg("-I").arg(tree.join(directory));
     }
     cc.arg("-o").arg(&program).arg(&player).args(&files).args(["-lz", "-lm", "-pthread"]);
-    shell::run(&mut cc).context("compile OCF (Debian: apt-get install gcc libc6-dev make zlib1g-dev)")?;
+    let output = cc.output().context("start cc")?;
+    ensure!(
+        output.status.success(),
+        "cannot compile OCF (Debian: apt-get install gcc libc6-dev make zlib1g-dev): {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(program)
 }
 

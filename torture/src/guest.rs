@@ -170,6 +170,9 @@ pub struct Guest {
     history: VecDeque<Note>,
     /// A flush has failed since the guest connected.
     was_told: bool,
+    /// True if an earlier connection ended during a fault and no flush has been answered since: the
+    /// daemon may report a loss of that time with the next flush.
+    is_owed: bool,
     first: u64,
     units: u64,
 }
@@ -199,6 +202,7 @@ impl Guest {
             flying: BTreeMap::new(),
             history: VecDeque::new(),
             was_told: false,
+            is_owed: false,
             first,
             units,
         }
@@ -408,6 +412,7 @@ impl Guest {
 
     fn lost(&mut self, what: &str) -> Result<(), Stop> {
         self.note(0, 0, &format!("disconnected at {what}; {} requests unanswered", self.flying.len()));
+        self.is_owed |= self.shared.excused(Instant::now());
         Err(Stop::Disconnected)
     }
 
@@ -443,6 +448,7 @@ impl Guest {
             }
             Flying::Flush(flush) => {
                 self.note(0, 0, "flush succeeded");
+                self.is_owed = false;
                 self.shared.model().flushed(flush);
                 self.shared.counts.flushes.fetch_add(1, Ordering::Relaxed);
             }
@@ -472,7 +478,8 @@ impl Guest {
                 drop(model);
                 let is_the_others = self.habits.shares_disk && !self.was_told;
                 self.was_told = true;
-                ("a flush".to_owned(), explained || is_the_others)
+                let is_owed = std::mem::take(&mut self.is_owed);
+                ("a flush".to_owned(), explained || is_the_others || is_owed)
             }
         };
         if !explained && !self.shared.excused(since) {
