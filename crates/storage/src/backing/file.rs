@@ -49,6 +49,7 @@ use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use self::end::FileEnd;
 use super::evidence::{self, ChangeDetector};
@@ -265,8 +266,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     // may extend the file at this moment.
     let grows_max = if options.locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
     let beyond = size_bytes.next_multiple_of(SECTOR_BYTES) + grows_max;
-    let can_punch =
-        write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
+    let probe = || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES);
+    let can_punch = write && (is_block_device || may_punch(probe()));
     if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {
         // The probe changes the file. The change must not look like another program's change if hob
         // ends before it has recorded the time. If the time cannot be restored, it does look so,
@@ -597,6 +598,13 @@ impl FileBacking {
             self.end_step(ring, now, slot);
         }
     }
+}
+
+/// Returns true unless the result of making a hole means that the file system cannot make holes.
+/// Another error may be gone at the next attempt. Clients that connect again would still discard.
+fn may_punch(result: Result<(), Errno>) -> bool {
+    let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
+    result.err().is_none_or(|error| !unsupported.contains(&error))
 }
 
 /// Returns the first step of an I/O that consists of several operations.
