@@ -37,9 +37,9 @@ enum Bench {
     Databases(databases::Arguments),
     /// Measure the lab's simulation speed, and compare its miss ratios with libCacheSim
     Lab(lab::Arguments),
-    /// Compare hob's default cache with Open CAS on real traces: hits and flash writes
+    /// Compare a cache of hob with Open CAS on real traces: hits and flash writes
     Peers(peers::Arguments),
-    /// Compare hob's default cache with every policy, admission and block size on real traces
+    /// Compare hob's caches with every policy, admission and block size on real traces
     Policies(policies::Arguments),
     /// Compare the rates of disks with shares, limits, reservations and throttling with their
     /// entitlements

@@ -1,4 +1,4 @@
-//! `cargo xtask bench peers` compares hob's default cache with Open CAS on real traces at equal
+//! `cargo xtask bench peers` compares a cache of hob with Open CAS on real traces at equal
 //! capacity: read hits and bytes written to flash.
 //!
 //! The engine of Open CAS is the Open CAS Framework (OCF). It is compiled from its source, which the

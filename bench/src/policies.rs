@@ -1,4 +1,4 @@
-//! `cargo xtask bench policies` compares hob's default cache with every combination of policy,
+//! `cargo xtask bench policies` compares hob's caches with every combination of policy,
 //! admission and block size on real traces.
 
 use std::collections::BTreeMap;

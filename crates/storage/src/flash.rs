@@ -114,8 +114,7 @@ struct Slot {
 struct FlushInFlight {
     flushes: DeviceFlushes,
     serial: u64,
-    /// Number of failed flushes of the device when this flush began and no failure was unknown to
-    /// the engine.
+    /// Number of failed flushes of the device that the engine knew when this flush began.
     failures: u64,
 }
 
