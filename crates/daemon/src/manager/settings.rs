@@ -4,7 +4,7 @@
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
-use hob_engine::preset::{ALWAYS, OneDevice, PRESETS, Preset, Verify, preset};
+use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
 use super::api_error::ApiError;
 use crate::state::{CacheSpec, DestageSpec, JournalSpec, SharedSize};
@@ -244,14 +244,7 @@ fn apply(
         // A persistent cache keeps its journal.
         spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
     }
-    let before = spec.mode;
     set_word(&mut spec.mode, mode)?;
-    // A write that is not admitted waits for the backing, which contradicts the purpose of
-    // write-back.
-    let is_default = spec.admission == PRESETS[0].admission && row.is_none();
-    if spec.mode == Mode::WriteBack && before != Mode::WriteBack && is_default {
-        spec.admission = ALWAYS;
-    }
     set_word(&mut spec.layout, layout)?;
     set_word(&mut spec.admission, admission)?;
     set_word(&mut spec.destage.order, destage_order)?;
