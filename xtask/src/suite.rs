@@ -20,7 +20,7 @@ const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. They start first, because otherwise the
 /// last one would run beside no other.
-const LONG: [&str; 5] = ["attach", "live_migration", "postgres", "reconnect", "discard"];
+const LONG: [&str; 6] = ["attach", "upgrade", "live_migration", "postgres", "reconnect", "discard"];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
 /// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
