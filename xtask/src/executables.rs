@@ -173,12 +173,12 @@ mod tests {
     fn only_test_executables_are_run() {
         let message = |test: bool| {
             serde_json::json!({
-                "reason": "compiler-artifact", "manifest_path": "/work/crate/Cargo.toml", "executable": "/target/t-1",
+                "reason": "compiler-artifact", "manifest_path": "/crates/t/Cargo.toml", "executable": "/target/t-1",
                 "target": { "name": "t" }, "profile": { "test": test },
             })
         };
         let found = executable(&message(true).to_string()).unwrap().unwrap();
-        assert_eq!((found.name.as_str(), found.package.as_path()), ("t", Path::new("/work/crate")));
+        assert_eq!((found.name.as_str(), found.package.as_path()), ("t", Path::new("/crates/t")));
         assert!(executable(&message(false).to_string()).unwrap().is_none());
         assert!(executable(r#"{"reason":"build-finished","success":true}"#).unwrap().is_none());
     }
