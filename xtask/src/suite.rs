@@ -11,16 +11,17 @@ use anyhow::{Context, Result, bail};
 use crate::executables::{self, Executable};
 use crate::shell;
 
-/// Number of black-box test files that run at the same time. Together they use half a processor per
-/// file: most tests wait for processes, sockets and emulated guests.
-const AT_ONCE: usize = 3;
+/// Number of black-box test files that run at the same time. A file uses half a processor on average:
+/// most tests wait for processes and sockets. With three, emulated guests of several files get too
+/// little of two processors.
+const AT_ONCE: usize = 2;
 
 /// Number of test files of crates that run at the same time, beside one that waits.
 const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. They start first, because otherwise the
 /// last one would run beside no other.
-const LONG: [&str; 6] = ["attach", "upgrade", "live_migration", "postgres", "reconnect", "discard"];
+const LONG: [&str; 6] = ["attach", "upgrade", "postgres", "reconnect", "discard", "live_migration"];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
 /// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
