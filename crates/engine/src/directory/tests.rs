@@ -1,3 +1,5 @@
+//! Tests of the directory: walks over large ranges, sequential blocks, and admission of dirty data.
+
 use super::*;
 
 #[test]
