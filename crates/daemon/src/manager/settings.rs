@@ -2,6 +2,7 @@
 //! consistency. Error messages contain the next step.
 
 use hob_control::{CacheSettings, Size};
+use hob_engine::admission::Popularity;
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
@@ -244,9 +245,18 @@ fn apply(
         // A persistent cache keeps its journal.
         spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
     }
+    let before = spec.mode;
     set_word(&mut spec.mode, mode)?;
     set_word(&mut spec.layout, layout)?;
     set_word(&mut spec.admission, admission)?;
+    let refuses_writes = matches!(spec.admission.popularity, Popularity::Ghost | Popularity::NthAccess(_));
+    if spec.mode == Mode::WriteBack && before != Mode::WriteBack && row.is_none() && refuses_writes {
+        notes.push(format!(
+            "with the admission {}, some writes wait for the backing; 'hob cache set --admission auto' \
+            lets flash take all writes",
+            spec.admission
+        ));
+    }
     set_word(&mut spec.destage.order, destage_order)?;
     set_word(&mut spec.copies, copies)?;
     set_word(&mut spec.verify, verify)?;
