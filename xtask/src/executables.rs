@@ -50,7 +50,7 @@ fn executable(message: &str) -> Result<Option<Executable>> {
     Ok(Some(Executable { name, path: path.into(), package }))
 }
 
-/// What an executable printed, and how it ended.
+/// Output and exit status of an executable.
 struct Ended {
     name: String,
     status: ExitStatus,

@@ -341,7 +341,7 @@ impl Directory {
             let first = u64::from(index.block(frame).0) << shift;
             index.is_pinned(frame) || is_busy(first, first + (1 << shift))
         };
-        let frame = match self.first_to_evict.take(|frame| !is_in_use(frame)) {
+        let frame = match self.first_to_evict.take(index.frames(), |frame| !is_in_use(frame)) {
             Some(frame) => frame,
             None => nodes.frame(self.policy.evict(&mut |node| {
                 let frame = nodes.frame(node);

@@ -249,7 +249,8 @@ fn apply(
     set_word(&mut spec.mode, mode)?;
     set_word(&mut spec.layout, layout)?;
     set_word(&mut spec.admission, admission)?;
-    let refuses_writes = matches!(spec.admission.popularity, Popularity::Ghost | Popularity::NthAccess(_));
+    let refuses_writes = matches!(spec.admission.popularity, Popularity::Ghost | Popularity::NthAccess(_))
+        || spec.admission.sequential_bytes_max.is_some();
     if spec.mode == Mode::WriteBack && before != Mode::WriteBack && row.is_none() && refuses_writes {
         notes.push(format!(
             "with the admission {}, some writes wait for the backing; 'hob cache set --admission auto' \
