@@ -52,6 +52,10 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
+/// Number of device reads and writes of one turn from which they are submitted at once. Otherwise the
+/// device would wait until the shard has handled all requests that arrived together.
+const EARLY_IOS: usize = 2;
+
 /// Sleeps shorter than this count as short, in nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
@@ -182,7 +186,7 @@ impl Shard {
     fn run(mut self) {
         while !self.commands.is_over() {
             let now = self.now();
-            let is_busy = (0..TURNS_MAX).all(|_| self.turn(now));
+            let is_busy = (0..TURNS_MAX).all(|turn| self.turn(now, turn == 0));
             // All other work has a turn before the next query.
             match self.answer_query(now) | is_busy {
                 true => self.look_up(),
@@ -191,8 +195,9 @@ impl Shard {
         }
     }
 
-    /// Runs one turn of the loop. Returns false if there was no work.
-    fn turn(&mut self, now: Instant) -> bool {
+    /// Runs one turn of the loop. Returns false if there was no work. Only the first turn at a time
+    /// checks the timers of all disks.
+    fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
         // First of all: if this thread was stopped for a while, the lease may have expired. No
@@ -210,7 +215,7 @@ impl Shard {
             progress = true;
             self.call(now, call);
         }
-        progress |= self.check_time(now);
+        progress |= is_first && self.check_time(now);
         // Before clients, because they would fill the engine and then wait for these jobs.
         progress |= self.transfers.pump_jobs(now, &mut self.engine);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
@@ -231,6 +236,7 @@ impl Shard {
         );
         progress |= self.drain_engine(now);
         self.vhost_user.flush(&mut self.ring);
+        note_failed(self.ring.submit_early(EARLY_IOS));
         self.end_sessions();
         self.check_rest();
         progress

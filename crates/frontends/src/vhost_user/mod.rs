@@ -65,9 +65,9 @@ use queue::{Broken, Layout, Queue};
 /// queues.
 const REQUESTS_MAX: usize = 256;
 
-/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages. The
-/// whole budget takes a fraction of a millisecond.
-const BUDGET: u32 = 4096;
+/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages: two
+/// requests of 4 KiB. The device starts to read them while the shard takes the next two.
+const BUDGET: u32 = 8;
 
 /// Remaining work budget of a client in this turn of the shard's loop.
 #[derive(Debug)]
