@@ -15,7 +15,7 @@ use hob_engine::units::Instant;
 use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::replay::{CacheSetup, Replay, Sample, Served, Setup};
-use hob_world::service::{FixedModel, ServiceModel};
+use hob_world::service::{FixedModel, LunModel, ServiceModel};
 
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
@@ -33,6 +33,8 @@ pub(super) struct Case {
     pub(super) on_one_disk: bool,
     /// True to run the whole load once before the measurement.
     pub(super) twice: bool,
+    /// Changes the settings of the cache before the run.
+    pub(super) adjust: Option<fn(&mut CacheSetup)>,
 }
 
 impl Case {
@@ -44,7 +46,7 @@ impl Case {
         backing: Backing,
     ) -> Case {
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        Case { generator, settings, cache, backing, on_one_disk: false, twice: false }
+        Case { generator, settings, cache, backing, on_one_disk: false, twice: false, adjust: None }
     }
 
     /// Returns the case with all disks combined into one.
@@ -91,6 +93,9 @@ pub(super) enum Backing {
     FixedNs(u64),
     /// A disk array that holds this many bytes.
     Array(fn(u64) -> ArrayConfig),
+    /// LUNs of an array, each with the configuration for its bytes. The plan's disks lie on the
+    /// LUNs in turn.
+    Luns(usize, fn(u64) -> ArrayConfig),
 }
 
 /// Measurements of a run after the warm-up.
@@ -301,7 +306,7 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     if case.on_one_disk {
         plan = plan.on_one_disk();
     }
-    let setup = case.setup(&plan)?;
+    let setup = case.setup(&plan, starts.len() as u64)?;
     let mut replay = Replay::new(setup)?;
     if case.twice {
         let before = fresh()?;
@@ -330,7 +335,8 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
 }
 
 impl Case {
-    fn setup(&self, plan: &Plan) -> Result<Setup> {
+    /// Returns the set-up of a plan whose `disks` disks of equal size may be combined into one.
+    fn setup(&self, plan: &Plan, disks: u64) -> Result<Setup> {
         let planned = plan.cache(PolicyKind::default());
         let (cache, flash) = match self.cache {
             CaseCache::Off => (None, FlashConfig::sata_ssd()),
@@ -347,9 +353,18 @@ impl Case {
                 (Some(CacheSetup::preset(planned.bytes * copies, preset)), flash)
             }
         };
+        let cache = cache.map(|mut cache| {
+            self.adjust.iter().for_each(|adjust| adjust(&mut cache));
+            cache
+        });
         let backing: ServiceModel = match self.backing {
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
             Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
+            Backing::Luns(count, config) => {
+                let bytes = plan.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
+                let luns = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
+                LunModel::new(luns, plan.disks_bytes().div_ceil(disks)).into()
+            }
         };
         Ok(plan.setup(cache, FlashModel::new(flash), backing))
     }

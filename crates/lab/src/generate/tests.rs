@@ -354,7 +354,7 @@ fn tiles_have_the_published_mix_and_a_small_hot_part() {
     let pages = plan.disks.iter().sum::<u64>() / (64 << 10);
     let list: Vec<Record> = plan.into_records(0).collect();
     assert!(is_near(share(&list, reads), 0.24, 0.005));
-    assert!(is_near(list.len() as f64 / 100.0, 4.0 * 650.0, 40.0));
+    assert!(is_near(list.len() as f64 / 100.0, 4.0 * 1300.0, 60.0));
     let mut counts: HashMap<(u16, u64), u64> = HashMap::new();
     for record in &list {
         *counts.entry((record.disk, record.offset >> 16)).or_default() += 1;

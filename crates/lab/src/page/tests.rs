@@ -11,7 +11,7 @@ fn picture(name: &str) -> String {
 
 /// Returns a page with all elements, whose texts are all `word`.
 fn full(word: &str) -> Page {
-    let row = || [Cell::text(word), Cell::number(word), Cell::check(Check::Fail), Cell::Missing];
+    let row = || [Cell::text(word), Cell::number(word), Cell::check(Check::Fails), Cell::Missing];
     let table =
         Table::new([word, "number", "check", "missing"]).caption(word).row(row()).row(row()).csv(word);
     let section = |check| {
@@ -25,9 +25,9 @@ fn full(word: &str) -> Page {
     };
     Page::new(word)
         .lead(word)
-        .card(Card::new(word, word).note(word).check(Check::Pass))
+        .card(Card::new(word, word).note(word).check(Check::Holds))
         .card(Card::new(word, word))
-        .section(section(Check::Pass))
+        .section(section(Check::Holds))
         .section(section(Check::Open))
         .made_by(word)
 }
