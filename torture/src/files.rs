@@ -103,6 +103,13 @@ impl File {
         *lock(&self.modified) = SystemTime::now();
     }
 
+    fn set_modified(&self, time: TimeOrNow) {
+        *lock(&self.modified) = match time {
+            TimeOrNow::SpecificTime(time) => time,
+            TimeOrNow::Now => SystemTime::now(),
+        };
+    }
+
     /// Makes all open handles of the file stale, as after a failover of an NFS server: requests with
     /// them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
     pub fn expire_handles(&self) {
@@ -272,7 +279,7 @@ impl Filesystem for Served {
         _gid: Option<u32>,
         size: Option<u64>,
         _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
         _ctime: Option<SystemTime>,
         _fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
@@ -281,8 +288,9 @@ impl Filesystem for Served {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        if let (Some(size), Ok(file)) = (size, self.file(ino)) {
-            file.resize(size);
+        if let Ok(file) = self.file(ino) {
+            size.into_iter().for_each(|size| file.resize(size));
+            mtime.into_iter().for_each(|time| file.set_modified(time));
         }
         reply!(reply, self.attributes(ino.into()), attributes => reply.attr(&TTL, &attributes));
     }
@@ -416,6 +424,9 @@ mod tests {
         let path = files.path("a");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         file.set_len(1 << 20).unwrap();
+        let modified = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(5);
+        file.set_modified(modified).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), modified);
         file.write_all_at(&[1; 65536], 4096).unwrap();
         file.sync_data().unwrap();
         file.write_all_at(&[2; 65536], 4096).unwrap();

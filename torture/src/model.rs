@@ -403,14 +403,18 @@ impl Unit {
             }
             Found::Stamp { .. } | Found::Garbage(_) => return Match::Wrong,
         };
-        if let Some(version) = exact {
+        // A newer discard may have left this content too, so the read shows nothing as lost.
+        let discard = matching(Kind::Discard);
+        if let Some(version) = exact
+            && discard.is_none_or(|discard| discard.number < version.number)
+        {
             return Match::Version(version.number);
         }
         let own = |limit: u32| match found {
             Found::Stamp { version, .. } => version <= limit,
             _ => true,
         };
-        match matching(Kind::Discard) {
+        match discard {
             Some(discard) if own(discard.number) => Match::Discarded,
             _ => Match::Wrong,
         }

@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use xtask::{packages, shell};
+use xtask::{executables, packages, shell};
 
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", about = "Tests and measures hob", max_term_width = 100)]

@@ -153,7 +153,8 @@ impl Interrupt {
     }
 }
 
-fn words(command: &Command) -> String {
+/// Returns the command as text, with the name of the program and its arguments.
+pub fn words(command: &Command) -> String {
     let name = PathBuf::from(command.get_program());
     let name = name.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned();
     let args = command.get_args().map(|a| a.to_string_lossy().into_owned());

@@ -8,13 +8,26 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 
+use crate::executables::{self, Executable};
 use crate::shell;
 
-/// Test files that mostly wait, for example for leases to end or for slow stores. Files of one row
-/// run in parallel, without other tests: a lease must not end because an emulated guest uses the
-/// CPUs. All other files run one after the other.
-const WAITING: [&[&str]; 2] =
-    [&["cluster", "qos_hosts", "peer"], &["adopt", "cluster_moves", "dead_backing"]];
+/// Number of black-box test files that run at the same time. A file uses half a processor on average:
+/// most tests wait for processes and sockets. With three, emulated guests of several files get too
+/// little of two processors.
+const AT_ONCE: usize = 2;
+
+/// Number of test files of crates that run at the same time, beside one that waits.
+const CRATES_AT_ONCE: usize = 2;
+
+/// Black-box test files that take about a minute or longer. They start first, because otherwise the
+/// last one would run beside no other.
+const LONG: [&str; 6] = ["attach", "upgrade", "postgres", "reconnect", "discard", "live_migration"];
+
+/// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
+/// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
+/// of shared caches follow the load.
+const WAITING: [&str; 7] =
+    ["cluster", "shared", "qos_hosts", "cluster_moves", "adopt", "dead_backing", "peer"];
 
 /// Number of parallel tests in each waiting file, usually more than the number of processors.
 const WAITING_THREADS: &str = "--test-threads=3";
@@ -22,6 +35,12 @@ const WAITING_THREADS: &str = "--test-threads=3";
 /// Test files of crates that mostly wait for slow servers. They run beside the other tests of crates.
 const WAITING_OF_CRATES: [&str; 6] =
     ["backing_file", "backing_nbd", "backing_objects", "backing_s3", "pool", "remote"];
+
+/// Test executables of crates that take minutes. They start first.
+const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_daemon"];
+
+/// Test files that move data. These tests run a second time without io_uring.
+const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 /// Test files that need a hob of their own: with an optional feature, or a release binary.
 const APART: [&str; 2] = ["nbd_psk", "stale_file"];
@@ -52,29 +71,40 @@ pub(crate) fn cargo_test(targets: &[&str]) -> Command {
     command
 }
 
-/// Runs the tests of every crate except xtask. They need no binary of hob. Test files are named, so
-/// files of conformance must have other names.
+/// Returns the executables of these test files, in this order.
+fn test_files(files: &[&str]) -> Result<Vec<Executable>> {
+    let targets: Vec<&str> = files.iter().flat_map(|file| ["--test", file]).collect();
+    let mut executables = executables::compile(cargo_test(&targets))?;
+    executables.sort_by_key(|it| files.iter().position(|file| *file == it.name));
+    Ok(executables)
+}
+
+/// Runs the tests of every crate except xtask. They need no binary of hob. Test files of conformance
+/// must have other names than those of crates.
 pub(crate) fn crates() -> Result<()> {
-    let test = || cargo_test(&["--exclude", "xtask"]);
-    let waiting = thread::spawn(move || {
-        shell::run_tests(test().args(WAITING_OF_CRATES.iter().flat_map(|file| ["--test", file])))
-    });
-    let mut computing = BTreeSet::new();
+    let mut of_crates = BTreeSet::new();
     for dir in fs::read_dir(shell::root().join("crates"))?.collect::<Result<Vec<_>, _>>()? {
         let tests = dir.path().join("tests");
         if tests.is_dir() {
-            computing.extend(files(&tests)?);
+            of_crates.extend(files(&tests)?);
         }
     }
-    computing.extend(files(&shell::root().join("torture/tests"))?);
+    of_crates.extend(files(&shell::root().join("torture/tests"))?);
     let of_conformance = files(&shell::root().join("conformance/tests"))?;
-    if let Some(file) = of_conformance.iter().find(|file| computing.contains(file.as_str())) {
+    if let Some(file) = of_conformance.iter().find(|file| of_crates.contains(file.as_str())) {
         bail!("conformance/tests/{file}.rs needs another name: a crate has a test file with this name");
     }
-    computing.retain(|file| !WAITING_OF_CRATES.contains(&file.as_str()));
-    let targets = computing.iter().flat_map(|file| ["--test", file]);
+    let targets = of_crates.iter().flat_map(|file| ["--test", file]);
+    let test = || cargo_test(&["--exclude", "xtask"]);
+    let mut command = test();
+    command.args(["--lib", "--bins"]).args(targets);
+    let (waiting, mut computing): (Vec<_>, Vec<_>) = executables::compile(command)?
+        .into_iter()
+        .partition(|it| WAITING_OF_CRATES.contains(&it.name.as_str()));
+    computing.sort_by_key(|it| LONG_OF_CRATES.iter().position(|name| *name == it.name).unwrap_or(usize::MAX));
+    let waiting = thread::spawn(move || executables::run(&waiting, 1, &[], &[]));
     let results = [
-        shell::run_tests(test().args(["--lib", "--bins"]).args(targets)),
+        executables::run(&computing, CRATES_AT_ONCE, &[], &[]),
         shell::run_tests(test().arg("--doc")),
         waiting.join().expect("a run that does not panic"),
     ];
@@ -93,29 +123,33 @@ fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
 /// Runs all tests against the release binary, except those of optional features.
 pub(crate) fn all() -> Result<()> {
     let files = files(&shell::root().join("conformance/tests"))?;
-    let is_waiting = |file: &str| WAITING.iter().any(|row| row.contains(&file));
-    if let Some(absent) = WAITING.concat().into_iter().find(|file| !files.iter().any(|it| it == file)) {
+    if let Some(absent) = WAITING.iter().chain(&LONG).find(|file| !files.iter().any(|it| it == *file)) {
         bail!("conformance/tests has no {absent}.rs");
     }
-    let busy: Vec<&str> =
-        files.iter().filter(|file| !is_waiting(file)).flat_map(|file| ["--test", file]).collect();
-    let mut results = vec![against_release(&busy, &[])];
-    WAITING.iter().for_each(|row| results.extend(beside_each_other(row)));
-    all_of(results)
+    let short =
+        files.iter().map(String::as_str).filter(|file| !WAITING.contains(file) && !LONG.contains(file));
+    let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
+    all_of([
+        against_release(&usual, AT_ONCE, &[], &[]),
+        against_release(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
+    ])
 }
 
-/// Runs these test files in parallel. The output lines of the files are mixed. The returned results
-/// have the failures.
-fn beside_each_other(files: &[&'static str]) -> Vec<Result<()>> {
-    let run = |file| move || against_release(&["--test", file, "--", WAITING_THREADS], &[]);
-    let threads: Vec<_> = files.iter().map(|file| thread::spawn(run(*file))).collect();
-    threads.into_iter().map(|thread| thread.join().expect("a run that does not panic")).collect()
+/// Runs the test files that move data against the release binary, without io_uring.
+pub(crate) fn without_ring() -> Result<()> {
+    against_release(&RING_TESTS, AT_ONCE, &[], &[("HOB_RING", Path::new("threads"))])
 }
 
-/// Runs these test targets against the release binary.
-pub(crate) fn against_release(targets: &[&str], environment: &[(&str, &str)]) -> Result<()> {
-    let mut command = cargo_test(targets);
-    shell::run_tests(command.env("HOB_BIN", hob()?).envs(environment.iter().copied()))
+/// Runs these test files against the release binary, `at_once` at the same time.
+pub(crate) fn against_release(
+    files: &[&str],
+    at_once: usize,
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+) -> Result<()> {
+    let hob = hob()?;
+    let environment = [&[("HOB_BIN", hob.as_path())], environment].concat();
+    executables::run(&test_files(files)?, at_once, arguments, &environment)
 }
 
 /// Returns the path of the release binary.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -21,9 +22,6 @@ const FUZZ_AT_ONCE: usize = 2;
 
 /// Duration of the fault injection test, minutes.
 const TORTURE_MINUTES: &str = "2";
-
-/// Conformance test files that move data. These tests run a second time without io_uring.
-const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -41,12 +39,12 @@ enum Step {
     Install,
     /// Check the format with cargo fmt
     Fmt,
+    /// Build the release binary, in parallel with the next two steps
+    Build,
     /// Build all tests with all optional features, and check them with clippy; warnings are errors
     Clippy,
     /// Run the tests of every crate
     Unit,
-    /// Build the release binary
-    Build,
     /// Run the tidy tests: file lengths, crate dependencies, generated pages and other rules
     Tidy,
     /// Run the black-box tests with real clients
@@ -66,13 +64,16 @@ enum Step {
     Fuzz,
 }
 
+/// A step with its duration and result.
+type Ended = (Step, Duration, Result<()>);
+
 impl Step {
     const ALL: [Self; 13] = [
         Self::Install,
         Self::Fmt,
+        Self::Build,
         Self::Clippy,
         Self::Unit,
-        Self::Build,
         Self::Tidy,
         Self::Conformance,
         Self::Ring,
@@ -101,17 +102,22 @@ impl Step {
         }
     }
 
-    /// Returns true if other steps can run at the same time.
-    fn sleeps(self) -> bool {
-        self == Self::Rbd
+    /// Returns true if the next steps run at the same time: a cluster mostly waits for other
+    /// processes, and the last crates of a build leave processors idle.
+    fn is_beside(self) -> bool {
+        matches!(self, Self::Build | Self::Rbd)
     }
 
-    /// Runs the step and returns its duration and result. `hob` is the release binary if this run
-    /// has built it.
-    fn timed(self, hob: Option<&Path>) -> (Duration, Result<()>) {
+    /// Returns true if the step needs the release binary.
+    fn needs_release(self) -> bool {
+        matches!(self, Self::Conformance | Self::Ring | Self::Torture | Self::Dashboard)
+    }
+
+    /// Runs the step. `hob` is the release binary if this run has built it.
+    fn timed(self, hob: Option<&Path>) -> Ended {
         let start = Instant::now();
         let result = self.run(hob);
-        (start.elapsed(), result)
+        (self, start.elapsed(), result)
     }
 
     fn run(self, hob: Option<&Path>) -> Result<()> {
@@ -132,12 +138,9 @@ impl Step {
                 shell::run_tests(&mut command)
             }
             Self::Conformance => suite::all(),
-            Self::Ring => {
-                let targets: Vec<&str> = RING_TESTS.into_iter().flat_map(|file| ["--test", file]).collect();
-                suite::against_release(&targets, &[("HOB_RING", "threads")])
-            }
+            Self::Ring => suite::without_ring(),
             Self::Torture => {
-                suite::against_release(&["--test", "stale_file"], &[])?;
+                suite::against_release(&["stale_file"], 1, &[], &[])?;
                 let program = suite::build_debug()?.with_file_name("torture");
                 let mut command = Command::new(program);
                 shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::hob()?))
@@ -153,33 +156,35 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let wants_binary =
-            |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Torture | Step::Dashboard);
-        let needed = step == Step::Build && arguments.only.iter().any(wants_binary);
+        let needed = step == Step::Build && arguments.only.iter().any(|it| it.needs_release());
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused
     };
-    let mut summary: Vec<(Step, Duration, Result<()>)> = Vec::new();
     let begun = Instant::now();
-    let (mut beside, mut hob) = (None, None);
+    let mut summary: Vec<Ended> = Vec::new();
+    let mut beside: Vec<(Step, JoinHandle<Ended>)> = Vec::new();
+    let ended = |(_, thread): (Step, JoinHandle<Ended>)| thread.join().expect("a step that does not panic");
+    let mut hob = None;
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
+        // The tidy step would otherwise build a release binary of its own.
+        if step.needs_release() || step == Step::Tidy {
+            for (step, took, result) in beside.extract_if(.., |(step, _)| *step == Step::Build).map(ended) {
+                if result.is_ok() {
+                    hob = Some(suite::hob()?);
+                }
+                summary.push((step, took, result));
+            }
+        }
         println!("\n=== {} ===", step.name());
-        if step.sleeps() {
-            // The step mostly waits for other processes. Its output is mixed with that of other
-            // steps, and its failures are printed at the end.
-            beside = Some((step, std::thread::spawn(move || step.timed(None))));
+        if step.is_beside() {
+            // The step's output is mixed with that of other steps, and its failures are printed at
+            // the end.
+            beside.push((step, thread::spawn(move || step.timed(None))));
             continue;
         }
-        let (took, result) = step.timed(hob.as_deref());
-        if step == Step::Build && result.is_ok() {
-            hob = Some(suite::hob()?);
-        }
-        summary.push((step, took, result));
+        summary.push(step.timed(hob.as_deref()));
     }
-    if let Some((step, thread)) = beside {
-        let (took, result) = thread.join().expect("a step that does not panic");
-        summary.push((step, took, result));
-    }
+    summary.extend(beside.into_iter().map(ended));
     for (step, _, result) in &summary {
         if let Err(error) = result {
             println!("\n=== what failed: {} ===\n{error:#}", step.name());

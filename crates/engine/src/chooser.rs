@@ -23,7 +23,7 @@ mod tests;
 use std::fmt;
 
 use crate::admission::streams::Streams;
-use crate::admission::{Admission, Popularity};
+use crate::admission::{Admission, AdmissionEffect, Popularity};
 use crate::command::Mode;
 use crate::index::hash;
 use crate::policy::PolicyKind;
@@ -60,7 +60,6 @@ const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
 /// The candidates. The first one is used until the miniatures have results.
 const CANDIDATES: &[(&str, &str)] = &[
-    ("s3-fifo", "ghost+not-sequential:128K"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
     ("s3-fifo", "always"),
     ("s3-fifo", "always+not-sequential:128K+while-filling:100%"),
@@ -91,6 +90,8 @@ pub(crate) enum CacheAccess {
     Read,
     /// A write of which the cache may keep a copy.
     Write,
+    /// A write that makes cached data dirty.
+    WriteBack,
     /// A write that only invalidates cached data.
     WriteAround,
 }
@@ -99,7 +100,8 @@ impl CacheAccess {
     /// Returns the effect of a write in a mode.
     pub(crate) fn of_write(mode: Mode) -> CacheAccess {
         match mode {
-            Mode::WriteThrough | Mode::WriteBack => CacheAccess::Write,
+            Mode::WriteThrough => CacheAccess::Write,
+            Mode::WriteBack => CacheAccess::WriteBack,
             Mode::WriteAround | Mode::ReadOnlyCache | Mode::PassThrough => CacheAccess::WriteAround,
         }
     }
@@ -263,9 +265,12 @@ impl Chooser {
             admission: combination.admission,
         };
         let miniature = |combination: Combination| {
-            let Ok(cache) = CacheSim::new(&config(&combination)) else {
+            let Ok(mut cache) = CacheSim::new(&config(&combination)) else {
                 panic!("a miniature is smaller than the real cache");
             };
+            if admission.popularity == Popularity::Auto {
+                cache.admit_dirty();
+            }
             let empty = Window::default();
             Miniature { combination, cache, seen: empty, window: empty, lead: 0 }
         };
@@ -319,7 +324,10 @@ impl Chooser {
         for mini in &mut self.miniatures {
             match access {
                 CacheAccess::Read => mini.cache.read_of_run(first, end, run_bytes),
-                CacheAccess::Write => mini.cache.write_of_run(first, end, run_bytes),
+                CacheAccess::Write => mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Clean),
+                CacheAccess::WriteBack => {
+                    mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Dirty)
+                }
                 CacheAccess::WriteAround => mini.cache.write_around(first, end),
             }
         }

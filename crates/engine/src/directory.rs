@@ -5,11 +5,13 @@
 //! frame. The *policy* selects the block to evict. If the settings of a cache say `auto`, a
 //! [`Chooser`] selects its policy and admission, which together are a [`Combination`].
 
+mod first_to_evict;
 mod nodes;
 
+use first_to_evict::FirstToEvict;
 use nodes::Nodes;
 
-use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Run};
+use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Room, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
@@ -65,7 +67,12 @@ pub(crate) struct Directory {
     gate: Gate,
     /// Chooser of a cache whose policy or admission is `auto`.
     chooser: Option<Box<Chooser>>,
+    /// True if admission applies to clean data only. A write that is not admitted waits for the
+    /// backing, so `auto` admits all dirty data.
+    admits_dirty: bool,
     block_shift: u32,
+    /// Frames whose blocks the policy does not know.
+    first_to_evict: FirstToEvict,
     /// Frames that blocks have left, with those blocks. Recorded for caches with a journal, until
     /// `take_gone`.
     gone: Vec<(FrameNo, BlockNo)>,
@@ -76,6 +83,7 @@ impl Directory {
     /// sectors.
     pub(crate) fn new(frames: u32, block_shift: u32, policy: PolicyKind, admission: Admission) -> Directory {
         let chooser = Chooser::new(frames, block_shift, policy, admission);
+        let admits_dirty = admission.popularity == Popularity::Auto;
         let given = Combination { policy, admission };
         let Combination { policy, admission } = chooser.as_ref().map_or(given, Chooser::current);
         Directory {
@@ -84,7 +92,9 @@ impl Directory {
             nodes: Nodes::default(),
             gate: Gate::new(admission, frames),
             chooser: chooser.map(Box::new),
+            admits_dirty,
             block_shift,
+            first_to_evict: FirstToEvict::default(),
             gone: Vec::new(),
         }
     }
@@ -98,9 +108,15 @@ impl Directory {
     /// stay, but usage counts are lost. Takes time proportional to the number of frames.
     pub(crate) fn set_combination(&mut self, policy: PolicyKind, admission: Admission) {
         self.chooser = Chooser::new(self.index.frames(), self.block_shift, policy, admission).map(Box::new);
+        self.admits_dirty = admission.popularity == Popularity::Auto;
         let given = Combination { policy, admission };
         let combination = self.chooser.as_ref().map_or(given, |chooser| chooser.current());
         self.use_combination(combination);
+    }
+
+    /// Admits all dirty data, as a cache with the admission `auto` does.
+    pub(crate) fn admit_dirty(&mut self) {
+        self.admits_dirty = true;
     }
 
     /// Takes over the policy and admission that the [`Chooser`] of `other` has selected. Does
@@ -140,6 +156,7 @@ impl Directory {
             + self.policy.bytes()
             + self.nodes.bytes()
             + self.gate.bytes()
+            + self.first_to_evict.bytes()
             + self.chooser.as_ref().map_or(0, |chooser| chooser.bytes())
     }
 
@@ -190,22 +207,38 @@ impl Directory {
 
     /// Reports to the policy that a request used the block of this cache sector.
     #[inline]
-    pub(crate) fn touch(&mut self, sector: u64) {
-        let frame = FrameNo((sector >> self.block_shift) as u32);
-        self.policy.hit(self.nodes.node(frame));
-        self.index.note_use(frame);
+    pub(crate) fn touch(&mut self, sector: u64, run: Run) {
+        self.touch_frame(FrameNo((sector >> self.block_shift) as u32), run);
     }
 
     /// Reports to the policy that a request used the blocks of these cache sectors. Each block
     /// counts once.
     #[inline]
-    pub(crate) fn touch_all(&mut self, sector: u64, count: u64) {
+    pub(crate) fn touch_all(&mut self, sector: u64, count: u64, run: Run) {
         let last = sector + count - 1;
         for frame in sector >> self.block_shift..=last >> self.block_shift {
-            let frame = FrameNo(frame as u32);
-            self.policy.hit(self.nodes.node(frame));
-            self.index.note_use(frame);
+            self.touch_frame(FrameNo(frame as u32), run);
         }
+    }
+
+    #[inline]
+    fn touch_frame(&mut self, frame: FrameNo, run: Run) {
+        let node = self.nodes.node(frame);
+        if !self.first_to_evict.has(frame) {
+            self.policy.hit(node);
+        } else if run == Run::Other {
+            self.first_to_evict.remove(frame);
+            self.policy.insert(node, self.index.block(frame));
+        }
+        self.index.note_use(frame);
+    }
+
+    /// Returns the room for blocks outside of sequential runs.
+    #[inline]
+    fn room(&self) -> Room {
+        let Room { has_free, used } = self.index.room();
+        let replaceable = self.first_to_evict.count();
+        Room { has_free: has_free || replaceable > 0, used: used - replaceable }
     }
 
     /// Ensures that the block of `span` has a frame for new data. An existing frame counts as used.
@@ -220,7 +253,7 @@ impl Directory {
     ) -> Result<Placed, Refusal> {
         match found {
             Some(sector) => {
-                self.touch(sector);
+                self.touch(sector, run);
                 Ok(Placed { sector, evicted: 0 })
             }
             None => self.place(span, (run, effect), is_busy),
@@ -237,16 +270,20 @@ impl Directory {
         (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
-        let room = self.index.room();
-        if run == Run::Sequential && !self.gate.is_filling(room) {
+        let is_sequential = run == Run::Sequential;
+        let room = if is_sequential { self.index.room() } else { self.room() };
+        let must_admit =
+            effect == AdmissionEffect::Pulled || effect == AdmissionEffect::Dirty && self.admits_dirty;
+        if is_sequential && !must_admit && !self.gate.is_filling(room) {
             return Err(Refusal::Sequential);
         }
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
-        // Both functions are called, because each learns from the call.
+        // These functions learn from each call.
         let popular = self.gate.admit(span.block, effect, room);
-        if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
+        let is_admitted = popular && self.policy.admit(span.block) || must_admit;
+        if !is_admitted {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }
@@ -262,7 +299,11 @@ impl Directory {
                 }
             },
         };
-        self.policy.insert(self.nodes.node(frame), span.block);
+        if is_sequential {
+            self.first_to_evict.add(frame, self.index.frames());
+        } else {
+            self.policy.insert(self.nodes.node(frame), span.block);
+        }
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
@@ -296,19 +337,23 @@ impl Directory {
     /// Frees one frame. Returns the number of evicted blocks with data: 0 or 1.
     pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
         let (index, nodes, shift) = (&self.index, &self.nodes, self.block_shift);
-        let node = self.policy.evict(&mut |node| {
-            let frame = nodes.frame(node);
-            let block = index.block(frame);
-            let first = u64::from(block.0) << shift;
-            if index.is_pinned(frame) || is_busy(first, first + (1 << shift)) {
-                Candidate::Busy
-            } else if index.block_is_empty(index.first_sector(frame)) {
-                Candidate::Empty
-            } else {
-                Candidate::Block(block)
-            }
-        })?;
-        let frame = self.nodes.frame(node);
+        let is_in_use = |frame| {
+            let first = u64::from(index.block(frame).0) << shift;
+            index.is_pinned(frame) || is_busy(first, first + (1 << shift))
+        };
+        let frame = match self.first_to_evict.take(index.frames(), |frame| !is_in_use(frame)) {
+            Some(frame) => frame,
+            None => nodes.frame(self.policy.evict(&mut |node| {
+                let frame = nodes.frame(node);
+                if is_in_use(frame) {
+                    Candidate::Busy
+                } else if index.block_is_empty(index.first_sector(frame)) {
+                    Candidate::Empty
+                } else {
+                    Candidate::Block(index.block(frame))
+                }
+            })?),
+        };
         let block = self.index.block(frame);
         self.drop_second(frame);
         let valid = self.empty(frame);
@@ -373,6 +418,9 @@ impl Directory {
         self.empty(frame);
         self.index.rehome(frame, to);
         self.nodes.exchange(frame, to);
+        if self.first_to_evict.remove(frame) {
+            self.first_to_evict.add(to, self.index.frames());
+        }
         Departure::To(self.index.first_sector(to) + (sector - self.index.first_sector(frame)), evicted)
     }
 
@@ -386,7 +434,8 @@ impl Directory {
     /// hot.
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
-        self.index.take_use(frame) || self.policy.is_hot(self.nodes.node(frame))
+        self.index.take_use(frame)
+            || !self.first_to_evict.has(frame) && self.policy.is_hot(self.nodes.node(frame))
     }
 
     /// Ignores previous uses of this block.
@@ -436,8 +485,8 @@ impl Directory {
     pub(crate) fn order(&self) -> impl Iterator<Item = (FrameNo, u8)> {
         let index = &self.index;
         let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
-        let frames = self.policy.order().into_iter().map(|(node, heat)| (self.nodes.frame(node), heat));
-        frames.filter(holds_data)
+        let known = self.policy.order().into_iter().map(|(node, heat)| (self.nodes.frame(node), heat));
+        self.first_to_evict.iter().map(|frame| (frame, 0)).chain(known).filter(holds_data)
     }
 
     /// Returns the groups of `frames_per_group` frames in the order in which the cache releases
@@ -468,7 +517,13 @@ impl Directory {
         firsts: Vec<(FrameNo, FrameNo, u8)>,
         seconds: Vec<(FrameNo, FrameNo, FrameNo)>,
     ) {
-        firsts.iter().for_each(|(_, to, heat)| self.policy.restore(*to, *heat));
+        for (from, to, heat) in &firsts {
+            if other.first_to_evict.has(*from) {
+                self.first_to_evict.add(*to, self.index.frames());
+            } else {
+                self.policy.restore(*to, *heat);
+            }
+        }
         let firsts = firsts.into_iter().map(|(from, to, _)| (from, to, None));
         let seconds = seconds.into_iter().map(|(from, to, first)| (from, to, Some(first)));
         let mut moves: Vec<_> = firsts.chain(seconds).collect();
@@ -536,38 +591,4 @@ impl CachedRuns {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_large_range_is_walked_by_frame_with_the_same_result_as_by_address() {
-        let mut directory =
-            Directory::new(8, 2, PolicyKind::all().next().expect("there are policies"), Admission::default());
-        // The directory has blocks 1, 500 and 2^30, of four sectors each, with some sectors valid.
-        for (frame_block, valid) in [(1, 0..4), (500, 2..3), (1 << 30, 1..3)] {
-            let frame = directory.index.insert(BlockNo(frame_block)).expect("a frame is free");
-            let first = directory.index.first_sector(frame);
-            valid.for_each(|i| directory.index.set_valid(first + i, 7));
-        }
-        let walk = |by_frame, (first, end)| {
-            let mut runs = directory.cached_runs(first, end);
-            (runs.by_frame, runs.at) = (by_frame, if by_frame { 0 } else { first });
-            let mut found: Vec<_> = std::iter::from_fn(|| runs.next(&directory)).collect();
-            found.sort_unstable();
-            found
-        };
-        // These ranges begin or end inside the first and the second block.
-        for range in [(5, 2002), (0, 4), (8, 8), (4, 2004)] {
-            assert_eq!(walk(true, range), walk(false, range), "sectors {range:?}");
-        }
-        assert_eq!(walk(true, (5, 2002)).iter().map(|(_, count)| count).sum::<u64>(), 3 + 2);
-
-        let disk_sectors = 1 << 34;
-        assert!(
-            directory.cached_runs(0, disk_sectors).by_frame,
-            "2^32 steps would block the shard for seconds"
-        );
-        directory.invalidate(0, disk_sectors);
-        assert_eq!(directory.index.sectors_valid(), 0);
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@
 //! bits more in a persistent cache. Free frames form a linked list through the unused block
 //! numbers.
 
-mod bitmap;
+pub(crate) mod bitmap;
 mod free;
 mod leaving;
 mod marks;

@@ -118,7 +118,7 @@ impl Memory {
             if promote == Promote::Never {
                 was_ahead |= self.ahead[page] & bits != 0;
             } else if self.ahead[page] & bits == 0 {
-                self.directory.touch(sector);
+                self.directory.touch(sector, Run::Other);
             } else {
                 self.ahead[page] &= !bits;
                 was_ahead = true;

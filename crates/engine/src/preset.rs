@@ -250,12 +250,12 @@ pub const PRESETS: &[Preset] = &[
         persistent: false,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: GHOST,
-        policy: "s3-fifo",
+        admission: AUTO,
+        policy: "auto",
         destage: DESTAGE,
         copies: Copies::One,
         one_device: OneDevice::OneCopy,
-        notes: "VMware has not published the replacement policy, except that popular blocks stay longer",
+        notes: "VMware has not published the replacement policy, except that popular blocks stay longer; hob chooses policy and admission while the cache is used, and admits everything while it fills",
     },
     Preset {
         name: "fast-cache",
@@ -339,8 +339,8 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: ALWAYS,
-        policy: "s3-fifo",
+        admission: AUTO,
+        policy: "auto",
         destage: DESTAGE,
         copies: Copies::TwoOfDirty,
         one_device: OneDevice::OneCopy,
@@ -348,16 +348,13 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Admission of write-back caches unless a preset names another one: all writes go to flash.
-pub const ALWAYS: Admission =
+/// Everything is admitted.
+const ALWAYS: Admission =
     Admission { popularity: Popularity::Always, sequential_bytes_max: None, filling_percent: None };
 
-/// The admission with the most hits on real traces (docs/decisions/0052).
-const GHOST: Admission = Admission {
-    popularity: Popularity::Ghost,
-    sequential_bytes_max: Some(128 << 10),
-    filling_percent: Some(100),
-};
+/// The cache chooses (docs/decisions/0053). All dirty data is admitted.
+const AUTO: Admission =
+    Admission { popularity: Popularity::Auto, sequential_bytes_max: None, filling_percent: None };
 
 /// The same settings as [`Destage::default`], which a constant table cannot call.
 const DESTAGE: Destage = Destage {

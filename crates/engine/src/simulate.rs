@@ -205,11 +205,11 @@ impl CacheSim {
             self.stats.read_hits += 1;
             self.stats.read_hit_bytes += len;
             let found = self.found.iter().map(|sector| sector.expect("hits were found"));
-            found.for_each(|sector| self.directory.touch(sector));
+            found.for_each(|sector| self.directory.touch(sector, run));
             return Outcome::Hit;
         }
         self.stats.partial_misses += u64::from(valid > 0);
-        match self.fill((first, end), (first, end), run) {
+        match self.fill((first, end), (first, end), (run, AdmissionEffect::Clean)) {
             Err(refusal) => {
                 self.stats.not_admitted += 1;
                 refusal.into()
@@ -224,14 +224,20 @@ impl CacheSim {
     pub fn write(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
         let run = self.directory.observe(first, end, CacheAccess::Write);
-        self.write_sectors((first, end), (offset, len), run)
+        self.write_sectors((first, end), (offset, len), (run, AdmissionEffect::Clean))
     }
 
     /// Handles a write of the sectors `first..end` that is part of a sequential run of `run_bytes`
     /// bytes.
-    pub(crate) fn write_of_run(&mut self, first: u64, end: u64, run_bytes: u64) {
+    pub(crate) fn write_of_run(&mut self, first: u64, end: u64, run_bytes: u64, effect: AdmissionEffect) {
         let run = self.directory.judge(run_bytes);
-        self.write_sectors((first, end), (first * SECTOR_BYTES, (end - first) * SECTOR_BYTES), run);
+        let bytes = (first * SECTOR_BYTES, (end - first) * SECTOR_BYTES);
+        self.write_sectors((first, end), bytes, (run, effect));
+    }
+
+    /// Admits all dirty data, as a cache with the admission `auto` does.
+    pub(crate) fn admit_dirty(&mut self) {
+        self.directory.admit_dirty();
     }
 
     /// Handles a write that only invalidates.
@@ -242,7 +248,12 @@ impl CacheSim {
     }
 
     #[inline]
-    fn write_sectors(&mut self, (first, end): (u64, u64), (offset, len): (u64, u64), run: Run) -> Outcome {
+    fn write_sectors(
+        &mut self,
+        (first, end): (u64, u64),
+        (offset, len): (u64, u64),
+        admission: (Run, AdmissionEffect),
+    ) -> Outcome {
         self.stats.writes += 1;
         self.stats.write_bytes += len;
         let whole = self.merged_sectors(offset, len);
@@ -256,7 +267,7 @@ impl CacheSim {
         if whole != (first, end) {
             self.look_up(whole.0, whole.1);
         }
-        match self.fill(whole, (first, end), run) {
+        match self.fill(whole, (first, end), admission) {
             Ok(()) if whole == (first, end) => Outcome::WriteCopied,
             _ => Outcome::WriteNotCopied,
         }
@@ -302,7 +313,12 @@ impl CacheSim {
     /// Fills the sectors that were looked up for a request. Blocks in the sectors `claim` must not
     /// be evicted.
     #[inline]
-    fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {
+    fn fill(
+        &mut self,
+        (first, end): (u64, u64),
+        claim: (u64, u64),
+        admission: (Run, AdmissionEffect),
+    ) -> Result<(), Refusal> {
         let is_busy = |first, end| first < claim.1 && claim.0 < end;
         let CacheSim { directory, stats, found, .. } = self;
         let mut result = Ok(());
@@ -310,7 +326,7 @@ impl CacheSim {
             let brought = if sector.is_none() && result == Err(Refusal::NoBlock) {
                 Err(Refusal::NoBlock)
             } else {
-                directory.bring(span, *sector, (run, AdmissionEffect::Clean), is_busy)
+                directory.bring(span, *sector, admission, is_busy)
             };
             match brought {
                 Ok(Placed { sector, evicted }) => {

@@ -140,7 +140,7 @@ fn check_coverage(total: &Report) {
             "crashes_in_growth" => 5,
             "edges_merged" => 1000,
             "edges_recent" => 100,
-            "bulk_writes" => 20,
+            "bulk_writes" => 10,
             "zeroes_to_flash" => 100,
             "destaged_bytes" => 10_000_000,
             _ => 0,

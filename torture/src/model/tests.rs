@@ -213,6 +213,21 @@ fn a_discard_leaves_zeroes_or_something_older() {
 }
 
 #[test]
+fn zeroes_after_a_discard_do_not_show_that_other_versions_are_lost() {
+    let mut model = model();
+    let zeroes = model.begin_write(9, 1, Kind::Zeroes);
+    model.acknowledge(zeroes, false);
+    let data = write(&mut model, 9);
+    model.loss();
+    let discard = model.begin_write(9, 1, Kind::Discard);
+    model.acknowledge(discard, false);
+    model.loss();
+    assert!(sees(&mut model, 9, &[0; UNIT]), "of the write of zeroes, or of the discard");
+    model.loss();
+    assert!(sees(&mut model, 9, &data), "the second fault undid the discard");
+}
+
+#[test]
 fn a_wrong_unit_is_reported_once() {
     let mut model = model();
     write(&mut model, 9);

@@ -2,9 +2,10 @@
 //! consistency. Error messages contain the next step.
 
 use hob_control::{CacheSettings, Size};
+use hob_engine::admission::Popularity;
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
-use hob_engine::preset::{ALWAYS, OneDevice, PRESETS, Preset, Verify, preset};
+use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
 use super::api_error::ApiError;
 use crate::state::{CacheSpec, DestageSpec, JournalSpec, SharedSize};
@@ -246,14 +247,17 @@ fn apply(
     }
     let before = spec.mode;
     set_word(&mut spec.mode, mode)?;
-    // A write that is not admitted waits for the backing, which contradicts the purpose of
-    // write-back.
-    let is_default = spec.admission == PRESETS[0].admission && row.is_none();
-    if spec.mode == Mode::WriteBack && before != Mode::WriteBack && is_default {
-        spec.admission = ALWAYS;
-    }
     set_word(&mut spec.layout, layout)?;
     set_word(&mut spec.admission, admission)?;
+    let refuses_writes = matches!(spec.admission.popularity, Popularity::Ghost | Popularity::NthAccess(_))
+        || spec.admission.sequential_bytes_max.is_some();
+    if spec.mode == Mode::WriteBack && before != Mode::WriteBack && row.is_none() && refuses_writes {
+        notes.push(format!(
+            "with the admission {}, some writes wait for the backing; 'hob cache set --admission auto' \
+            lets flash take all writes",
+            spec.admission
+        ));
+    }
     set_word(&mut spec.destage.order, destage_order)?;
     set_word(&mut spec.copies, copies)?;
     set_word(&mut spec.verify, verify)?;

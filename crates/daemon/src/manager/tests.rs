@@ -150,7 +150,7 @@ fn a_cache_comes_grows_shrinks_and_goes_and_all_room_comes_back() {
         let cache = changed.disk.unwrap().cache.unwrap();
         assert_eq!(
             (cache.state, cache.block_size, cache.policy.as_str()),
-            (CacheState::Active, Size(4096), "s3-fifo")
+            (CacheState::Active, Size(4096), "auto")
         );
         assert_eq!((bench.room("vm"), bench.free()), (6, 10));
         bench.resize("vm", 16).await.unwrap();

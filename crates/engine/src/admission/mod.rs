@@ -67,7 +67,7 @@ pub struct AdmissionInfo {
 pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo {
         form: "auto",
-        summary: "simulates several admission rules beside the cache, and uses the one with the best hit ratio",
+        summary: "simulates several admission rules beside the cache, and uses the one with the best hit ratio; under write-back, all writes go to flash",
     },
     AdmissionInfo { form: "always", summary: "admits each requested block" },
     AdmissionInfo {
@@ -88,7 +88,7 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     },
     AdmissionInfo {
         form: "…+while-filling:PERCENT%",
-        summary: "in addition, admits everything until PERCENT of the blocks (1 to 100) have data",
+        summary: "in addition, admits everything until PERCENT of the blocks (1 to 100) have data; sequential runs that are admitted only for this reason are evicted first",
     },
 ];
 

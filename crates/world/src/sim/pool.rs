@@ -319,8 +319,9 @@ impl Simulation<'_> {
         }
         let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
-        let is_none = disk.config.is_none() && disk.recovering.is_none();
-        let never_was = |owner: &&mut Owner| !owner.exists && is_none && !pending;
+        // The disk may have a volatile cache that an earlier command created meanwhile.
+        let is_recovering = disk.recovering.is_some();
+        let never_was = |owner: &&mut Owner| !owner.exists && !is_recovering && !pending;
         if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
         }

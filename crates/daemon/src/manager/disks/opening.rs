@@ -23,7 +23,7 @@ use crate::manager::pools::AllocationRule;
 use crate::manager::pools::REMOVING;
 use crate::manager::qos::datastore_of;
 use crate::manager::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
-use crate::manager::registry::{DISKS_MAX, DiskEntry, DiskPhase, Owed};
+use crate::manager::registry::{DISKS_MAX, DiskEntry, DiskPhase, Owed, RepeatedMessage};
 use crate::request_recorder::Counter;
 use crate::shard_api::{Gone, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
@@ -311,6 +311,7 @@ impl Disks {
             identity: [0; 32],
             watch: crate::manager::pools::Watch::default(),
             retry_after: None,
+            loss_message: RepeatedMessage::default(),
             offline_reason: None,
             content_noted: false,
             owed: Owed::default(),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use hob_control::{DeviceState, Size};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
 
 use super::disks::Disks;
 use super::exports::ExportService;
@@ -157,12 +158,17 @@ impl Events {
                 tokio::spawn(async move { disks.let_changes_pass(disk).await });
             }
             ShardEvent::WritesInDoubt(disk) => {
-                let inner = self.registry.inner();
-                let Some(entry) = inner.disks.values().find(|entry| entry.id == disk) else { return };
+                let mut inner = self.registry.inner();
+                let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+                let Some(more) = entry.loss_message.is_due(Instant::now()) else { return };
                 let name = &entry.wanted.name;
+                let before = match more {
+                    0 => String::new(),
+                    more => format!(" ({more} times more since the last message)"),
+                };
                 tracing::error!(
-                    "disk {name}: its backing failed a flush or restarted, so acknowledged writes may be lost; the next \
-                     flush of each client fails once; check the backing and the guest's filesystem"
+                    "disk {name}: its backing failed a flush or restarted{before}, so acknowledged writes may be lost; \
+                     the next flush of each client fails once; check the backing and the guest's filesystem"
                 );
             }
             ShardEvent::FailuresOwed { disk, count } => self.registry.note_owed(disk, count),

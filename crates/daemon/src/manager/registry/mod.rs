@@ -12,6 +12,7 @@
 mod operation_guard;
 mod owed;
 mod ownership;
+mod repeated_message;
 mod segments;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,7 @@ pub(super) use operation_guard::{
     SPREADING, is_own_work,
 };
 pub(super) use owed::Owed;
+pub(super) use repeated_message::RepeatedMessage;
 
 /// Maximum number of pools.
 pub(in crate::manager) const POOLS_MAX: usize = 64;
@@ -214,6 +216,8 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) watch: pools::Watch,
     /// A refused cache is not read again before this time.
     pub(in crate::manager) retry_after: Option<tokio::time::Instant>,
+    /// The message about writes that the backing may have lost.
+    pub(in crate::manager) loss_message: RepeatedMessage,
     /// Last logged reason why the disk is offline.
     pub(in crate::manager) offline_reason: Option<String>,
     /// True if hob has logged its notes about the format that the disk's content looks like.

@@ -68,6 +68,18 @@ fn write_back_is_persistent_and_stays_so_when_the_mode_changes() {
 }
 
 #[test]
+fn write_back_with_an_admission_that_refuses_writes_is_noted() {
+    let (spec, notes) = new(r#""mode":"write-back""#, CONTEXT).unwrap();
+    assert_eq!((spec.admission.to_string().as_str(), notes.len()), ("auto", 0));
+    let (spec, _) = new(r#""persistent":true,"admission":"ghost""#, CONTEXT).unwrap();
+    let (_, notes) = changed_spec(&spec, None, &settings(r#""mode":"write-back""#), CONTEXT).unwrap();
+    assert!(
+        notes[0].contains("ghost, some writes wait") && notes[0].contains("--admission auto"),
+        "{notes:?}"
+    );
+}
+
+#[test]
 fn one_device_is_said_refused_or_overruled() {
     let (spec, notes) = new(r#""preset":"auto""#, ALONE).unwrap();
     assert_eq!((spec.copies, preset_of(&spec)), (Copies::One, Some("auto")));

@@ -1,0 +1,95 @@
+//! Tests of the directory: walks over large ranges, sequential blocks, and admission of dirty data.
+
+use super::*;
+
+#[test]
+fn a_large_range_is_walked_by_frame_with_the_same_result_as_by_address() {
+    let mut directory =
+        Directory::new(8, 2, PolicyKind::all().next().expect("there are policies"), Admission::default());
+    // The directory has blocks 1, 500 and 2^30, of four sectors each, with some sectors valid.
+    for (frame_block, valid) in [(1, 0..4), (500, 2..3), (1 << 30, 1..3)] {
+        let frame = directory.index.insert(BlockNo(frame_block)).expect("a frame is free");
+        let first = directory.index.first_sector(frame);
+        valid.for_each(|i| directory.index.set_valid(first + i, 7));
+    }
+    let walk = |by_frame, (first, end)| {
+        let mut runs = directory.cached_runs(first, end);
+        (runs.by_frame, runs.at) = (by_frame, if by_frame { 0 } else { first });
+        let mut found: Vec<_> = std::iter::from_fn(|| runs.next(&directory)).collect();
+        found.sort_unstable();
+        found
+    };
+    // These ranges begin or end inside the first and the second block.
+    for range in [(5, 2002), (0, 4), (8, 8), (4, 2004)] {
+        assert_eq!(walk(true, range), walk(false, range), "sectors {range:?}");
+    }
+    assert_eq!(walk(true, (5, 2002)).iter().map(|(_, count)| count).sum::<u64>(), 3 + 2);
+
+    let disk_sectors = 1 << 34;
+    assert!(directory.cached_runs(0, disk_sectors).by_frame, "2^32 steps would block the shard for seconds");
+    directory.invalidate(0, disk_sectors);
+    assert_eq!(directory.index.sectors_valid(), 0);
+}
+
+fn directory(frames: u32, admission: &str) -> Directory {
+    let policy = PolicyKind::from_name("lru").expect("a policy");
+    Directory::new(frames, 0, policy, admission.parse().expect("an admission"))
+}
+
+/// Stores a block. Returns false if it was not admitted.
+fn store(directory: &mut Directory, block: u32, run: Run, effect: AdmissionEffect) -> bool {
+    let span = Span { block: BlockNo(block), first: 0, count: 1 };
+    let found = directory.find(span);
+    let placed = directory.bring(span, found, (run, effect), |_, _| false);
+    placed.map(|placed| directory.index.set_valid(placed.sector, 0)).is_ok()
+}
+
+fn cached(directory: &Directory, blocks: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    let is_cached =
+        |block: &u32| directory.find(Span { block: BlockNo(*block), first: 0, count: 1 }).is_some();
+    blocks.into_iter().filter(is_cached).collect()
+}
+
+const FILLING: &str = "ghost+not-sequential:128K+while-filling:100%";
+
+#[test]
+fn sequential_blocks_fill_free_frames_and_leave_before_all_others() {
+    let clean = AdmissionEffect::Clean;
+    let mut directory = directory(8, FILLING);
+    (0..6).for_each(|block| assert!(store(&mut directory, block, Run::Sequential, clean)));
+    (10..12).for_each(|block| assert!(store(&mut directory, block, Run::Other, clean)));
+    assert!(!store(&mut directory, 7, Run::Sequential, clean), "no frame is free");
+    // Another use in a sequential run changes nothing; any other use makes the block an ordinary one.
+    assert!(store(&mut directory, 0, Run::Sequential, clean) && store(&mut directory, 1, Run::Other, clean));
+    (12..17).for_each(|block| assert!(store(&mut directory, block, Run::Other, clean), "block {block}"));
+    assert_eq!(cached(&directory, 0..17), [1, 10, 11, 12, 13, 14, 15, 16]);
+    assert!(!store(&mut directory, 17, Run::Other, clean), "the cache is full of other blocks");
+    let order: Vec<u32> = directory.order().map(|(frame, _)| directory.index.block(frame).0).collect();
+    assert_eq!(order, [10, 11, 1, 12, 13, 14, 15, 16]);
+}
+
+#[test]
+fn sequential_blocks_stay_first_to_leave_in_a_cache_that_grows() {
+    let clean = AdmissionEffect::Clean;
+    let mut small = directory(4, FILLING);
+    (0..3).for_each(|block| assert!(store(&mut small, block, Run::Sequential, clean)));
+    assert!(store(&mut small, 10, Run::Other, clean));
+    let mut large = directory(6, FILLING);
+    large.adopt(&small, small.order().map(|(frame, heat)| (frame, frame, heat)).collect(), Vec::new());
+    (11..16).for_each(|block| assert!(store(&mut large, block, Run::Other, clean), "block {block}"));
+    assert_eq!(cached(&large, 0..16), [10, 11, 12, 13, 14, 15]);
+}
+
+#[test]
+fn automatic_admission_admits_all_dirty_data() {
+    let (clean, dirty) = (AdmissionEffect::Clean, AdmissionEffect::Dirty);
+    for (admission, admits) in [("auto", true), (FILLING, false)] {
+        let mut directory = directory(4, admission);
+        (0..4).for_each(|block| assert!(store(&mut directory, block, Run::Other, clean)));
+        assert!(
+            !store(&mut directory, 4, Run::Other, clean) && !store(&mut directory, 5, Run::Sequential, clean)
+        );
+        assert_eq!(store(&mut directory, 6, Run::Other, dirty), admits, "{admission}");
+        assert_eq!(store(&mut directory, 7, Run::Sequential, dirty), admits, "{admission}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Runs test executables, several at the same time. `cargo test` would run them one after the
+//! other, and most black-box tests wait longer than they compute.
+
+use std::fmt::Write as _;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::failures::Failures;
+use crate::shell;
+
+/// Number of executables whose durations the total names.
+const SLOWEST: usize = 5;
+
+/// A test executable.
+#[derive(Debug, Clone)]
+pub struct Executable {
+    /// Name of the test target.
+    pub name: String,
+    path: PathBuf,
+    /// Directory of the package, in which cargo runs its tests too.
+    package: PathBuf,
+}
+
+/// Compiles the test targets that the arguments of `cargo` select, and returns their executables.
+pub fn compile(mut cargo: Command) -> Result<Vec<Executable>> {
+    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    println!("$ {}", shell::words(&cargo));
+    let messages = shell::output(cargo.stderr(Stdio::inherit()))?;
+    messages.lines().filter_map(|line| executable(line).transpose()).collect()
+}
+
+/// Returns the test executable that a message of cargo names, if it names one.
+fn executable(message: &str) -> Result<Option<Executable>> {
+    let message: Value = serde_json::from_str(message).context("read a message of cargo")?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let Some(path) = text(&message["executable"]).filter(|_| message["profile"]["test"] == true) else {
+        return Ok(None);
+    };
+    let name = text(&message["target"]["name"]).context("cargo names the target")?;
+    let manifest = text(&message["manifest_path"]).context("cargo names the manifest")?;
+    let package = Path::new(&manifest).parent().context("a manifest is in a directory")?.to_owned();
+    Ok(Some(Executable { name, path: path.into(), package }))
+}
+
+/// Output and exit status of an executable.
+struct Ended {
+    name: String,
+    status: ExitStatus,
+    took: Duration,
+    output: String,
+}
+
+impl Executable {
+    /// Runs the tests. The output goes through a file, so that a process that outlives the tests
+    /// does not keep the run waiting.
+    fn run(&self, arguments: &[&str], environment: &[(&str, &Path)]) -> Result<Ended> {
+        let start = Instant::now();
+        let mut file = tempfile::tempfile().context("create a file for the output of tests")?;
+        let mut command = Command::new(&self.path);
+        command.args(arguments).envs(environment.iter().copied()).current_dir(&self.package);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
+        let status = command.status().with_context(|| format!("start {}", self.path.display()))?;
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes).context("read the output of tests")?;
+        let output = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(Ended { name: self.name.clone(), status, took: start.elapsed(), output })
+    }
+}
+
+/// Runs all executables, `at_once` at the same time, in this order. Prints the output of each as
+/// one block when it ends, and a total. The error has the failed tests and their messages.
+pub fn run(
+    executables: &[Executable],
+    at_once: usize,
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+) -> Result<()> {
+    let begun = Instant::now();
+    let next = AtomicUsize::new(0);
+    let ended = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(executable) = executables.get(next.fetch_add(1, Ordering::Relaxed)) {
+            println!("    Starting {}", executable.name);
+            let result = executable.run(arguments, environment);
+            // One block at a time.
+            let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Ok(it) = &result {
+                println!("     Running {} ({})\n{}", it.name, executable.path.display(), it.output);
+            }
+            ended.push(result);
+        }
+    };
+    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
+    let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut failed = Vec::new();
+    let mut all = Vec::new();
+    for result in ended {
+        match result {
+            Ok(it) => all.push(it),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
+    println!("{}, in {:.1} s\n", total(&mut all)?, begun.elapsed().as_secs_f64());
+    failed.extend(all.iter().filter(|it| !it.status.success()).map(failure));
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    Ok(())
+}
+
+/// Returns the sums of all executables' results, and the executables that took longest.
+fn total(all: &mut [Ended]) -> Result<String> {
+    let mut sums = [("passed", 0), ("failed", 0), ("ignored", 0)];
+    for line in all.iter().flat_map(|it| it.output.lines()) {
+        let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
+        else {
+            continue;
+        };
+        for (count, (word, sum)) in counts.split("; ").zip(&mut sums) {
+            let count = count.strip_suffix(*word).with_context(|| format!("a count in: {line}"))?;
+            *sum += count.trim().parse::<u64>().with_context(|| format!("a count in: {line}"))?;
+        }
+    }
+    all.sort_by_key(|it| std::cmp::Reverse(it.took));
+    let mut text = format!("{} test executables:", all.len());
+    for (word, sum) in sums {
+        write!(text, " {sum} {word};")?;
+    }
+    let longest: Vec<_> =
+        all.iter().take(SLOWEST).map(|it| format!("{} {:.0} s", it.name, it.took.as_secs_f64())).collect();
+    write!(text, " longest: {}", longest.join(", "))?;
+    Ok(text)
+}
+
+/// Returns the messages of failed tests. An executable that crashed has none.
+fn failure(ended: &Ended) -> String {
+    let mut failures = Failures::default();
+    ended.output.lines().for_each(|line| failures.take(line));
+    format!("{}: {}\n{}", ended.name, ended.status, failures.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn ended(name: &str, seconds: u64, status: i32, output: &str) -> Ended {
+        let status = ExitStatus::from_raw(status << 8);
+        Ended { name: name.to_owned(), status, took: Duration::from_secs(seconds), output: output.to_owned() }
+    }
+
+    #[test]
+    fn results_are_added() {
+        let mut all = [
+            ended("a", 1, 0, "test x ... ok\n\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured\n"),
+            ended("b", 7, 101, "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured\n"),
+        ];
+        let text = total(&mut all).unwrap();
+        assert_eq!(text, "2 test executables: 5 passed; 1 failed; 1 ignored; longest: b 7 s, a 1 s");
+    }
+
+    #[test]
+    fn only_test_executables_are_run() {
+        let message = |test: bool| {
+            serde_json::json!({
+                "reason": "compiler-artifact", "manifest_path": "/crates/t/Cargo.toml", "executable": "/target/t-1",
+                "target": { "name": "t" }, "profile": { "test": test },
+            })
+        };
+        let found = executable(&message(true).to_string()).unwrap().unwrap();
+        assert_eq!((found.name.as_str(), found.package.as_path()), ("t", Path::new("/crates/t")));
+        assert!(executable(&message(false).to_string()).unwrap().is_none());
+        assert!(executable(r#"{"reason":"build-finished","success":true}"#).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_failure_does_not_stop_the_others_and_is_returned() {
+        let shell =
+            |name: &str, path: &str| Executable { name: name.into(), path: path.into(), package: "/".into() };
+        let all =
+            [shell("bad", "/bin/false"), shell("absent", "/nowhere/absent"), shell("good", "/bin/true")];
+        let said = run(&all, 2, &[], &[]).unwrap_err().to_string();
+        assert!(said.contains("bad: exit status: 1") && said.contains("/nowhere/absent"), "{said}");
+        assert!(!said.contains("good"), "{said}");
+        run(&all[2..], 2, &[], &[]).unwrap();
+    }
+}
