@@ -99,7 +99,7 @@ pub(super) enum Backing {
 }
 
 /// Measurements of a run after the warm-up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Measured {
     /// Number of answered requests.
     pub(super) requests: u64,
@@ -110,6 +110,8 @@ pub(super) struct Measured {
     pub(super) stats: DiskStats,
     /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
+    /// Results of reads, and of writes.
+    pub(super) by_op: [Part; 2],
     /// Results by the plan's disks, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
     /// Results of writes, in [`PORTIONS`] equal portions of the total size of the disks.
@@ -128,7 +130,7 @@ pub(super) const PORTIONS: u64 = 100;
 /// Number of requests between two samples of a cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
-/// Results of the requests of one disk of the plan.
+/// Results of a part of the requests: those of one disk of the plan, or of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
     pub(super) requests: u64,
@@ -144,6 +146,13 @@ pub(super) struct Portion {
     pub(super) to_flash: u64,
     /// Time to write the portion, nanoseconds.
     pub(super) ns: u64,
+}
+
+impl Part {
+    /// Returns the mean latency in seconds; 0 without requests.
+    pub(super) fn mean_s(&self) -> f64 {
+        self.latency_ns as f64 / self.requests.max(1) as f64 / 1e9
+    }
 }
 
 impl Portion {
@@ -173,6 +182,7 @@ impl Tally {
             elapsed_ns: 0,
             stats,
             tags: BTreeMap::new(),
+            by_op: [Part::default(); 2],
             parts: vec![Part::default(); starts.len()],
             portions: vec![],
             samples: vec![],
@@ -200,10 +210,13 @@ impl Tally {
             true => self.starts.partition_point(|start| *start <= served.ask.offset) - 1,
             false => served.ask.disk as usize,
         };
-        measured.parts[part].requests += 1;
-        measured.parts[part].latency_ns += latency_ns;
+        let is_write = matches!(served.ask.op, Op::Write(_));
+        for part in [&mut measured.parts[part], &mut measured.by_op[usize::from(is_write)]] {
+            part.requests += 1;
+            part.latency_ns += latency_ns;
+        }
         self.count_second(ended_ns / 1_000_000_000, latency_ns);
-        if matches!(served.ask.op, Op::Write(_)) {
+        if is_write {
             self.count_written(ended_ns, served);
         }
     }
@@ -243,7 +256,7 @@ pub(super) struct Tagged {
 }
 
 /// Transactions. The last request of a transaction has the tag 1.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Transactions {
     count: u64,
     /// End of each client's last transaction.

@@ -7,8 +7,8 @@ use super::run::{FigureReport, Report};
 use super::{Line, PUBLISHED};
 use crate::page::Check;
 
-/// Returns the generated section of docs/LAB.md as Markdown: a table of the figures, and
-/// [`state_table`]. The report must be of all figures at full size.
+/// Returns the generated section of docs/LAB.md as Markdown: a table of the figures, the reasons of
+/// differences, and [`state_table`]. The report must be of all figures at full size.
 pub fn section(report: &Report) -> String {
     let mut text = String::from("| figure | fitted inputs | checks | differences |\n|---|---|---|---|\n");
     for figure in report.figures.iter().filter(|figure| figure.waits_for.is_none()) {
@@ -16,7 +16,19 @@ pub fn section(report: &Report) -> String {
         writeln!(text, "| {name} | {fitted} | {checks} | {differences} |")
             .expect("a string takes everything");
     }
-    text + "\n" + &state_table()
+    text + "\n" + &reasons(report) + "\n" + &state_table()
+}
+
+/// Returns the reasons of all differences as a Markdown list.
+fn reasons(report: &Report) -> String {
+    let mut text = String::new();
+    for figure in &report.figures {
+        for line in figure.lines.iter().filter(|line| line.check == Some(Check::Differs)) {
+            writeln!(text, "- `{}`, {}: {}", figure.name, line.what, line.reason)
+                .expect("a string takes everything");
+        }
+    }
+    text
 }
 
 /// Returns the table of all published results and their state as Markdown.

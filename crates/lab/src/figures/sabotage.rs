@@ -1,12 +1,14 @@
 //! Sabotages each check: a policy replaced, a device twice as fast, a cache too small. On small
 //! runs, each check passes without the sabotage and fails with it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hob_engine::admission::Admission;
 use hob_engine::command::Layout;
-use hob_world::disk_model::ArrayConfig;
+use hob_world::disk_model::{ArrayConfig, Level};
+use hob_world::flash_model::FlashConfig;
 use hob_world::replay::CacheSetup;
 
 use super::case::{Backing, Case, CaseCache, Measured, play};
@@ -16,18 +18,32 @@ use crate::page::Check;
 /// A change of a figure's runs.
 type Change = fn(&mut Vec<Case>);
 
-/// Returns the lines of a figure with small workloads, after a change of its runs.
-fn lines(name: &str, small: &[&str], change: Change) -> Vec<Line> {
-    let Work::Play { cases, judge } = FigureInfo::find(name).unwrap().work else { panic!("not run") };
-    let mut cases = cases(Size::Full);
-    for case in &mut cases {
-        *case = small.iter().fold(case.clone(), |case, setting| case.set(setting));
+/// A figure with small workloads.
+struct Small {
+    cases: Vec<Case>,
+    judge: fn(&[Measured]) -> Result<Findings>,
+    /// Results by case. Most sabotages change one case only.
+    played: HashMap<String, Measured>,
+}
+
+impl Small {
+    fn new(name: &str, settings: &[&str]) -> Small {
+        let Work::Play { cases, judge } = FigureInfo::find(name).unwrap().work else { panic!("not run") };
+        let small = |case: Case| settings.iter().fold(case, |case, setting| case.set(setting));
+        Small { cases: cases(Size::Full).into_iter().map(small).collect(), judge, played: HashMap::new() }
     }
-    change(&mut cases);
-    let requests = Arc::new(AtomicU64::new(0));
-    let runs: Vec<Measured> =
-        cases.iter().map(|case| play(case, &Arc::default(), &requests).unwrap()).collect();
-    judge(&runs).unwrap().lines
+
+    /// Returns the lines of the figure after a change of its runs.
+    fn lines(&mut self, change: Change) -> Vec<Line> {
+        let mut cases = self.cases.clone();
+        change(&mut cases);
+        let run = |case: &Case| {
+            let run = self.played.entry(format!("{case:?}"));
+            run.or_insert_with(|| play(case, &Arc::default(), &Arc::new(AtomicU64::new(0))).unwrap()).clone()
+        };
+        let runs: Vec<Measured> = cases.iter().map(run).collect();
+        (self.judge)(&runs).unwrap().lines
+    }
 }
 
 fn passes(line: &Line) -> bool {
@@ -37,8 +53,9 @@ fn passes(line: &Line) -> bool {
 /// Runs the figure without a change, and with each sabotage, which must fail the named checks. All
 /// checks of the figure must be named.
 fn sabotaged(name: &str, small: &[&str], sabotages: &[(&[&str], Change)]) {
-    let sound = lines(name, small, |_| {});
-    let broken = sabotages.iter().map(|(names, change)| (*names, lines(name, small, *change)));
+    let mut figure = Small::new(name, small);
+    let sound = figure.lines(|_| {});
+    let broken = sabotages.iter().map(|(names, change)| (*names, figure.lines(*change)));
     all_fail(name, &sound, broken.collect());
 }
 
@@ -76,7 +93,7 @@ fn small_array(bytes: u64) -> ArrayConfig {
 }
 
 fn half(cases: &mut [Case], index: usize) {
-    let flash = hob_world::flash_model::FlashConfig::sata_ssd();
+    let flash = FlashConfig::sata_ssd();
     cases[index].cache = CaseCache::Share(flash, 0.5);
 }
 
@@ -119,7 +136,7 @@ fn databases_fail_on_other_arrays_and_with_small_caches() {
 fn the_calibration_fails_on_fast_disks_and_with_a_tiny_cache() {
     let fast: Change = |cases| cases[1].backing = Backing::Array(fast_array);
     let tiny: Change = |cases| {
-        let flash = hob_world::flash_model::FlashConfig::sata_ssd();
+        let flash = FlashConfig::sata_ssd();
         cases[1].cache = CaseCache::Share(flash, 0.02);
     };
     let disks = [
@@ -159,7 +176,7 @@ fn promotion_fails_with_another_admission() {
     let sound = promotion::judge(|_| {}).unwrap().lines;
     let always = |cache: &mut CacheSetup| cache.config.admission = Admission::default();
     let never = |cache: &mut CacheSetup| {
-        cache.config.admission = "nth-access:15".parse().expect("an admission");
+        cache.config.admission = "nth-access:7".parse().expect("an admission");
     };
     let reads = [2, 3].map(|time| format!("reads served by flash, access {time}"));
     let writes = [1, 2].map(|time| format!("writes taken by flash, access {time}"));
@@ -182,4 +199,87 @@ fn the_split_fails_with_one_space_for_all() {
     };
     let names = ["most that reads had of the flash", "most that writes had of the flash"];
     sabotaged("vsan-split", &["scale=8192", "requests=100000"], &[(&names, unified)]);
+}
+
+fn many_disks(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 60, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(bytes) }
+}
+
+fn a_single_disk(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 1, ..many_disks(bytes) }
+}
+
+/// Number of tiles in the figure of tiles, with as many runs for each array and cache.
+const TILES: usize = 4;
+
+#[test]
+fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
+    let uncached: Change = |cases| {
+        for array in 0..2 {
+            cases[(2 * array + 1) * TILES..][..TILES].iter_mut().for_each(|case| case.cache = CaseCache::Off);
+        }
+    };
+    let fast: Change = |cases| {
+        cases[2 * TILES..][..TILES].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
+    };
+    let exchanged: Change = |cases| cases.rotate_left(2 * TILES);
+    let sabotages: [(&[&str], Change); 3] = [
+        (&["tiles on 20 disks, 92 GB", "tiles on 11 disks, 92 GB"], uncached),
+        (&["tiles on 11 disks, no cache"], fast),
+        (&["mean latency of 1 tile, no cache, 11 disks against 20"], exchanged),
+    ];
+    sabotaged("fast-cache-tiles", &["scale=1024", "seconds=15"], &sabotages);
+}
+
+#[test]
+fn shares_of_io_fail_with_a_tiny_cache_and_with_caches_or_arrays_exchanged() {
+    let sabotages: [(&[&str], Change); 4] = [
+        (&["served by flash, 366 GB"], |cases| cases[3] = cases[3].clone().set("cache=20GiB")),
+        (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
+        (&["mean read latency, 20 disks against 11"], |cases| cases.swap(0, 1)),
+        (&["mean write latency, slowest against fastest of the three"], |cases| {
+            cases[1].cache = CaseCache::Off;
+        }),
+    ];
+    sabotaged("fast-cache-share", &["scale=1024", "seconds=25"], &sabotages);
+}
+
+#[test]
+fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
+    let cached = [
+        "mean latency",
+        "mean latency in the second of the peak",
+        "mean latency, comfort limit",
+        "comfort limit in the second of the peak",
+    ];
+    let sabotages: [(&[&str], Change); 2] = [
+        (&cached, |cases| cases[1].cache = CaseCache::Off),
+        (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+    ];
+    // A small desktop has few pages, so a steeper skew has the same share of hits.
+    let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=60"];
+    sabotaged("fast-cache-desktops", &small, &sabotages);
+}
+
+/// Sabotages of both figures of continuous writers.
+const WRITERS: [(&[&str], Change); 4] = [
+    (&["vSAN, last against first"], |cases| cases[5] = cases[1].clone()),
+    (&["vSAN, written before the buffer is full"], |cases| cases[1] = cases[1].clone().set("cache=447GiB")),
+    (&["ZBS, lowest against first", "ZBS, written to flash of 500 GB"], |cases| {
+        cases[2] = cases[2].clone().set("cache=150GiB");
+        cases[2].backing = Backing::Array(a_single_disk);
+    }),
+    (&["ZBS, written before the one space is full"], |cases| cases[4] = cases[4].clone().set("cache=300GiB")),
+];
+
+#[test]
+fn sequential_writes_fail_with_small_caches_and_the_same_disks() {
+    sabotaged("zbs-sequential", &[], &WRITERS);
+}
+
+#[test]
+fn random_writes_fail_with_small_caches_and_writers_that_never_pause() {
+    let mut sabotages = WRITERS.to_vec();
+    sabotages.push((&["vSAN, last against its disks alone"], |cases| cases.swap(0, 1)));
+    sabotaged("zbs-random", &["scale=2048"], &sabotages);
 }

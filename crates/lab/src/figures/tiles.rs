@@ -34,7 +34,8 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     title: "FAST Cache: share of I/O served by flash",
     source: "the EMC FAST Cache study",
     published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four tiles \
-                of 24 % reads and 76 % writes; nearly all with 366 GB.",
+                of 24 % reads and 76 % writes; nearly all with 366 GB. Reads are faster with more cache and with more disks, and \
+                the latency of writes hardly changes.",
     method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
              played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs. There is no \
              DRAM: all of it is flash.",
@@ -69,6 +70,9 @@ const TAIL_REASON: &str = "The generator sends 4 % of its requests evenly to 94 
     a page of it is accessed three times. Without these requests, the same cache serves at least 99 %. The source's \
     tiles must have asked for less cold data.";
 
+/// Maximum ratio of mean latencies that counts as nearly constant.
+const NEARLY_CONSTANT: f64 = 1.25;
+
 /// Maximum number of tiles to try.
 const TILES_MAX: usize = 4;
 
@@ -96,10 +100,7 @@ fn tile_cases(size: Size) -> Vec<Case> {
 /// Returns the maximum number of tiles that all pass. The second value is the slowest tile's mean
 /// latency in seconds, by number of tiles.
 fn passing(runs: &[Measured]) -> (f64, Vec<f64>) {
-    let slowest = |run: &Measured| {
-        let means = run.parts.iter().map(|part| part.latency_ns as f64 / part.requests.max(1) as f64 / 1e9);
-        means.fold(0.0, f64::max)
-    };
+    let slowest = |run: &Measured| run.parts.iter().map(|part| part.mean_s()).fold(0.0, f64::max);
     let means: Vec<f64> = runs.iter().map(slowest).collect();
     (means.iter().take_while(|mean| **mean <= QOS_S).count() as f64, means)
 }
@@ -168,6 +169,9 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
     let mix = twenty.stats.reads as f64 / (twenty.stats.reads + twenty.stats.writes) as f64;
     let hot = "hot-percent and hot-share-percent";
     let without_tail = shares(tailless)[0];
+    let read = |run: &Measured| run.by_op[0].mean_s();
+    let writes = [twenty, eleven, large_run].map(|run| run.by_op[1].mean_s());
+    let spread = writes.into_iter().fold(0.0, f64::max) / writes.into_iter().fold(f64::INFINITY, f64::min);
     let lines = vec![
         share("share of reads", mix).published(0.24).by_construction("read-percent"),
         share("served by flash, 92 GB, 20 disks", small[0]).published(0.921).by_construction(hot),
@@ -181,12 +185,15 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         share("of reads", large[1]),
         share("of writes", large[2]),
         share("served by flash, 366 GB, without requests to cold data", without_tail),
-        Line::new("mean latency, 366 GB against 92 GB", Unit::Percent, large_run.mean_s() / twenty.mean_s())
+        Line::new("mean read latency, 366 GB against 92 GB", Unit::Percent, read(large_run) / read(twenty))
             .published("lower with more cache")
-            .check("below 100 %", large_run.mean_s() < twenty.mean_s()),
-        Line::new("mean latency, 20 disks against 11", Unit::Percent, twenty.mean_s() / eleven.mean_s())
+            .check("below 100 %", read(large_run) < read(twenty)),
+        Line::new("mean read latency, 20 disks against 11", Unit::Percent, read(twenty) / read(eleven))
             .published("lower with more disks")
-            .check("below 100 %", twenty.mean_s() < eleven.mean_s()),
+            .check("below 100 %", read(twenty) < read(eleven)),
+        Line::new("mean write latency, slowest against fastest of the three", Unit::Times, spread)
+            .published("nearly constant")
+            .check(format!("at most {NEARLY_CONSTANT} ×"), spread <= NEARLY_CONSTANT),
     ];
     let chart = BarChart::new("Share of I/O served by flash", "share", Unit::Percent)
         .subtitle(format!(
