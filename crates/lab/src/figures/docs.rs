@@ -7,10 +7,19 @@ use super::run::{FigureReport, Report};
 use super::{Line, PUBLISHED};
 use crate::page::Check;
 
+/// Maximum length of a line of text.
+const LINE_CHARS_MAX: usize = 100;
+
 /// Returns the generated section of docs/LAB.md as Markdown: a table of the figures, the reasons of
 /// differences, and [`state_table`]. The report must be of all figures at full size.
 pub fn section(report: &Report) -> String {
-    let mut text = String::from("| figure | fitted inputs | checks | differences |\n|---|---|---|---|\n");
+    let [holds, differs, fails] =
+        [Check::Holds, Check::Differs, Check::Fails].map(|check| report.count(check));
+    let mut text = format!(
+        "Of {} checks {holds} hold, {differs} differ for a confirmed reason, and {fails} fail.\n\n",
+        holds + differs + fails
+    );
+    text += "| figure | fitted inputs | checks | differences |\n|---|---|---|---|\n";
     for figure in report.figures.iter().filter(|figure| figure.waits_for.is_none()) {
         let [name, fitted, checks, differences] = row(figure);
         writeln!(text, "| {name} | {fitted} | {checks} | {differences} |")
@@ -24,11 +33,23 @@ fn reasons(report: &Report) -> String {
     let mut text = String::new();
     for figure in &report.figures {
         for line in figure.lines.iter().filter(|line| line.check == Some(Check::Differs)) {
-            writeln!(text, "- `{}`, {}: {}", figure.name, line.what, line.reason)
-                .expect("a string takes everything");
+            text += &item(&format!("`{}`, {}: {}", figure.name, line.what, line.reason));
         }
     }
     text
+}
+
+/// Returns an item of a Markdown list with lines of at most 100 characters.
+fn item(text: &str) -> String {
+    let mut lines = vec!["-".to_owned()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is a line");
+        match line.chars().count() + 1 + word.chars().count() <= LINE_CHARS_MAX {
+            true => *line = format!("{line} {word}"),
+            false => lines.push(format!("  {word}")),
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 /// Returns the table of all published results and their state as Markdown.

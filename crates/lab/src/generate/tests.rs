@@ -404,8 +404,9 @@ fn a_plan_is_played_the_same_way_twice() {
     };
     let (list, run) = once();
     assert_eq!((list.clone(), run), once());
-    // Twice as fast as its own times: 3900 requests in about one and a half seconds.
-    assert!(is_near(list.last().unwrap().at.0 as f64 / 1e9, 1.5, 0.05));
+    // Twice as fast as its own times: 7800 requests in about one and a half seconds.
+    let last = list.iter().map(|served| served.at.0).max().unwrap();
+    assert!(is_near(last as f64 / 1e9, 1.5, 0.05), "{last}");
 }
 
 #[test]

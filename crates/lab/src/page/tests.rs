@@ -68,8 +68,8 @@ fn nothing_comes_from_elsewhere() {
 fn numbers_are_to_the_right_and_verdicts_in_words() {
     let html = full("plain").render();
     assert!(html.contains("<th scope=\"col\" class=\"number\">number</th><th scope=\"col\">check</th><th scope=\"col\">missing</th>"));
-    assert!(html.contains("<th scope=\"row\">plain</th><td class=\"number\">plain</td><td><span class=\"check fail\">✘ fail</span></td><td class=\"number\">–</td>"));
-    for verdict in ["✔ pass", "– not yet"] {
+    assert!(html.contains("<th scope=\"row\">plain</th><td class=\"number\">plain</td><td><span class=\"check fails\">✘ fails</span></td><td class=\"number\">–</td>"));
+    for verdict in ["✔ holds", "– not yet"] {
         assert!(html.contains(verdict), "{verdict}");
     }
     assert!(html.contains("<a href=\"./plain\">plain (CSV)</a>"));
