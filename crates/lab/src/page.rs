@@ -11,7 +11,7 @@
 //! ```
 //! use hob_lab::page::{Card, Cell, Check, Page, Section, Table};
 //! let table = Table::new(["policy", "hit ratio", "check"])
-//!     .row([Cell::text("lru"), Cell::number("78.1 %"), Cell::check(Check::Pass)]);
+//!     .row([Cell::text("lru"), Cell::number("78.1 %"), Cell::check(Check::Holds)]);
 //! let html = Page::new("Advice for web.csv")
 //!     .lead("A cache of 3.2 GiB serves 89 % of the reads.")
 //!     .card(Card::new("cache size", "3.2 GiB"))

@@ -53,6 +53,42 @@ impl FixedModel {
     }
 }
 
+/// LUNs on separate disks of one array. Equal ranges of the address space lie on the LUNs in turn:
+/// with two LUNs, ranges 1 and 3 on the first, and ranges 2 and 4 on the second.
+#[derive(Clone, Debug)]
+pub struct LunModel {
+    luns: Vec<ArrayModel>,
+    range_bytes: u64,
+}
+
+impl LunModel {
+    /// Creates an array of LUNs whose ranges have `range_bytes` bytes each.
+    ///
+    /// # Panics
+    /// Panics if there is no LUN or `range_bytes` is 0.
+    pub fn new(luns: Vec<ArrayModel>, range_bytes: u64) -> Self {
+        assert!(!luns.is_empty() && range_bytes > 0, "an array has a LUN, and ranges hold something");
+        LunModel { luns, range_bytes }
+    }
+
+    fn submit(&mut self, now: u64, op: Access, offset: u64, len: u64) -> u64 {
+        if op == Access::Flush {
+            return self.luns.iter_mut().map(|lun| lun.submit(now, op, 0, 0)).fold(now, u64::max);
+        }
+        let (mut at, end, mut done) = (offset, offset + len, now);
+        while at < end {
+            let (range, within) = (at / self.range_bytes, at % self.range_bytes);
+            let part = (self.range_bytes - within).min(end - at);
+            let count = self.luns.len() as u64;
+            let place = range / count * self.range_bytes + within;
+            let lun = &mut self.luns[(range % count) as usize];
+            done = done.max(lun.submit(now, op, place, part));
+            at += part;
+        }
+        done
+    }
+}
+
 /// A device or disk array in virtual time.
 #[derive(Clone, Debug)]
 pub enum ServiceModel {
@@ -62,6 +98,8 @@ pub enum ServiceModel {
     Flash(Box<FlashModel>),
     /// A device with fixed latencies.
     Fixed(FixedModel),
+    /// LUNs on separate disks.
+    Luns(Box<LunModel>),
 }
 
 impl ServiceModel {
@@ -75,6 +113,7 @@ impl ServiceModel {
             ServiceModel::Array(array) => array.submit(now_ns, op, offset, len),
             ServiceModel::Flash(flash) => flash.submit(now_ns, op, offset, len),
             ServiceModel::Fixed(fixed) => fixed.submit(now_ns, op),
+            ServiceModel::Luns(luns) => luns.submit(now_ns, op, offset, len),
         }
     }
 
@@ -82,6 +121,7 @@ impl ServiceModel {
     pub fn capacity_bytes(&self) -> u64 {
         match self {
             ServiceModel::Array(array) => array.config().capacity_bytes,
+            ServiceModel::Luns(luns) => luns.luns.iter().map(|lun| lun.config().capacity_bytes).sum(),
             ServiceModel::Flash(_) | ServiceModel::Fixed(_) => u64::MAX,
         }
     }
@@ -96,6 +136,12 @@ impl From<ArrayModel> for ServiceModel {
 impl From<FlashModel> for ServiceModel {
     fn from(flash: FlashModel) -> Self {
         ServiceModel::Flash(Box::new(flash))
+    }
+}
+
+impl From<LunModel> for ServiceModel {
+    fn from(luns: LunModel) -> Self {
+        ServiceModel::Luns(Box::new(luns))
     }
 }
 
@@ -116,6 +162,31 @@ mod tests {
         assert_eq!(done, [110, 110, 210, 210]);
         assert_eq!(service.submit(210, Access::Write, 0, 4096), 510);
         assert_eq!(service.submit(220, Access::Flush, 0, 0), 220);
+    }
+
+    #[test]
+    fn ranges_lie_on_luns_in_turn_and_luns_do_not_wait_for_each_other() {
+        use crate::disk_model::{ArrayConfig, Level};
+        let lun = || {
+            let config =
+                ArrayConfig { disks: 1, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(2 << 20) };
+            ArrayModel::new(config)
+        };
+        let mut two = ServiceModel::from(LunModel::new(vec![lun(), lun()], 1 << 20));
+        assert_eq!(two.capacity_bytes(), 4 << 20);
+        let alone = lun().submit(0, Access::Read, 4096, 4096);
+        assert_eq!(two.submit(0, Access::Read, 4096, 4096), alone);
+        let other = two.submit(0, Access::Read, (1 << 20) + 4096, 4096);
+        let mut first = lun();
+        first.submit(0, Access::Read, 4096, 4096);
+        let waited = first.submit(0, Access::Read, (1 << 20) + 4096, 4096);
+        assert_eq!(
+            two.submit(0, Access::Read, (2 << 20) + 4096, 4096),
+            waited,
+            "range 3 is on the first LUN"
+        );
+        assert_eq!(other, alone, "range 2 is on the second LUN");
+        assert!(two.submit(0, Access::Write, (1 << 20) - 4096, 8192) > alone, "a part on each LUN");
     }
 
     #[test]

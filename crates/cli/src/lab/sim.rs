@@ -19,7 +19,8 @@ use hob_lab::sim::{Point, Simulated, grid};
 use hob_lab::trace::blocks::Blocks;
 use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{Op, Record};
-use serde::Serialize;
+use serde::ser::Error;
+use serde::{Serialize, Serializer};
 
 use super::feed::bar;
 use super::{Source, interruption, percent, remarks, write};
@@ -136,7 +137,29 @@ struct Report {
     sample: f64,
     /// Time for reading and simulating in seconds, without the pass that counts the footprint.
     seconds: f64,
+    #[serde(serialize_with = "without_unknown")]
     results: Vec<Row>,
+}
+
+/// Fields that the optimum has. Its other fields are unknown, because the optimum is computed for
+/// blocks and not for requests.
+const KNOWN_OF_OPTIMUM: [&str; 6] =
+    ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "block_hit_ratio"];
+
+/// Serializes rows, with `null` for unknown values.
+fn without_unknown<S: Serializer>(rows: &[Row], serializer: S) -> Result<S::Ok, S::Error> {
+    let json = |row: &Row| {
+        let mut json = serde_json::to_value(row).map_err(S::Error::custom)?;
+        if row.policy == OPTIMUM
+            && let Some(fields) = json.as_object_mut()
+        {
+            let unknown = fields.iter_mut().filter(|(name, _)| !KNOWN_OF_OPTIMUM.contains(&name.as_str()));
+            unknown.for_each(|(_, value)| *value = serde_json::Value::Null);
+        }
+        Ok(json)
+    };
+    let rows: Vec<serde_json::Value> = rows.iter().map(json).collect::<Result<_, S::Error>>()?;
+    rows.serialize(serializer)
 }
 
 pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
@@ -472,7 +495,12 @@ fn csv(rows: &[Row]) -> String {
             &row.evictions,
             &row.memory_bytes_per_block,
         ];
-        let cells: Vec<String> = figures.iter().map(ToString::to_string).collect();
+        // The first five figures of the optimum are known, and the hit ratio of blocks.
+        let is_known = |index: &usize| row.policy != OPTIMUM || *index < 5 || *index == 9;
+        let cell = |(index, figure): (usize, &&dyn fmt::Display)| {
+            Some(index).filter(is_known).map_or(String::new(), |_| figure.to_string())
+        };
+        let cells: Vec<String> = figures.iter().enumerate().map(cell).collect();
         text.push_str(&cells.join(","));
         text.push('\n');
     }
@@ -514,6 +542,27 @@ mod tests {
         for bad in ["", "%", "-1%", "0%", "nan%", "x", "5000%"] {
             assert!(bad.parse::<CacheSize>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn unknown_values_of_the_optimum_are_null_and_empty() {
+        let rows = [Row::optimum(4096, 1 << 20, Some(4 << 20), 0.4), Row { evictions: 7, ..Row::default() }];
+        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,,,0.6,,,,,,,,"));
+        let results = rows.to_vec();
+        let report = Report {
+            trace: "t".into(),
+            footprint_bytes: None,
+            requests: 1,
+            sample: 1.0,
+            seconds: 0.1,
+            results,
+        };
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((&json["results"][0]["read_hit_ratio"], &json["results"][0]["evictions"]), {
+            (&serde_json::Value::Null, &serde_json::Value::Null)
+        });
+        assert_eq!(json["results"][0]["block_hit_ratio"], 0.6);
+        assert_eq!(json["results"][1]["evictions"], 7);
     }
 
     #[test]

@@ -239,7 +239,21 @@ impl LiveAdvice {
         let first = percent(self.recent.first_share);
         let recent = self.recent.reads;
         match self.confidence {
-            Confidence::Low => format!("Confidence: low. There were only {} reads so far.", self.reads),
+            Confidence::Low => {
+                let rate = self.reads as f64 / self.elapsed_ns.max(1) as f64;
+                let left_s = (READS_TELLING - self.reads) as f64 / rate / 1e9;
+                let more = match self.reads {
+                    0 => String::new(),
+                    _ => {
+                        format!(", which takes about {} more at the present rate", Unit::Seconds.text(left_s))
+                    }
+                };
+                format!(
+                    "Confidence: low, too little data. There were {} reads in {}; advice needs {READS_TELLING}{more}.",
+                    self.reads,
+                    Unit::Seconds.text(self.elapsed_ns as f64 / 1e9),
+                )
+            }
             Confidence::WarmingUp => format!(
                 "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data."
             ),

@@ -28,7 +28,6 @@ mod trials;
 mod words;
 
 use anyhow::{Result, bail};
-use hob_engine::admission::Admission;
 use serde::Serialize;
 
 use crate::trace::profile::Profile;
@@ -68,9 +67,6 @@ pub struct Options {
     pub flash: Flash,
     /// Write endurance of the flash.
     pub endurance: Endurance,
-    /// Admissions that the daemon supports. Other admissions are simulated, but not recommended.
-    /// The list is never empty.
-    pub admissions: Vec<Admission>,
     /// Number of simulation threads.
     pub threads: usize,
     /// Maximum number of sectors that the sample touches. A trace with fewer sectors is used
@@ -86,7 +82,6 @@ impl Default for Options {
             backing: Backing::default(),
             flash: Flash::default(),
             endurance: Endurance::default(),
-            admissions: vec![Admission::default()],
             threads: 2,
             touches_max: 2_500_000,
         }
@@ -251,7 +246,7 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     }
 
     let trials = Trials::new(&sample, &held, options.threads, progress);
-    let chosen = trials::choose(&trials, &start, target.read_hit_ratio, &options.admissions)?;
+    let chosen = trials::choose(&trials, &start, target.read_hit_ratio)?;
     let cache = trials::settled(&trials, chosen.setting, target.read_hit_ratio)?;
     let setting = cache.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));

@@ -195,6 +195,38 @@ fn a_backing_that_cannot_keep_up_is_measured_without_queues() {
 }
 
 #[test]
+fn bursts_are_not_an_overload() {
+    // 0.6 requests per second, 200 at the same time.
+    let mut records = zipf(&["requests=20000"]);
+    for (number, record) in (0..).zip(&mut records) {
+        record.at_ns = number / 200 * 333_000_000_000 + number % 200;
+    }
+    let found = advice(&records);
+    assert_eq!(found.latency.unwrap().timing, Timing::Original);
+    assert!(!found.caveats.iter().any(|words| words.contains("--backing")), "{:?}", found.caveats);
+}
+
+#[test]
+fn two_points_of_hits_are_given_for_a_tenth_of_the_writes() {
+    let trial = |form: &str, read_hit_ratio, flash_write_bytes| {
+        let setting = Setting {
+            cache_bytes: 2 * MIB,
+            block_bytes: 4096,
+            policy: lru(),
+            admission: form.parse().unwrap(),
+        };
+        Trial { setting, read_hit_ratio, read_hit_byte_ratio: 0.5, flash_write_bytes, memory_bytes: 0 }
+    };
+    let chosen = |trials: &[Trial]| trials::sparing(trials).setting.admission.to_string();
+    // The ratios of a small loop.
+    assert_eq!(chosen(&[trial("always", 0.616, 1_000_000), trial("ghost", 0.6, 7_000)]), "ghost");
+    assert_eq!(chosen(&[trial("always", 0.616, 1_000_000), trial("ghost", 0.6, 200_000)]), "always");
+    assert_eq!(chosen(&[trial("always", 0.616, 1_000_000), trial("ghost", 0.59, 7_000)]), "always");
+    let more_and_less = [trial("always", 0.5, 1000), trial("always+not-sequential:512K", 0.52, 500)];
+    assert_eq!(chosen(&more_and_less), "always+not-sequential:512K");
+}
+
+#[test]
 fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
     let mut dice = Prng::new(7);
     // Both disks read the same addresses, each of them rarely: treated as one disk, half of all
@@ -257,7 +289,9 @@ fn the_page_and_the_text_have_the_results() {
     }
     let words = text(&found);
     assert!(words.contains(&found.command) && words.lines().count() < 60, "{words}");
-    assert!(words.lines().all(|line| line.chars().count() <= 110), "{words}");
+    let is_text = |line: &&str| line.trim() != found.command;
+    assert!(words.lines().filter(is_text).all(|line| line.chars().count() <= 110), "{words}");
+    assert!(found.command.contains(" --admission "), "{}", found.command);
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Writes the sentences of the advice: recommendation, reasons and caveats.
 
+use hob_engine::admission::Admission;
+
 use super::devices::WARRANTY_YEARS;
 use super::latency::{self, Timing};
 use super::material::Held;
@@ -93,9 +95,10 @@ pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -
     let setting = &cache.setting;
     let policy = setting.policy.info().name;
     let mut summary = format!(
-        "Give this disk {} with {} blocks, policy {policy}: {} of its reads from flash (now: none)",
+        "Give this disk {} with {} blocks, policy {policy}, admission {}: {} of its reads from flash (now: none)",
         bytes(setting.cache_bytes),
         bytes(setting.block_bytes.into()),
+        setting.admission,
         percent(cache.read_hit_ratio),
     );
     if let Some(latency) = &advice.latency {
@@ -106,9 +109,10 @@ pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -
     }
     advice.summary = summary + ".";
     advice.command = format!(
-        "hob cache enable DISK --pool POOL --size {} --block-size {} --policy {policy}",
+        "hob cache enable DISK --pool POOL --size {} --block-size {} --policy {policy} --admission {}",
         typed(setting.cache_bytes),
         typed(setting.block_bytes.into()),
+        setting.admission,
     );
     push_size(&mut advice, cache, recommendation.of_footprint);
     push_policy(&mut advice, cache);
@@ -182,20 +186,36 @@ fn push_block(advice: &mut Advice, cache: &Trial) {
 }
 
 fn push_admission(advice: &mut Advice, cache: &Trial) {
-    let own = advice.admissions.iter().find(|trial| trial.setting.admission == cache.setting.admission);
-    let Some(own) = own else { return };
-    let is_good = |trial: &&Trial| trial.read_hit_ratio >= own.read_hit_ratio - POINT;
-    let best = advice.admissions.iter().filter(is_good).min_by_key(|trial| trial.flash_write_bytes);
-    let Some(best) = best.filter(|best| best.flash_write_bytes * 10 < own.flash_write_bytes * 9) else {
-        return;
+    let admission = cache.setting.admission;
+    let find = |admission| advice.admissions.iter().find(|trial| trial.setting.admission == admission);
+    let Some(own) = find(admission) else { return };
+    let has_other = |trial: &&Trial| trial.setting.admission != admission;
+    let hits = |trial: &Trial| percent(trial.read_hit_ratio);
+    let sentence = match find(Admission::default()).filter(has_other) {
+        // The cache does not admit everything.
+        Some(always) => {
+            let part = own.flash_write_bytes as f64 / always.flash_write_bytes.max(1) as f64;
+            format!(
+                "Admission: {admission} writes {} as much to flash as always; {} of the reads hit (always: {}).",
+                percent(part),
+                hits(own),
+                hits(always),
+            )
+        }
+        None => {
+            let others = advice.admissions.iter().filter(has_other);
+            let Some(next) = others.max_by(|a, b| a.read_hit_ratio.total_cmp(&b.read_hit_ratio)) else {
+                return;
+            };
+            format!(
+                "Admission: {admission}; the next best, {}, has {} of hits instead of {}.",
+                next.setting.admission,
+                hits(next),
+                hits(own),
+            )
+        }
     };
-    let saved = 1.0 - best.flash_write_bytes as f64 / own.flash_write_bytes as f64;
-    advice.why.push(format!(
-        "Admission {} would write {} less to flash for {} of the reads; a daemon cannot be told to use it yet.",
-        best.setting.admission,
-        percent(saved),
-        percent(best.read_hit_ratio),
-    ));
+    advice.why.push(sentence);
 }
 
 fn push_mode(advice: &mut Advice) {
@@ -220,7 +240,8 @@ fn push_write_back(advice: &mut Advice) {
         };
         let absorbed = percent(saves.absorbed_ratio);
         advice.why.push(format!(
-            "Writing back, which hob cannot do yet, would keep {absorbed} of the written bytes{writes} from the backing."
+            "Mode write-back would keep {absorbed} of the written bytes{writes} from the backing; until it is destaged, \
+             such data is only on flash."
         ));
     }
 }

@@ -15,7 +15,7 @@ use hob_engine::units::Instant;
 use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::replay::{CacheSetup, Replay, Sample, Served, Setup};
-use hob_world::service::{FixedModel, ServiceModel};
+use hob_world::service::{FixedModel, LunModel, ServiceModel};
 
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
@@ -33,6 +33,8 @@ pub(super) struct Case {
     pub(super) on_one_disk: bool,
     /// True to run the whole load once before the measurement.
     pub(super) twice: bool,
+    /// Changes the settings of the cache before the run.
+    pub(super) adjust: Option<fn(&mut CacheSetup)>,
 }
 
 impl Case {
@@ -44,7 +46,7 @@ impl Case {
         backing: Backing,
     ) -> Case {
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        Case { generator, settings, cache, backing, on_one_disk: false, twice: false }
+        Case { generator, settings, cache, backing, on_one_disk: false, twice: false, adjust: None }
     }
 
     /// Returns the case with all disks combined into one.
@@ -91,10 +93,13 @@ pub(super) enum Backing {
     FixedNs(u64),
     /// A disk array that holds this many bytes.
     Array(fn(u64) -> ArrayConfig),
+    /// LUNs of an array, each with the configuration for its bytes. The plan's disks lie on the
+    /// LUNs in turn.
+    Luns(usize, fn(u64) -> ArrayConfig),
 }
 
 /// Measurements of a run after the warm-up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Measured {
     /// Number of answered requests.
     pub(super) requests: u64,
@@ -105,6 +110,8 @@ pub(super) struct Measured {
     pub(super) stats: DiskStats,
     /// Results by tag, a number that the workload generator gives each request.
     pub(super) tags: BTreeMap<u32, Tagged>,
+    /// Results of reads, and of writes.
+    pub(super) by_op: [Part; 2],
     /// Results by the plan's disks, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
     /// Results of writes, in [`PORTIONS`] equal portions of the total size of the disks.
@@ -123,7 +130,7 @@ pub(super) const PORTIONS: u64 = 100;
 /// Number of requests between two samples of a cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
-/// Results of the requests of one disk of the plan.
+/// Results of a part of the requests: those of one disk of the plan, or of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Part {
     pub(super) requests: u64,
@@ -139,6 +146,13 @@ pub(super) struct Portion {
     pub(super) to_flash: u64,
     /// Time to write the portion, nanoseconds.
     pub(super) ns: u64,
+}
+
+impl Part {
+    /// Returns the mean latency in seconds; 0 without requests.
+    pub(super) fn mean_s(&self) -> f64 {
+        self.latency_ns as f64 / self.requests.max(1) as f64 / 1e9
+    }
 }
 
 impl Portion {
@@ -168,6 +182,7 @@ impl Tally {
             elapsed_ns: 0,
             stats,
             tags: BTreeMap::new(),
+            by_op: [Part::default(); 2],
             parts: vec![Part::default(); starts.len()],
             portions: vec![],
             samples: vec![],
@@ -195,10 +210,13 @@ impl Tally {
             true => self.starts.partition_point(|start| *start <= served.ask.offset) - 1,
             false => served.ask.disk as usize,
         };
-        measured.parts[part].requests += 1;
-        measured.parts[part].latency_ns += latency_ns;
+        let is_write = matches!(served.ask.op, Op::Write(_));
+        for part in [&mut measured.parts[part], &mut measured.by_op[usize::from(is_write)]] {
+            part.requests += 1;
+            part.latency_ns += latency_ns;
+        }
         self.count_second(ended_ns / 1_000_000_000, latency_ns);
-        if matches!(served.ask.op, Op::Write(_)) {
+        if is_write {
             self.count_written(ended_ns, served);
         }
     }
@@ -238,7 +256,7 @@ pub(super) struct Tagged {
 }
 
 /// Transactions. The last request of a transaction has the tag 1.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Transactions {
     count: u64,
     /// End of each client's last transaction.
@@ -301,7 +319,7 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     if case.on_one_disk {
         plan = plan.on_one_disk();
     }
-    let setup = case.setup(&plan)?;
+    let setup = case.setup(&plan, starts.len() as u64)?;
     let mut replay = Replay::new(setup)?;
     if case.twice {
         let before = fresh()?;
@@ -330,7 +348,8 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
 }
 
 impl Case {
-    fn setup(&self, plan: &Plan) -> Result<Setup> {
+    /// Returns the set-up of a plan whose `disks` disks of equal size may be combined into one.
+    fn setup(&self, plan: &Plan, disks: u64) -> Result<Setup> {
         let planned = plan.cache(PolicyKind::default());
         let (cache, flash) = match self.cache {
             CaseCache::Off => (None, FlashConfig::sata_ssd()),
@@ -347,9 +366,18 @@ impl Case {
                 (Some(CacheSetup::preset(planned.bytes * copies, preset)), flash)
             }
         };
+        let cache = cache.map(|mut cache| {
+            self.adjust.iter().for_each(|adjust| adjust(&mut cache));
+            cache
+        });
         let backing: ServiceModel = match self.backing {
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
             Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
+            Backing::Luns(count, config) => {
+                let bytes = plan.disks_bytes().div_ceil(disks) * disks.div_ceil(count as u64);
+                let luns = (0..count).map(|_| ArrayModel::new(config(bytes))).collect();
+                LunModel::new(luns, plan.disks_bytes().div_ceil(disks)).into()
+            }
         };
         Ok(plan.setup(cache, FlashModel::new(flash), backing))
     }

@@ -8,7 +8,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work};
+use super::{FigureInfo, Findings, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 pub(super) const INFO: FigureInfo = FigureInfo {
@@ -18,10 +18,13 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     published: "200 desktops of 1.34 reads of 14 KB and 7.58 writes of 12 KB a second, RAID 5 of five 15K disks, 100 GB of \
                 flash: 3848 IOPS at the peak, mean below 2 ms, 3.17 ms at the peak, hits near 100 %. Desktops are \
                 comfortable up to a mean of 10 ms and peaks of 20 ms.",
-    method: "Stands in for the original desktops: the generator vdi, whose boot storm is the published peak. One day is played \
+    method: "Stands in for the original desktops: the generator vdi, whose boot storm is the published peak. The data is \
+             400 GB, which is chosen: the source's was much larger than its cache. The common image lies elsewhere, so all \
+             requests are to the desktops' own data, with the published mix in all phases. One day is played \
              before the one that is measured, for the source's cache was warm. The preset fast-cache, 100 GB usable on a \
              mirrored pair of SATA SSDs; all desktops lie on one disk, as the array sees them; the array has a write \
-             cache of 512 MB, as such arrays do.",
+             cache of 512 MB, as such arrays do. There is no read cache of 12 GB above the flash.",
+    fitted: &[fitted("boot-iops", "the peak of 3848 I/Os a second"), fitted("theta", "hits near 100 %")],
     work: Work::Play { cases, judge },
 };
 
@@ -30,9 +33,17 @@ fn cases(size: Size) -> Vec<Case> {
         Size::Full => &["scale=64"],
         Size::Quick => &["scale=64", "boot-s=1", "login-s=1", "work-s=2"],
     };
+    let own_data = [
+        "data=400GiB",
+        "theta=1.6",
+        "image-reads-percent=0",
+        "boot-read-percent=15",
+        "login-read-percent=15",
+    ];
+    let settings: Vec<&str> = settings.iter().copied().chain(own_data).collect();
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k_vdi);
     let cache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
-    let case = |cache| Case::new("vdi", settings, cache, array).on_one_disk();
+    let case = |cache| Case::new("vdi", &settings, cache, array).on_one_disk();
     vec![case(CaseCache::Off), case(cache).twice()]
 }
 
@@ -44,17 +55,22 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
     let lines = vec![
         Line::new("peak I/Os a second", Unit::Count, peak as f64)
             .published(3848.0)
-            .check("at least 3848", peak >= 3848),
+            .by_construction("boot-iops"),
         Line::new("mean latency", Unit::Seconds, mean)
             .published("below 2 ms")
             .check("below 2 ms", mean < 0.002),
         Line::new("mean latency in the second of the peak", Unit::Seconds, peak_mean)
             .published(0.003_17)
             .check("at most 3.17 ms", peak_mean <= 0.003_17),
-        Line::new("served by flash", Unit::Percent, share)
-            .published("near 100 %")
-            .check("at least 95 %", share >= 0.95),
-        Line::new("peak I/Os a second, no cache", Unit::Count, without.peak.0 as f64),
+        Line::new("mean latency, comfort limit", Unit::Seconds, mean)
+            .published("at most 10 ms")
+            .check("at most 10 ms", mean <= 0.010),
+        Line::new("comfort limit in the second of the peak", Unit::Seconds, peak_mean)
+            .published("at most 20 ms")
+            .check("at most 20 ms", peak_mean <= 0.020),
+        Line::new("served by flash", Unit::Percent, share).published("near 100 %").by_construction("theta"),
+        Line::new("peak I/Os a second, no cache", Unit::Count, without.peak.0 as f64)
+            .check("below the peak of the load", without.peak.0 < peak),
         Line::new("mean latency, no cache", Unit::Seconds, without.mean_s()),
     ];
     let chart = BarChart::new("Peak I/Os a second", "I/Os a second", Unit::Count)

@@ -7,7 +7,7 @@ use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work};
+use super::{FigureInfo, Findings, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 pub(super) const INFO: FigureInfo = FigureInfo {
@@ -19,6 +19,11 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     method: "Stands in for the original benchmark: the generator dvdstore with the published characteristics, on \
              models of that array and of a card with the rating the source quotes. Cache blocks are 512 KB, which the \
              source does not say: with blocks as small as the requests, 10 GB would gain far more than it published.",
+    fitted: &[
+        fitted("clients, ios", "8802 orders a minute without a cache"),
+        fitted("block", "8937 orders a minute with 10 GB"),
+        fitted("warmup-per-block", "a warm cache"),
+    ],
     work: Work::Play { cases, judge },
 };
 
@@ -44,7 +49,12 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
     let mut lines: Vec<Line> = (0..3)
         .map(|i| {
             let what = format!("orders a minute, {}", names[i]);
-            Line::new(what, Unit::Count, measured[i]).published(published[i])
+            let line = Line::new(what, Unit::Count, measured[i]).published(published[i]);
+            match i {
+                0 => line.by_construction("clients and ios"),
+                1 => line.by_construction("block"),
+                _ => line.near(0.1),
+            }
         })
         .collect();
     let gain = |values: &[f64], index: usize| values[index] / values[0] - 1.0;
@@ -52,13 +62,15 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         let what = format!("gain of the {}", names[index]);
         Line::new(what, Unit::Percent, gain(&measured, index)).published(gain(&published, index))
     };
-    let holds = [gain(&measured, 1) <= 0.05, gain(&measured, 2) >= 0.30];
-    lines.push(gained(1).check("at most 5 %", holds[0]));
-    lines.push(gained(2).check("at least 30 %", holds[1]));
-    for (run, name) in runs.iter().zip(names).skip(1) {
-        let what = format!("read hits, {name}");
-        lines.push(Line::new(what, Unit::Percent, run.stats.read_hit_ratio()));
-    }
+    lines.push(gained(1).by_construction("block"));
+    lines.push(gained(2).within(0.3, 0.5));
+    let hits = |index: usize| {
+        let what = format!("read hits, {}", names[index]);
+        Line::new(what, Unit::Percent, runs[index].stats.read_hit_ratio())
+    };
+    lines.push(hits(1));
+    let is_whole = runs[2].stats.read_hit_ratio() >= 0.99;
+    lines.push(hits(2).check("at least 99 %: all of the database", is_whole));
     let mut chart = BarChart::new("Orders a minute", "orders a minute", Unit::Count)
         .subtitle(format!(
             "{} requests of the generator dvdstore on each",

@@ -1,5 +1,5 @@
 //! One line of the result table of a figure (a published measurement that hob reproduces):
-//! description, published value, measured value, expected value and check.
+//! description, published value, measured value, expected value, result and reason.
 
 use serde::{Serialize, Serializer};
 
@@ -68,17 +68,29 @@ pub struct Line {
     pub published: Option<Quantity>,
     /// The measured value.
     pub measured: Quantity,
-    /// Expected value; empty without a check.
+    /// Expected value; empty without a check. For a result by construction, the input from which
+    /// the result follows.
     pub expected: String,
-    /// Result of the check.
+    /// Result of the check; `None` if the line only informs.
     pub check: Option<Check>,
+    /// Measured reason of a difference from the published value; empty unless the check is
+    /// [`Check::Differs`].
+    pub reason: String,
 }
 
 impl Line {
     /// Creates a line without published value and check.
     pub(super) fn new(what: impl Into<String>, unit: Unit, measured: impl Into<Quantity>) -> Line {
         let (what, measured) = (what.into(), measured.into());
-        Line { what, unit, published: None, measured, expected: String::new(), check: None }
+        Line {
+            what,
+            unit,
+            published: None,
+            measured,
+            expected: String::new(),
+            check: None,
+            reason: String::new(),
+        }
     }
 
     /// Returns the line with the published value.
@@ -96,6 +108,32 @@ impl Line {
         let expected = Quantity::Span(low, high).text(self.unit);
         let holds = matches!(self.measured, Quantity::Number(value) if (low..=high).contains(&value));
         self.check(expected, holds)
+    }
+
+    /// Returns the line with a check that the measured number differs from the published number by
+    /// at most this share of it.
+    ///
+    /// # Panics
+    /// Panics if the published value is not a number.
+    pub(super) fn near(self, share: f64) -> Line {
+        let Some(Quantity::Number(published)) = self.published else { panic!("{}: no number", self.what) };
+        self.within(published * (1.0 - share), published * (1.0 + share))
+    }
+
+    /// Returns the line marked as no check, because the result follows from this input.
+    pub(super) fn by_construction(self, input: &str) -> Line {
+        Line { expected: format!("follows from {input}"), check: Some(Check::ByConstruction), ..self }
+    }
+
+    /// Returns the line with a reason for its difference, if its check fails and measurements
+    /// confirm the reason. Without the confirmation, the check still fails.
+    pub(super) fn explained(self, is_confirmed: bool, reason: impl Into<String>) -> Line {
+        match self.check {
+            Some(Check::Fails) if is_confirmed => {
+                Line { check: Some(Check::Differs), reason: reason.into(), ..self }
+            }
+            _ => self,
+        }
     }
 
     /// Returns the published value as text for users.
@@ -126,19 +164,15 @@ impl Line {
     /// Returns a row of the CSV with the columns of [`CSV_HEAD`].
     pub(super) fn csv(&self) -> String {
         let published = self.published.as_ref().map_or(String::new(), Quantity::plain);
-        let check = match self.check {
-            None => "",
-            Some(Check::Pass) => "pass",
-            Some(Check::Fail) => "fail",
-            Some(Check::Open) => "open",
-        };
-        let cells = [&self.what, word(self.unit), &published, &self.measured.plain(), &self.expected, check];
+        let check = self.check.map_or("", Check::word);
+        let measured = self.measured.plain();
+        let cells = [&self.what, word(self.unit), &published, &measured, &self.expected, check, &self.reason];
         let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
         cells.join(",")
     }
 }
 
-pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check";
+pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check,reason";
 
 /// Returns a CSV cell, quoted if necessary.
 fn quoted(cell: &str) -> String {
@@ -172,17 +206,30 @@ mod tests {
         let line =
             |value: f64| Line::new("speed-up, DSS", Unit::Times, value).published(1.83).within(1.6, 2.2);
         assert_eq!([1.59, 1.6, 2.2, 2.21, f64::NAN].map(|value| line(value).check), {
-            use Check::{Fail, Pass};
-            [Fail, Pass, Pass, Fail, Fail].map(Some)
+            use Check::{Fails, Holds};
+            [Fails, Holds, Holds, Fails, Fails].map(Some)
         });
-        assert_eq!(line(1.9).csv(), "\"speed-up, DSS\",times,1.83,1.9,1.6 × – 2.2 ×,pass");
+        assert_eq!(line(1.9).csv(), "\"speed-up, DSS\",times,1.83,1.9,1.6 × – 2.2 ×,holds,");
         assert_eq!(line(1.9).published_text(), "1.83 ×");
+    }
+
+    #[test]
+    fn only_a_confirmed_reason_explains_a_failed_check() {
+        let line = |value: f64| Line::new("ratio", Unit::Percent, value).published(1.0).near(0.1);
+        let check = |value, is_confirmed| line(value).explained(is_confirmed, "slower disks").check.unwrap();
+        assert_eq!(check(0.5, true), Check::Differs);
+        assert_eq!(check(0.5, false), Check::Fails);
+        assert_eq!(check(0.95, true), Check::Holds);
+        assert_eq!(line(0.95).explained(true, "slower disks").reason, "");
+        assert_eq!(line(0.5).explained(true, "slower disks").reason, "slower disks");
+        let given = Line::new("mix", Unit::Percent, 0.24).by_construction("read-percent");
+        assert_eq!(given.csv(), "mix,ratio,,0.24,follows from read-percent,by-construction,");
     }
 
     #[test]
     fn spans_and_words_are_values_too() {
         let line = Line::new("reads a second", Unit::Count, 590.0).published((576.0, 608.0));
-        assert_eq!(line.csv(), "reads a second,count,576..608,590,,");
+        assert_eq!(line.csv(), "reads a second,count,576..608,590,,,");
         let line = Line::new("order", Unit::Count, "rising").check("rising", true);
         assert_eq!((line.published_text().as_str(), line.measured_text().as_str()), ("–", "rising"));
     }

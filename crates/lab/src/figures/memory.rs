@@ -5,7 +5,6 @@ use hob_engine::admission::Admission;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig};
 
-use super::case::Measured;
 use super::line::Line;
 use super::{FigureInfo, Findings, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
@@ -23,10 +22,12 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     published: "Over 2 % of the cache's size with blocks of 4 KB, less with each larger block, near 0 with 512 KB.",
     method: "A cache of 1 GiB of each block size is set up as the daemon would; its index, policy, validity and \
              checksums are counted, all of which it has from the start.",
-    work: Work::Play { cases: |_| vec![], judge },
+    fitted: &[],
+    work: Work::Play { cases: |_| vec![], judge: |_| judge(1.0) },
 };
 
-fn judge(_: &[Measured]) -> Result<Findings> {
+/// Evaluates the memory, multiplied by `factor`.
+pub(super) fn judge(factor: f64) -> Result<Findings> {
     let mut shares = Vec::new();
     for shift in 12..20 {
         let block_bytes = 1u32 << shift;
@@ -34,7 +35,7 @@ fn judge(_: &[Measured]) -> Result<Findings> {
         let (policy, admission) = (PolicyKind::default(), Admission::default());
         let cache = CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission });
         let cache = cache.map_err(|_| anyhow!("a cache cannot have blocks of {block_bytes} bytes"))?;
-        shares.push((f64::from(block_bytes), cache.bytes() as f64 / CACHE_BYTES as f64));
+        shares.push((f64::from(block_bytes), factor * cache.bytes() as f64 / CACHE_BYTES as f64));
     }
     let mut lines: Vec<Line> = shares
         .iter()

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::case::{Case, Measured, play, scale_of};
-use super::{FIGURES, FigureInfo, Findings, Line, Size, Work, publish};
+use super::{FIGURES, FigureInfo, Findings, Fitted, Line, PUBLISHED, Published, Size, Work, publish};
 use crate::page::Check;
 
 /// Interval of progress reports.
@@ -49,6 +49,8 @@ pub struct Progress {
 pub struct Report {
     /// Reports of the figures, in the order of [`FIGURES`].
     pub figures: Vec<FigureReport>,
+    /// All published results of the sources, and the figures that reproduce them.
+    pub published: &'static [Published],
     /// Path of the HTML page.
     pub page: PathBuf,
     /// Duration of all simulations, seconds.
@@ -70,8 +72,11 @@ pub struct FigureReport {
     pub published: &'static str,
     /// Method by which hob reproduces the result.
     pub method: &'static str,
-    /// Result of all checks: failed if one line failed, open if the figure cannot be measured yet.
+    /// Result of all checks: fails if one line fails, else differs if one line differs, and open if
+    /// the figure cannot be measured yet.
     pub check: Check,
+    /// Inputs that were fitted to published results.
+    pub fitted: &'static [Fitted],
     /// Reason why the figure cannot be measured yet, if so.
     pub waits_for: Option<&'static str>,
     /// Divisor of footprint, cache and warm-up of the workload; `None` for a figure without a
@@ -79,7 +84,7 @@ pub struct FigureReport {
     pub scale: Option<u64>,
     /// Published and measured values.
     pub lines: Vec<Line>,
-    /// Limits of the measurement, and reasons of failed checks.
+    /// Limits of the measurement, and reasons of differences.
     pub notes: Vec<String>,
     /// Names of the figure's picture and table in the output directory.
     pub files: Vec<String>,
@@ -89,13 +94,10 @@ pub struct FigureReport {
 }
 
 impl Report {
-    /// Returns the numbers of passed and failed checks.
-    pub fn checks(&self) -> (usize, usize) {
-        let count = |check| {
-            let lines = self.figures.iter().flat_map(|figure| &figure.lines);
-            lines.filter(|line| line.check == Some(check)).count()
-        };
-        (count(Check::Pass), count(Check::Fail))
+    /// Returns the number of lines with this result.
+    pub fn count(&self, check: Check) -> usize {
+        let lines = self.figures.iter().flat_map(|figure| &figure.lines);
+        lines.filter(|line| line.check == Some(check)).count()
     }
 }
 
@@ -128,6 +130,7 @@ pub fn run(
     ensure!(!stop.load(Ordering::Relaxed), "interrupted; nothing was written");
     let report = Report {
         figures: reports,
+        published: PUBLISHED,
         page: options.out.join(publish::PAGE),
         elapsed_s: began.elapsed().as_secs_f64(),
         requests: requests.load(Ordering::Relaxed),
@@ -199,12 +202,19 @@ fn play_all(
 }
 
 fn report_on(figure: &'static FigureInfo, cases: &[Case], runs: &[Measured]) -> Result<FigureReport> {
-    let Findings { lines, notes, picture } = match figure.work {
+    let Findings { lines, mut notes, picture } = match figure.work {
         Work::Play { judge, .. } => judge(runs).with_context(|| figure.name)?,
         Work::NotYet(_) => Findings { lines: vec![], notes: vec![], picture: String::new() },
     };
-    let is_red = lines.iter().any(|line| line.check == Some(Check::Fail));
-    let check = if figure.waits_for().is_some() { Check::Open } else { Check::of(!is_red) };
+    let has = |check| lines.iter().any(|line| line.check == Some(check));
+    let check = match () {
+        () if figure.waits_for().is_some() => Check::Open,
+        () if has(Check::Fails) => Check::Fails,
+        () if has(Check::Differs) => Check::Differs,
+        () => Check::Holds,
+    };
+    let differing = lines.iter().filter(|line| line.check == Some(Check::Differs));
+    notes.extend(differing.map(|line| format!("{}: {}", line.what, line.reason)));
     let files = match figure.work {
         Work::Play { .. } => vec![publish::svg_name(figure.name), publish::csv_name(figure.name)],
         Work::NotYet(_) => vec![],
@@ -216,6 +226,7 @@ fn report_on(figure: &'static FigureInfo, cases: &[Case], runs: &[Measured]) -> 
         published: figure.published,
         method: figure.method,
         check,
+        fitted: figure.fitted,
         waits_for: figure.waits_for(),
         scale: cases.first().map(|case| scale_of(&case.settings)),
         lines,

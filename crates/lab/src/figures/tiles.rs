@@ -3,12 +3,12 @@
 
 use anyhow::Result;
 use hob_engine::outcome::Outcome;
-use hob_world::disk_model::ArrayConfig;
+use hob_world::disk_model::{ArrayConfig, Level};
 use hob_world::flash_model::FlashConfig;
 
 use super::case::{Backing, Case, CaseCache, Measured};
 use super::line::Line;
-use super::{FigureInfo, Findings, Size, Work};
+use super::{FigureInfo, Findings, Size, Work, fitted};
 use crate::picture::{Bar, BarChart, BarGroup, Unit, bars};
 
 /// The generator's limit for a tile's mean latency, seconds.
@@ -19,11 +19,13 @@ pub(super) const TILES: FigureInfo = FigureInfo {
     title: "FAST Cache: VMmark tiles before the quality of service fails",
     source: "the EMC FAST Cache study",
     published: "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
-    method: "Stands in for the original benchmark: the generator vmmark, whose rate of a tile and limit of 30 ms are \
-             fitted or chosen. The source says how many disks there are and not which, nor how they are joined: here they \
-             are 15K disks in RAID 5. The preset fast-cache with 92 GB, usable, on a mirrored pair of SATA SSDs; all \
-             tiles lie on one disk, as the array sees them, and are played once before they are measured. VMmark's score \
-             cannot be told from disk I/O and is left out.",
+    method: "Stands in for the original benchmark: the generator vmmark. Models the source's array: 10K disks in RAID 0, \
+             in LUNs of 8, 8 and 4 of 20 disks, or 4, 4 and 3 of 11. Tiles 1 and 3 lie on the first LUN, tiles 2 and 4 on \
+             the second; nothing uses the third, which the source had for deployments. The preset fast-cache has 92 GB, \
+             usable, on a mirrored pair of SATA SSDs, and is one cache for all LUNs. With it, the load is played once \
+             before it is measured. A tile passes up to a mean of 30 ms, which is chosen: VMmark's own limits are those \
+             of its applications.",
+    fitted: &[fitted("tile-iops", "two tiles on 20 disks without a cache")],
     work: Work::Play { cases: tile_cases, judge: judge_tiles },
 };
 
@@ -32,53 +34,60 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     title: "FAST Cache: share of I/O served by flash",
     source: "the EMC FAST Cache study",
     published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four tiles \
-                of 24 % reads and 76 % writes; nearly all with 366 GB.",
-    method: "Stands in for the original benchmark: the generator vmmark, whose hot part of the data was fitted to the first \
-             of these figures, so that the share comes near is no discovery; that it needs no more than 8 % of the room, \
-             with pages that come in at their third access, is. Four tiles on 20 disks of 15K in RAID 5, which the source \
-             does not say, all seen as one disk and played once before they are measured; the preset fast-cache on a \
-             mirrored pair of SATA SSDs. There is no DRAM: all of it is flash.",
+                of 24 % reads and 76 % writes; nearly all with 366 GB. Reads are faster with more cache and with more disks, and \
+                the latency of writes hardly changes.",
+    method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
+             played once before they are measured; the preset fast-cache on a mirrored pair of SATA SSDs. There is no \
+             DRAM: all of it is flash.",
+    fitted: &[fitted("hot-percent, hot-share-percent", "92.1 % to 96.5 % served with 92 GB")],
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
 
-fn twenty(bytes: u64) -> ArrayConfig {
-    ArrayConfig { disks: 20, ..ArrayConfig::raid5_of_five_15k(bytes) }
+/// Returns a LUN of eight 10K disks, as the tiles have two of on 20 disks.
+fn eight(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 8, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(bytes) }
 }
 
-fn eleven(bytes: u64) -> ArrayConfig {
-    ArrayConfig { disks: 11, ..ArrayConfig::raid5_of_five_15k(bytes) }
+/// Returns a LUN of four 10K disks, as the tiles have two of on 11 disks.
+fn four(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 4, ..eight(bytes) }
 }
+
+/// LUNs with tiles on each array. A third LUN has no tiles.
+const LUNS: usize = 2;
 
 fn settings(size: Size) -> [&'static str; 2] {
     match size {
-        Size::Full => ["scale=256", "seconds=150"],
+        Size::Full => ["scale=256", "seconds=100"],
         Size::Quick => ["scale=4096", "seconds=3"],
     }
 }
 
 const FAST_CACHE: CaseCache = CaseCache::Preset(FlashConfig::sata_ssd(), "fast-cache");
 
-const TILES_NOTE: &str = "Without a cache the source's 11 disks carried no tile and 20 carried two. Which disks they were and what \
-    failed on them is not known, so hob's numbers without a cache stand beside the published ones and are not checked.";
+/// Reason for less than 99 % with 366 GB.
+const TAIL_REASON: &str = "The generator sends 4 % of its requests evenly to 94 % of the data, more than 366 GB, so hardly \
+    a page of it is accessed three times. Without these requests, the same cache serves at least 99 %. The source's \
+    tiles must have asked for less cold data.";
 
-const SHARE_NOTE: &str = "What is left with 366 GB is data that the generator asks for so seldom that hardly a page of it is \
-    accessed three times while this is played.";
+/// Maximum ratio of mean latencies that counts as nearly constant.
+const NEARLY_CONSTANT: f64 = 1.25;
 
 /// Maximum number of tiles to try.
 const TILES_MAX: usize = 4;
 
-/// A disk array: name, configuration for a number of bytes, and number of tiles that pass without a
+/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass without a
 /// cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
 
-const ARRAYS: [Array; 2] = [("20 disks", twenty, 2), ("11 disks", eleven, 0)];
+const ARRAYS: [Array; 2] = [("20 disks", eight, 2), ("11 disks", four, 0)];
 
 fn tile_cases(size: Size) -> Vec<Case> {
     let mut cases = Vec::new();
     for (_, array, _) in ARRAYS {
         for cache in [CaseCache::Off, FAST_CACHE] {
             for tiles in 1..=TILES_MAX {
-                let case = Case::new("vmmark", &settings(size), cache, Backing::Array(array))
+                let case = Case::new("vmmark", &settings(size), cache, Backing::Luns(LUNS, array))
                     .set(&format!("tiles={tiles}"))
                     .on_one_disk();
                 cases.push(if matches!(cache, CaseCache::Off) { case } else { case.twice() });
@@ -91,10 +100,7 @@ fn tile_cases(size: Size) -> Vec<Case> {
 /// Returns the maximum number of tiles that all pass. The second value is the slowest tile's mean
 /// latency in seconds, by number of tiles.
 fn passing(runs: &[Measured]) -> (f64, Vec<f64>) {
-    let slowest = |run: &Measured| {
-        let means = run.parts.iter().map(|part| part.latency_ns as f64 / part.requests.max(1) as f64 / 1e9);
-        means.fold(0.0, f64::max)
-    };
+    let slowest = |run: &Measured| run.parts.iter().map(|part| part.mean_s()).fold(0.0, f64::max);
     let means: Vec<f64> = runs.iter().map(slowest).collect();
     (means.iter().take_while(|mean| **mean <= QOS_S).count() as f64, means)
 }
@@ -107,8 +113,11 @@ fn judge_tiles(runs: &[Measured]) -> Result<Findings> {
         let published = f64::from(*published);
         let (without, means) = passing(&runs[..TILES_MAX]);
         let (with, cached) = passing(&runs[TILES_MAX..]);
-        lines
-            .push(Line::new(format!("tiles on {name}, no cache"), Unit::Count, without).published(published));
+        let line = Line::new(format!("tiles on {name}, no cache"), Unit::Count, without).published(published);
+        lines.push(match published as u32 {
+            2 => line.by_construction("tile-iops"),
+            _ => line.check("0", without == 0.0),
+        });
         let line = Line::new(format!("tiles on {name}, 92 GB"), Unit::Count, with).published(4.0);
         lines.push(line.check("4, and more than without", with == 4.0 && with > without));
         for (what, means) in [("no cache", means), ("92 GB", cached)] {
@@ -121,17 +130,28 @@ fn judge_tiles(runs: &[Measured]) -> Result<Findings> {
             .group(BarGroup::new(format!("{name}, no cache"), [Bar::Value(published), Bar::Value(without)]))
             .group(BarGroup::new(format!("{name}, 92 GB"), [Bar::Value(4.0), Bar::Value(with)]));
     }
-    Ok(Findings { lines, notes: vec![TILES_NOTE.to_owned()], picture: bars(&chart) })
+    let [twenty, eleven] = [0, 2 * TILES_MAX].map(|first| runs[first].mean_s());
+    lines.push(
+        Line::new("mean latency of 1 tile, no cache, 11 disks against 20", Unit::Times, eleven / twenty)
+            .published("lower with more disks")
+            .check("above 1 ×", eleven > twenty),
+    );
+    Ok(Findings { lines, notes: vec![], picture: bars(&chart) })
 }
 
 fn share_cases(size: Size) -> Vec<Case> {
-    let case = |cache: &str| {
-        Case::new("vmmark", &settings(size), FAST_CACHE, Backing::Array(twenty))
+    let case = |array: fn(u64) -> ArrayConfig, cache: &str| {
+        Case::new("vmmark", &settings(size), FAST_CACHE, Backing::Luns(LUNS, array))
             .set(cache)
             .on_one_disk()
             .twice()
     };
-    vec![case("cache=92GiB"), case("cache=366GiB")]
+    vec![
+        case(eight, "cache=92GiB"),
+        case(four, "cache=92GiB"),
+        case(eight, "cache=366GiB"),
+        case(eight, "cache=366GiB").set("hot-share-percent=100"),
+    ]
 }
 
 /// Returns the shares of all I/O, of reads, and of writes that flash served.
@@ -143,21 +163,37 @@ fn shares(run: &Measured) -> [f64; 3] {
 }
 
 fn judge_share(runs: &[Measured]) -> Result<Findings> {
-    let (small, large) = (shares(&runs[0]), shares(&runs[1]));
+    let [twenty, eleven, large_run, tailless] = runs else { unreachable!("four cases") };
+    let (small, small_eleven, large) = (shares(twenty), shares(eleven), shares(large_run));
     let share = |text: &str, value: f64| Line::new(text, Unit::Percent, value);
-    let mix = runs[0].stats.reads as f64 / (runs[0].stats.reads + runs[0].stats.writes) as f64;
+    let mix = twenty.stats.reads as f64 / (twenty.stats.reads + twenty.stats.writes) as f64;
+    let hot = "hot-percent and hot-share-percent";
+    let without_tail = shares(tailless)[0];
+    let read = |run: &Measured| run.by_op[0].mean_s();
+    let writes = [twenty, eleven, large_run].map(|run| run.by_op[1].mean_s());
+    let spread = writes.into_iter().fold(0.0, f64::max) / writes.into_iter().fold(f64::INFINITY, f64::min);
     let lines = vec![
-        share("share of reads", mix).published(0.24).within(0.23, 0.25),
-        share("served by flash, 92 GB", small[0])
-            .published((0.921, 0.965))
-            .check("at least 92 %", small[0] >= 0.92),
+        share("share of reads", mix).published(0.24).by_construction("read-percent"),
+        share("served by flash, 92 GB, 20 disks", small[0]).published(0.921).by_construction(hot),
         share("of reads", small[1]),
         share("of writes", small[2]),
+        share("served by flash, 92 GB, 11 disks", small_eleven[0]).published(0.965).by_construction(hot),
         share("served by flash, 366 GB", large[0])
             .published("nearly all")
-            .check("more than with 92 GB", large[0] > small[0]),
+            .check("at least 99 %", large[0] >= 0.99)
+            .explained(without_tail >= 0.99, TAIL_REASON),
         share("of reads", large[1]),
         share("of writes", large[2]),
+        share("served by flash, 366 GB, without requests to cold data", without_tail),
+        Line::new("mean read latency, 366 GB against 92 GB", Unit::Percent, read(large_run) / read(twenty))
+            .published("lower with more cache")
+            .check("below 100 %", read(large_run) < read(twenty)),
+        Line::new("mean read latency, 20 disks against 11", Unit::Percent, read(twenty) / read(eleven))
+            .published("lower with more disks")
+            .check("below 100 %", read(twenty) < read(eleven)),
+        Line::new("mean write latency, slowest against fastest of the three", Unit::Times, spread)
+            .published("nearly constant")
+            .check(format!("at most {NEARLY_CONSTANT} ×"), spread <= NEARLY_CONSTANT),
     ];
     let chart = BarChart::new("Share of I/O served by flash", "share", Unit::Percent)
         .subtitle(format!(
@@ -168,5 +204,5 @@ fn judge_share(runs: &[Measured]) -> Result<Findings> {
         .series("measured")
         .group(BarGroup::new("92 GB, 8 % of the data", [Bar::Span(0.921, 0.965), Bar::Value(small[0])]))
         .group(BarGroup::new("366 GB", [Bar::Missing, Bar::Value(large[0])]));
-    Ok(Findings { lines, notes: vec![SHARE_NOTE.to_owned()], picture: bars(&chart) })
+    Ok(Findings { lines, notes: vec![], picture: bars(&chart) })
 }

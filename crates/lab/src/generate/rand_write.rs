@@ -1,7 +1,7 @@
 //! Generates fio's random writes: every block of a range once in random order, as fio does with its
 //! default random map.
 
-use super::parameters::{Bytes, parameters};
+use super::parameters::{Bytes, parameters, within};
 use super::pieces::{check_clients, check_footprint, check_request, check_scale, scaled};
 use super::seq_write::Writers;
 use super::{Generate, Plan};
@@ -12,6 +12,7 @@ parameters! {
         span: Bytes = Bytes(300 << 30), "bytes written (the other run has 500GiB)";
         io: Bytes = Bytes(4096), "size of a write";
         depth: u64 = 128, "writes under way at a time (chosen)";
+        think_us: u64 = 0, "pause of a writer between its writes, microseconds";
         cache: Bytes = Bytes(894 << 30), "cache of the set-up: one group's flash device";
     }
 }
@@ -26,10 +27,18 @@ impl Generate for RandWrite {
         check_clients("depth", self.depth)?;
         check_footprint("span", self.span)?;
         check_request("io", self.io)?;
+        within("think-us", self.think_us, 0..=1_000_000_000)?;
         let blocks = scaled(self.span, self.scale, self.io.0) / self.io.0;
         let order = Scatter::new(blocks, self.seed);
         let place = move |n| order.place(n);
-        let writers = Writers { depth: self.depth as u32, io: self.io.0 as u32, blocks, done: 0, place };
+        let writers = Writers {
+            depth: self.depth as u32,
+            io: self.io.0 as u32,
+            blocks,
+            done: 0,
+            place,
+            think_ns: self.think_us * 1000,
+        };
         Ok(writers.plan(self.cache.0 / self.scale))
     }
 }

@@ -30,6 +30,7 @@ impl Generate for SeqWrite {
             io: self.io.0 as u32,
             blocks: span / self.io.0,
             done: 0,
+            think_ns: 0,
             place: |n| n,
         };
         Ok(writers.plan(self.cache.0 / self.scale))
@@ -42,6 +43,8 @@ pub(super) struct Writers<F> {
     pub(super) io: u32,
     pub(super) blocks: u64,
     pub(super) done: u64,
+    /// Pause of a writer between its writes, nanoseconds.
+    pub(super) think_ns: u64,
     /// Returns the n-th block to write.
     pub(super) place: F,
 }
@@ -71,6 +74,6 @@ impl<F: Fn(u64) -> u64> Clients for Writers<F> {
         let block = (self.place)(self.done);
         self.done += 1;
         let offset = block * u64::from(self.io);
-        Some(Turn { think_ns: 0, op: Op::Write, offset, len: self.io, disk: 0, tag: 0 })
+        Some(Turn { think_ns: self.think_ns, op: Op::Write, offset, len: self.io, disk: 0, tag: 0 })
     }
 }

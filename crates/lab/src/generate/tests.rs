@@ -354,7 +354,7 @@ fn tiles_have_the_published_mix_and_a_small_hot_part() {
     let pages = plan.disks.iter().sum::<u64>() / (64 << 10);
     let list: Vec<Record> = plan.into_records(0).collect();
     assert!(is_near(share(&list, reads), 0.24, 0.005));
-    assert!(is_near(list.len() as f64 / 100.0, 4.0 * 650.0, 40.0));
+    assert!(is_near(list.len() as f64 / 100.0, 4.0 * 1300.0, 60.0));
     let mut counts: HashMap<(u16, u64), u64> = HashMap::new();
     for record in &list {
         *counts.entry((record.disk, record.offset >> 16)).or_default() += 1;
@@ -404,8 +404,9 @@ fn a_plan_is_played_the_same_way_twice() {
     };
     let (list, run) = once();
     assert_eq!((list.clone(), run), once());
-    // Twice as fast as its own times: 3900 requests in about one and a half seconds.
-    assert!(is_near(list.last().unwrap().at.0 as f64 / 1e9, 1.5, 0.05));
+    // Twice as fast as its own times: 7800 requests in about one and a half seconds.
+    let last = list.iter().map(|served| served.at.0).max().unwrap();
+    assert!(is_near(last as f64 / 1e9, 1.5, 0.05), "{last}");
 }
 
 #[test]

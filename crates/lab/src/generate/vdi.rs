@@ -29,6 +29,7 @@ parameters! {
         login_s: f64 = 120.0, "length of the log-in storm, seconds (chosen)";
         login_iops: f64 = 14.0, "I/Os a second of a desktop whose user logs in (chosen)";
         login_read_percent: f64 = 50.0, "share of reads while logging in (chosen)";
+        image_reads_percent: f64 = 100.0, "share of the storms' reads that are of the image (chosen)";
         work_s: f64 = 600.0, "length of the work after them, seconds";
         data: Bytes = Bytes(100 << 30), "image and all desktops together";
         image: Bytes = Bytes(4 << 30), "the image all desktops share (chosen)";
@@ -60,6 +61,7 @@ impl Generate for Vdi {
         }
         check_percent("boot-read-percent", self.boot_read_percent)?;
         check_percent("login-read-percent", self.login_read_percent)?;
+        check_percent("image-reads-percent", self.image_reads_percent)?;
         for (name, size) in [("read-size", self.read_size), ("write-size", self.write_size)] {
             within(name, size, Bytes(SECTOR)..=Bytes(PAGE / 2))?;
         }
@@ -141,6 +143,9 @@ impl Iterator for Desktops {
         let op = draw_op(read_percent, dice);
         let mean = if op == Op::Read { self.config.read_size } else { self.config.write_size };
         let len = draw_size(mean.0, dice);
+        let image_percent = self.config.image_reads_percent;
+        // A share of 100 % draws no number.
+        let from_image = from_image && (image_percent == 100.0 || dice.unit() * 100.0 < image_percent);
         Some(if op == Op::Read && from_image {
             Record { at_ns, offset: self.image.draw(len, dice), len, op, disk: 0 }
         } else {

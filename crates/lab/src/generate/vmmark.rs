@@ -22,7 +22,7 @@ parameters! {
         tile_data: Bytes = Bytes(279 << 30), "data of a tile: a quarter of 1.09 TB";
         read_percent: f64 = 24.0, "share of reads";
         io: Bytes = Bytes(8192), "size of a request (chosen)";
-        tile_iops: f64 = 650.0, "I/Os a second of a tile (fitted)";
+        tile_iops: f64 = 1300.0, "I/Os a second of a tile (fitted)";
         hot_percent: f64 = 6.0, "part of the data that is hot, in extents of 64 KiB (fitted)";
         hot_share_percent: f64 = 96.0, "share of requests that go there (fitted)";
         seconds: f64 = 600.0, "length";

@@ -8,12 +8,16 @@ const LONG: usize = 30;
 
 /// Result of a check, shown as a sign and a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Check {
     /// The result is as expected.
-    Pass,
+    Holds,
+    /// The result differs from the expected one, and a measurement confirmed the reason.
+    Differs,
     /// Not as expected.
-    Fail,
+    Fails,
+    /// No check: the result follows from an input.
+    ByConstruction,
     /// The check was not done, or is not possible yet.
     Open,
 }
@@ -21,28 +25,33 @@ pub enum Check {
 impl Check {
     /// Returns the verdict of a test.
     pub fn of(passed: bool) -> Check {
-        if passed { Check::Pass } else { Check::Fail }
+        if passed { Check::Holds } else { Check::Fails }
     }
 
     /// Returns sign and word as the page shows them.
     pub fn text(self) -> &'static str {
         match self {
-            Check::Pass => "✔ pass",
-            Check::Fail => "✘ fail",
+            Check::Holds => "✔ holds",
+            Check::Differs => "≠ differs, explained",
+            Check::Fails => "✘ fails",
+            Check::ByConstruction => "= by construction",
             Check::Open => "– not yet",
         }
     }
 
-    fn class(self) -> &'static str {
+    /// Returns the word for programs and style sheets.
+    pub(crate) fn word(self) -> &'static str {
         match self {
-            Check::Pass => "pass",
-            Check::Fail => "fail",
+            Check::Holds => "holds",
+            Check::Differs => "differs",
+            Check::Fails => "fails",
+            Check::ByConstruction => "by-construction",
             Check::Open => "open",
         }
     }
 
     pub(super) fn html(self) -> String {
-        format!("<span class=\"check {}\">{}</span>", self.class(), self.text())
+        format!("<span class=\"check {}\">{}</span>", self.word(), self.text())
     }
 }
 

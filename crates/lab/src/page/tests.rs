@@ -11,7 +11,7 @@ fn picture(name: &str) -> String {
 
 /// Returns a page with all elements, whose texts are all `word`.
 fn full(word: &str) -> Page {
-    let row = || [Cell::text(word), Cell::number(word), Cell::check(Check::Fail), Cell::Missing];
+    let row = || [Cell::text(word), Cell::number(word), Cell::check(Check::Fails), Cell::Missing];
     let table =
         Table::new([word, "number", "check", "missing"]).caption(word).row(row()).row(row()).csv(word);
     let section = |check| {
@@ -25,9 +25,9 @@ fn full(word: &str) -> Page {
     };
     Page::new(word)
         .lead(word)
-        .card(Card::new(word, word).note(word).check(Check::Pass))
+        .card(Card::new(word, word).note(word).check(Check::Holds))
         .card(Card::new(word, word))
-        .section(section(Check::Pass))
+        .section(section(Check::Holds))
         .section(section(Check::Open))
         .made_by(word)
 }
@@ -68,8 +68,8 @@ fn nothing_comes_from_elsewhere() {
 fn numbers_are_to_the_right_and_verdicts_in_words() {
     let html = full("plain").render();
     assert!(html.contains("<th scope=\"col\" class=\"number\">number</th><th scope=\"col\">check</th><th scope=\"col\">missing</th>"));
-    assert!(html.contains("<th scope=\"row\">plain</th><td class=\"number\">plain</td><td><span class=\"check fail\">✘ fail</span></td><td class=\"number\">–</td>"));
-    for verdict in ["✔ pass", "– not yet"] {
+    assert!(html.contains("<th scope=\"row\">plain</th><td class=\"number\">plain</td><td><span class=\"check fails\">✘ fails</span></td><td class=\"number\">–</td>"));
+    for verdict in ["✔ holds", "– not yet"] {
         assert!(html.contains(verdict), "{verdict}");
     }
     assert!(html.contains("<a href=\"./plain\">plain (CSV)</a>"));

@@ -161,6 +161,7 @@ pub fn open_stream(
         last_ns: 0,
         ended: false,
         failure: None,
+        requests: 0,
         skipped: Skipped::default(),
         ignored: 0,
         late: 0,
@@ -227,8 +228,8 @@ fn explain(error: &io::Error, compression: Compression) -> String {
 /// its disks from 0 without gaps, the disks keep their numbers.
 ///
 /// **Invalid entries** are skipped and counted, or end the trace with an error, according to
-/// [`OnBad`]. Damaged compressed data counts as one invalid entry and ends the trace. After an
-/// error the iterator returns no more records.
+/// [`OnBad`]. Damaged compressed data is always an error, which the iterator returns after the intact
+/// records. After an error the iterator returns no more records.
 pub struct TraceReader {
     name: String,
     format: &'static FormatInfo,
@@ -244,6 +245,8 @@ pub struct TraceReader {
     last_ns: u64,
     ended: bool,
     failure: Option<anyhow::Error>,
+    /// Number of requests that were read so far, including those in the window.
+    requests: u64,
     skipped: Skipped,
     ignored: u64,
     late: u64,
@@ -311,13 +314,14 @@ impl TraceReader {
             Ok(Step::Bad(reason)) => self.bad(self.input.place(), reason),
             Ok(Step::End) => self.ended = true,
             // A decoder error is a defect of the data, and the remaining data is lost.
-            Err(error) if error.raw_os_error().is_none() && self.compression != Compression::None => {
-                self.bad(self.input.place(), explain(&error, self.compression).into());
-                self.ended = true;
-            }
             Err(error) => {
+                let (name, requests) = (&self.name, self.requests);
+                let reason = explain(&error, self.compression);
                 self.ended = true;
-                self.failure = Some(anyhow!("cannot read the trace {}: {error}", self.name));
+                self.failure = Some(anyhow!(
+                    "cannot read the trace {name} after {requests} requests ({}): {reason}",
+                    self.input.place()
+                ));
             }
         }
     }
@@ -340,6 +344,7 @@ impl TraceReader {
             return;
         }
         let len = u32::try_from(len).expect("a length that passed is below 4 GiB");
+        self.requests += 1;
         self.window.push(Waiting { record: Record { at_ns, offset, len, op, disk }, place });
     }
 

@@ -146,6 +146,10 @@ fn a_file_that_is_no_trace_is_refused_by_name() {
     assert_eq!(refused("", "a.csv", &SKIP), "a.csv is empty");
     let error = refused("hello\nworld\n", "a.csv", &SKIP);
     assert!(error.starts_with("cannot detect the format of a.csv: pass one of hob, csv, msr"), "{error}");
+    let error = refused("Timestamp,Hostname,Type,Offset\n", "a.csv", &SKIP);
+    assert_eq!(error, "a.csv has a header line and no requests");
+    let error = refused("ts_us;op;offset;size\n1;R;0;512\n2;W;0;512\n", "a.csv", &SKIP);
+    assert!(error.contains("separated by semicolons: replace them with commas"), "{error}");
     let mut tar = vec![0; 512];
     tar[257..262].copy_from_slice(b"ustar");
     assert!(refused(tar, "a.tar", &SKIP).contains("is a tar archive: unpack it"));
@@ -172,17 +176,20 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn compressed_data_that_is_cut_off_is_one_bad_entry_at_its_end() {
+fn compressed_data_that_is_cut_off_is_an_error_after_the_intact_records() {
     let times: Vec<u64> = (0..50_000).map(|n| n * 7919 % 1_000_003 + n * 1_000_000).collect();
     let whole = gzip(csv(&times).as_bytes());
     let found = read(whole.clone(), &SKIP);
     assert_eq!((found.records.len(), found.skipped.count), (50_000, 0));
-    let found = read(&whole[..whole.len() / 2], &SKIP);
-    assert!(found.records.len() > 10_000, "{}", found.records.len());
-    let last = found.skipped.first.last().unwrap();
-    assert!(last.reason.starts_with("the gzip data is cut off or damaged here"), "{last}");
-    let found = read(&whole[..whole.len() / 2], &OpenOptions { on_bad: OnBad::Fail, ..SKIP });
-    assert!(found.records.len() > 10_000 && found.error.unwrap().contains("gzip"));
+    for on_bad in [OnBad::Skip, OnBad::Fail] {
+        let found = read(&whole[..whole.len() / 2], &OpenOptions { on_bad, ..SKIP });
+        let (requests, error) = (found.records.len(), found.error.unwrap());
+        assert!(requests > 10_000, "{requests}");
+        assert!(
+            error.contains(&format!("after {requests} requests (line {}): the gzip", requests + 1)),
+            "{error}"
+        );
+    }
     let error = refused(&whole[..15], "a.gz", &SKIP);
     assert!(error.starts_with("cannot read the trace a.gz: the gzip data is cut off"), "{error}");
 }

@@ -113,7 +113,7 @@ fn unknown_values_are_reported() {
     assert_eq!(advice.recommendation.unwrap().read_hit_ratio, 0.8);
     assert!(advice.wear.is_none(), "5 s are no day");
     assert_eq!(advice.confidence, Confidence::Low);
-    assert!(live_text(&advice).starts_with("Confidence: low. There were only 900 reads"));
+    assert!(live_text(&advice).starts_with("Confidence: low, too little data. There were 900 reads in "));
     for part in ["95 % you asked for: 80 %", "learnt in 5 s"] {
         assert!(advice.caveats.iter().any(|caveat| caveat.contains(part)), "{part}: {:?}", advice.caveats);
     }

@@ -191,6 +191,21 @@ impl<'a> Head<'a> {
         text[..end].split(['\n', '\r']).filter(|line| !line.trim().is_empty()).take(HEAD_LINES)
     }
 
+    /// Returns true if the file is one line of text with names of columns, without a digit.
+    fn is_only_a_heading(&self) -> bool {
+        let is_text = self.bytes.iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+        let mut lines = self.lines();
+        let heading = lines.next().filter(|line| !line.contains(|c: char| c.is_ascii_digit()));
+        is_text && heading.is_some_and(|line| line.contains([',', ';', '\t'])) && lines.next().is_none()
+    }
+
+    /// Returns true if nearly all lines have at least three semicolons and no comma.
+    fn has_semicolons(&self) -> bool {
+        let is_so = |line: &&str| line.matches(';').count() >= 3 && !line.contains(',');
+        let (all, separated) = (self.lines().count(), self.lines().filter(is_so).count());
+        all > 0 && separated * 10 >= all * 9
+    }
+
     fn name_has(&self, part: &str) -> bool {
         self.name.contains(part)
     }
@@ -246,6 +261,12 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
         .max_by_key(|(rank, _)| *rank);
     match best {
         Some(((likeness, ..), format)) if likeness > Likeness::No => Ok(format),
+        _ if head.is_only_a_heading() => bail!("{name} has a header line and no requests"),
+        _ if head.has_semicolons() => bail!(
+            "cannot detect the format of {name}, whose columns are separated by semicolons: replace them with \
+             commas (tr ';' ',' < FILE > NEW), or pass one of {}",
+            names()
+        ),
         _ => bail!("cannot detect the format of {name}: pass one of {}", names()),
     }
 }

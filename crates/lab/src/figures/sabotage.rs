@@ -1,0 +1,289 @@
+//! Sabotages each check: a policy replaced, a device twice as fast, a cache too small. On small
+//! runs, each check passes without the sabotage and fails with it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use hob_engine::admission::Admission;
+use hob_engine::command::Layout;
+use hob_world::disk_model::{ArrayConfig, Level};
+use hob_world::flash_model::FlashConfig;
+use hob_world::replay::CacheSetup;
+
+use super::case::{Backing, Case, CaseCache, Measured, play};
+use super::*;
+use crate::page::Check;
+
+/// A change of a figure's runs.
+type Change = fn(&mut Vec<Case>);
+
+/// A figure with small workloads.
+struct Small {
+    cases: Vec<Case>,
+    judge: fn(&[Measured]) -> Result<Findings>,
+    /// Results by case. Most sabotages change one case only.
+    played: HashMap<String, Measured>,
+}
+
+impl Small {
+    fn new(name: &str, settings: &[&str]) -> Small {
+        let Work::Play { cases, judge } = FigureInfo::find(name).unwrap().work else { panic!("not run") };
+        let small = |case: Case| settings.iter().fold(case, |case, setting| case.set(setting));
+        Small { cases: cases(Size::Full).into_iter().map(small).collect(), judge, played: HashMap::new() }
+    }
+
+    /// Returns the lines of the figure after a change of its runs.
+    fn lines(&mut self, change: Change) -> Vec<Line> {
+        let mut cases = self.cases.clone();
+        change(&mut cases);
+        let run = |case: &Case| {
+            let run = self.played.entry(format!("{case:?}"));
+            run.or_insert_with(|| play(case, &Arc::default(), &Arc::new(AtomicU64::new(0))).unwrap()).clone()
+        };
+        let runs: Vec<Measured> = cases.iter().map(run).collect();
+        (self.judge)(&runs).unwrap().lines
+    }
+}
+
+fn passes(line: &Line) -> bool {
+    matches!(line.check, Some(Check::Holds | Check::Differs))
+}
+
+/// Runs the figure without a change, and with each sabotage, which must fail the named checks. All
+/// checks of the figure must be named.
+fn sabotaged(name: &str, small: &[&str], sabotages: &[(&[&str], Change)]) {
+    let mut figure = Small::new(name, small);
+    let sound = figure.lines(|_| {});
+    let broken = sabotages.iter().map(|(names, change)| (*names, figure.lines(*change)));
+    all_fail(name, &sound, broken.collect());
+}
+
+fn all_fail(name: &str, sound: &[Line], broken: Vec<(&[&str], Vec<Line>)>) {
+    for line in sound {
+        assert_ne!(line.check, Some(Check::Fails), "{name} without sabotage: {line:?}");
+        let named = || broken.iter().flat_map(|(names, _)| names.iter());
+        assert!(
+            !passes(line) || named().any(|what| *what == line.what),
+            "{name}: {} is not sabotaged",
+            line.what
+        );
+    }
+    for (names, lines) in &broken {
+        for what in *names {
+            let line = lines.iter().find(|line| line.what == *what).unwrap_or_else(|| panic!("{what}"));
+            assert_eq!(line.check, Some(Check::Fails), "{name}, sabotaged: {line:?}");
+        }
+    }
+}
+
+fn slow_backing(cases: &mut Vec<Case>) {
+    for case in cases {
+        let Backing::FixedNs(ns) = case.backing else { panic!("a fixed latency") };
+        case.backing = Backing::FixedNs(2 * ns);
+    }
+}
+
+fn fast_array(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 12, ..ArrayConfig::raid5_of_five_15k(bytes) }
+}
+
+fn small_array(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 3, ..ArrayConfig::raid5_of_four_7200(bytes) }
+}
+
+fn half(cases: &mut [Case], index: usize) {
+    let flash = FlashConfig::sata_ssd();
+    cases[index].cache = CaseCache::Share(flash, 0.5);
+}
+
+#[test]
+fn latencies_fail_with_a_small_cache_and_a_slow_backing() {
+    let small = ["scale=64", "requests=30000"];
+    sabotaged("hm-latency", &small, &[(&["read hits"], |cases| half(cases, 1))]);
+    let slow: Change = |cases| slow_backing(cases);
+    sabotaged("proxy-latency", &small, &[(&["mean latency, cache"], slow)]);
+}
+
+#[test]
+fn block_sizes_fail_in_another_order_and_on_a_slow_backing() {
+    let points = ["16 KiB", "32 KiB", "64 KiB", "128 KiB", "256 KiB"].map(|size| format!("blocks of {size}"));
+    let points: Vec<&str> = points.iter().map(String::as_str).collect();
+    let reverse: Change = |cases| cases[1..].reverse();
+    let sabotages: [(&[&str], Change); 2] =
+        [(&points, slow_backing), (&["from block to larger block", "best block size"], reverse)];
+    sabotaged("block-size", &["scale=16", "requests=30000"], &sabotages);
+}
+
+#[test]
+fn databases_fail_on_other_arrays_and_with_small_caches() {
+    let checks: [(&[&str], Change); 2] = [
+        (&["mean disk read, cache against none"], |cases| {
+            cases[1].backing = Backing::Array(small_array);
+        }),
+        (&["response time against think time, flash and disks"], |cases| {
+            cases[1] = cases[1].clone().set("think-us=12000");
+        }),
+    ];
+    sabotaged("dss", &["scale=64", "transactions=210"], &checks);
+    let small: Change = |cases| half(cases, 2);
+    let names =
+        ["orders a minute, cache of 15 GB", "gain of the cache of 15 GB", "read hits, cache of 15 GB"];
+    sabotaged("dvdstore", &["scale=64", "transactions=10000"], &[(&names, small)]);
+}
+
+#[test]
+fn the_calibration_fails_on_fast_disks_and_with_a_tiny_cache() {
+    let fast: Change = |cases| cases[1].backing = Backing::Array(fast_array);
+    let tiny: Change = |cases| {
+        let flash = FlashConfig::sata_ssd();
+        cases[1].cache = CaseCache::Share(flash, 0.02);
+    };
+    let disks = [
+        "reads a second, pass 1",
+        "reads of the disks, first pass against no cache",
+        "reads of the disks, last pass against no cache",
+    ];
+    let checks: [(&[&str], Change); 2] = [(&disks, fast), (&["last pass against first pass"], tiny)];
+    sabotaged("calibration", &["scale=64"], &checks);
+}
+
+#[test]
+fn sizing_statistics_fail_with_the_caches_exchanged() {
+    let names = [
+        "numBlocksCurrentlyCached, small cache",
+        "numBlocksCurrentlyCached, large cache",
+        "evicted blocks, large cache",
+    ];
+    let small = ["scale=64", "requests=30000"];
+    sabotaged("statistics", &small, &[(&names, |cases| cases.reverse())]);
+}
+
+#[test]
+fn memory_fails_if_blocks_take_ten_times_as_much() {
+    let sound = memory::judge(1.0).unwrap().lines;
+    let names: [&str; 2] = ["blocks of 4 KiB", "blocks of 512 KiB"];
+    let falling: [&str; 1] = ["from block to larger block"];
+    let broken = vec![
+        (&names[..], memory::judge(10.0).unwrap().lines),
+        (&falling[..], memory::judge(0.0).unwrap().lines),
+    ];
+    all_fail("metadata-memory", &sound, broken);
+}
+
+#[test]
+fn promotion_fails_with_another_admission() {
+    let sound = promotion::judge(|_| {}).unwrap().lines;
+    let always = |cache: &mut CacheSetup| cache.config.admission = Admission::default();
+    let never = |cache: &mut CacheSetup| {
+        cache.config.admission = "nth-access:7".parse().expect("an admission");
+    };
+    let reads = [2, 3].map(|time| format!("reads served by flash, access {time}"));
+    let writes = [1, 2].map(|time| format!("writes taken by flash, access {time}"));
+    let early: Vec<&str> = reads.iter().chain(&writes).map(String::as_str).collect();
+    let stream = ["of a sequential stream, read six times"];
+    let reads = [4, 5, 6].map(|time| format!("reads served by flash, access {time}"));
+    let writes = [3, 4, 5, 6].map(|time| format!("writes taken by flash, access {time}"));
+    let late: Vec<&str> = reads.iter().chain(&writes).map(String::as_str).collect();
+    let lines = |adjust| promotion::judge(adjust).unwrap().lines;
+    let broken = vec![(&early[..], lines(always)), (&stream[..], lines(always)), (&late[..], lines(never))];
+    all_fail("fast-cache-promotion", &sound, broken);
+}
+
+#[test]
+fn the_split_fails_with_one_space_for_all() {
+    let unified: Change = |cases| {
+        for case in cases {
+            case.adjust = Some(|cache| cache.config.layout = Layout::Unified);
+        }
+    };
+    let names = ["most that reads had of the flash", "most that writes had of the flash"];
+    sabotaged("vsan-split", &["scale=8192", "requests=100000"], &[(&names, unified)]);
+}
+
+fn many_disks(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 60, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(bytes) }
+}
+
+fn a_single_disk(bytes: u64) -> ArrayConfig {
+    ArrayConfig { disks: 1, ..many_disks(bytes) }
+}
+
+/// Number of tiles in the figure of tiles, with as many runs for each array and cache.
+const TILES: usize = 4;
+
+#[test]
+fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
+    let uncached: Change = |cases| {
+        for array in 0..2 {
+            cases[(2 * array + 1) * TILES..][..TILES].iter_mut().for_each(|case| case.cache = CaseCache::Off);
+        }
+    };
+    let fast: Change = |cases| {
+        cases[2 * TILES..][..TILES].iter_mut().for_each(|case| case.backing = Backing::Luns(2, many_disks));
+    };
+    let exchanged: Change = |cases| cases.rotate_left(2 * TILES);
+    let sabotages: [(&[&str], Change); 3] = [
+        (&["tiles on 20 disks, 92 GB", "tiles on 11 disks, 92 GB"], uncached),
+        (&["tiles on 11 disks, no cache"], fast),
+        (&["mean latency of 1 tile, no cache, 11 disks against 20"], exchanged),
+    ];
+    sabotaged("fast-cache-tiles", &["scale=1024", "seconds=15"], &sabotages);
+}
+
+#[test]
+fn shares_of_io_fail_with_a_tiny_cache_and_with_caches_or_arrays_exchanged() {
+    let sabotages: [(&[&str], Change); 4] = [
+        (&["served by flash, 366 GB"], |cases| cases[3] = cases[3].clone().set("cache=20GiB")),
+        (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
+        (&["mean read latency, 20 disks against 11"], |cases| cases.swap(0, 1)),
+        (&["mean write latency, slowest against fastest of the three"], |cases| {
+            cases[1].cache = CaseCache::Off;
+        }),
+    ];
+    sabotaged("fast-cache-share", &["scale=1024", "seconds=25"], &sabotages);
+}
+
+#[test]
+fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
+    let cached = [
+        "mean latency",
+        "mean latency in the second of the peak",
+        "mean latency, comfort limit",
+        "comfort limit in the second of the peak",
+    ];
+    let sabotages: [(&[&str], Change); 2] = [
+        (&cached, |cases| {
+            cases[1].cache = CaseCache::Off;
+            // The array's write cache hides the first seconds.
+            cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
+        }),
+        (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+    ];
+    // A small desktop has few pages, so a steeper skew has the same share of hits.
+    let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=60"];
+    sabotaged("fast-cache-desktops", &small, &sabotages);
+}
+
+/// Sabotages of both figures of continuous writers.
+const WRITERS: [(&[&str], Change); 4] = [
+    (&["vSAN, last against first"], |cases| cases[5] = cases[1].clone()),
+    (&["vSAN, written before the buffer is full"], |cases| cases[1] = cases[1].clone().set("cache=447GiB")),
+    (&["ZBS, lowest against first", "ZBS, written to flash of 500 GB"], |cases| {
+        cases[2] = cases[2].clone().set("cache=150GiB");
+        cases[2].backing = Backing::Array(a_single_disk);
+    }),
+    (&["ZBS, written before the one space is full"], |cases| cases[4] = cases[4].clone().set("cache=300GiB")),
+];
+
+#[test]
+fn sequential_writes_fail_with_small_caches_and_the_same_disks() {
+    sabotaged("zbs-sequential", &[], &WRITERS);
+}
+
+#[test]
+fn random_writes_fail_with_small_caches_and_writers_that_never_pause() {
+    let mut sabotages = WRITERS.to_vec();
+    sabotages.push((&["vSAN, last against its disks alone"], |cases| cases.swap(0, 1)));
+    sabotaged("zbs-random", &["scale=2048"], &sabotages);
+}
