@@ -25,6 +25,7 @@ use std::fmt;
 use crate::admission::streams::Streams;
 use crate::admission::{Admission, AdmissionEffect, Popularity};
 use crate::command::Mode;
+use crate::granularity::Fill;
 use crate::index::hash;
 use crate::policy::PolicyKind;
 use crate::simulate::{CacheSim, SimConfig};
@@ -263,6 +264,7 @@ impl Chooser {
             block_bytes: (SECTOR_BYTES as u32) << block_shift,
             policy: combination.policy,
             admission: combination.admission,
+            fill: Fill::Sectors,
         };
         let miniature = |combination: Combination| {
             let Ok(mut cache) = CacheSim::new(&config(&combination)) else {

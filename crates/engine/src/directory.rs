@@ -5,14 +5,17 @@
 //! frame. The *policy* selects the block to evict. If the settings of a cache say `auto`, a
 //! [`Chooser`] selects its policy and admission, which together are a [`Combination`].
 
+mod extra;
 mod first_to_evict;
 mod nodes;
 
+use extra::Extra;
 use first_to_evict::FirstToEvict;
 use nodes::Nodes;
 
 use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Room, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
+use crate::granularity::Fill;
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -73,6 +76,8 @@ pub(crate) struct Directory {
     block_shift: u32,
     /// Frames whose blocks the policy does not know.
     first_to_evict: FirstToEvict,
+    /// Blocks beside those that guests read; the policy does not know them either.
+    extra: Extra,
     /// Frames that blocks have left, with those blocks. Recorded for caches with a journal, until
     /// `take_gone`.
     gone: Vec<(FrameNo, BlockNo)>,
@@ -95,6 +100,7 @@ impl Directory {
             admits_dirty,
             block_shift,
             first_to_evict: FirstToEvict::default(),
+            extra: Extra::default(),
             gone: Vec::new(),
         }
     }
@@ -157,6 +163,7 @@ impl Directory {
             + self.nodes.bytes()
             + self.gate.bytes()
             + self.first_to_evict.bytes()
+            + self.extra.frames.bytes()
             + self.chooser.as_ref().map_or(0, |chooser| chooser.bytes())
     }
 
@@ -224,13 +231,85 @@ impl Directory {
     #[inline]
     fn touch_frame(&mut self, frame: FrameNo, run: Run) {
         let node = self.nodes.node(frame);
-        if !self.first_to_evict.has(frame) {
+        if self.extra.frames.has(frame) {
+            self.touch_extra(frame, run);
+        } else if !self.first_to_evict.has(frame) {
             self.policy.hit(node);
         } else if run == Run::Other {
             self.first_to_evict.remove(frame);
             self.policy.insert(node, self.index.block(frame));
         }
         self.index.note_use(frame);
+    }
+
+    /// Handles the use of an extra block: it becomes an ordinary one if admission accepts it.
+    #[cold]
+    fn touch_extra(&mut self, frame: FrameNo, run: Run) {
+        self.extra.note_use();
+        let block = self.index.block(frame);
+        let room = self.room();
+        let is_admitted = run == Run::Other
+            && self.gate.admit(block, AdmissionEffect::Clean, room)
+            && self.policy.admit(block);
+        if is_admitted {
+            self.extra.frames.remove(frame);
+            self.policy.insert(self.nodes.node(frame), block);
+        }
+    }
+
+    /// Changes the fill granularity. Extra blocks stay in the cache.
+    pub(crate) fn set_fill(&mut self, fill: Fill) {
+        self.extra.set(fill);
+    }
+
+    /// Returns the sectors to fill before and after those of a read miss of a disk of `sectors`
+    /// sectors: the uncached sectors next to the request. Either range may be empty.
+    pub(crate) fn extra_ranges(&self, first: u64, end: u64, run: Run, sectors: u64) -> [(u64, u64); 2] {
+        let (unit_first, unit_end) = match run {
+            Run::Sequential => (first, end),
+            Run::Other => self.extra.unit(first, end, self.block_shift),
+        };
+        let is_cached = |at: &u64| {
+            let mut spans = self.spans(*at, *at + 1);
+            let found = spans.next().and_then(|span| self.find(span));
+            found.is_some_and(|sector| self.index.is_valid(sector))
+        };
+        let from = (unit_first..first).rev().find(is_cached).map_or(unit_first, |at| at + 1);
+        let unit_end = unit_end.min(sectors).max(end);
+        let to = (end..unit_end).find(is_cached).unwrap_or(unit_end);
+        [(from, first), (end, to)]
+    }
+
+    /// Ensures that the block of an extra `span` has a frame, in `found` if it has one. Evicts
+    /// another extra block if they have their share of the frames.
+    pub(crate) fn place_extra(
+        &mut self,
+        span: Span,
+        found: Option<u64>,
+        is_busy: impl Fn(u64, u64) -> bool,
+    ) -> Result<Placed, Refusal> {
+        if let Some(sector) = found {
+            return Ok(Placed { sector, evicted: 0 });
+        }
+        let frames = self.index.frames();
+        if self.index.takes_nothing() || self.extra.frames_max(frames) == 0 {
+            return Err(Refusal::NoBlock);
+        }
+        let mut evicted = 0;
+        let frame = loop {
+            if let Some(frame) = self.index.insert(span.block) {
+                break frame;
+            }
+            let is_full = self.extra.frames.count() >= self.extra.frames_max(frames);
+            let gone = match is_full || self.gate.only_while_free() {
+                true => self.evict_extra(&is_busy),
+                false => self.evict(&is_busy),
+            };
+            evicted += gone.ok_or(Refusal::NoBlock)?;
+        };
+        self.extra.frames.add(frame, frames);
+        self.extra.note_added(frames);
+        Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
     /// Returns the room for blocks outside of sequential runs.
@@ -341,7 +420,12 @@ impl Directory {
             let first = u64::from(index.block(frame).0) << shift;
             index.is_pinned(frame) || is_busy(first, first + (1 << shift))
         };
-        let frame = match self.first_to_evict.take(index.frames(), |frame| !is_in_use(frame)) {
+        let frames = index.frames();
+        let mut first = self.first_to_evict.take(frames, |frame| !is_in_use(frame));
+        if first.is_none() && self.extra.frames.count() > self.extra.frames_max(frames) {
+            first = self.extra.frames.take(frames, |frame| !is_in_use(frame));
+        }
+        let frame = match first {
             Some(frame) => frame,
             None => nodes.frame(self.policy.evict(&mut |node| {
                 let frame = nodes.frame(node);
@@ -354,12 +438,26 @@ impl Directory {
                 }
             })?),
         };
-        let block = self.index.block(frame);
+        self.gate.evicted(self.index.block(frame));
+        Some(self.release(frame))
+    }
+
+    /// Frees the frame of an extra block. Returns the number of evicted blocks with data: 0 or 1.
+    fn evict_extra(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
+        let (index, shift) = (&self.index, self.block_shift);
+        let frame = self.extra.frames.take(index.frames(), |frame| {
+            let first = u64::from(index.block(frame).0) << shift;
+            !index.is_pinned(frame) && !is_busy(first, first + (1 << shift))
+        })?;
+        Some(self.release(frame))
+    }
+
+    /// Frees a frame. Returns the number of evicted blocks with data: 0 or 1.
+    fn release(&mut self, frame: FrameNo) -> u64 {
         self.drop_second(frame);
         let valid = self.empty(frame);
         self.index.remove(frame);
-        self.gate.evicted(block);
-        Some(u64::from(valid > 0))
+        u64::from(valid > 0)
     }
 
     /// Invalidates a frame's sectors. Returns the number of sectors that were valid.
@@ -418,8 +516,10 @@ impl Directory {
         self.empty(frame);
         self.index.rehome(frame, to);
         self.nodes.exchange(frame, to);
-        if self.first_to_evict.remove(frame) {
-            self.first_to_evict.add(to, self.index.frames());
+        for frames in [&mut self.first_to_evict, &mut self.extra.frames] {
+            if frames.remove(frame) {
+                frames.add(to, self.index.frames());
+            }
         }
         Departure::To(self.index.first_sector(to) + (sector - self.index.first_sector(frame)), evicted)
     }
@@ -435,7 +535,9 @@ impl Directory {
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         self.index.take_use(frame)
-            || !self.first_to_evict.has(frame) && self.policy.is_hot(self.nodes.node(frame))
+            || !self.first_to_evict.has(frame)
+                && !self.extra.frames.has(frame)
+                && self.policy.is_hot(self.nodes.node(frame))
     }
 
     /// Ignores previous uses of this block.
@@ -486,7 +588,8 @@ impl Directory {
         let index = &self.index;
         let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
         let known = self.policy.order().into_iter().map(|(node, heat)| (self.nodes.frame(node), heat));
-        self.first_to_evict.iter().map(|frame| (frame, 0)).chain(known).filter(holds_data)
+        let unknown = self.first_to_evict.iter().chain(self.extra.frames.iter()).map(|frame| (frame, 0));
+        unknown.chain(known).filter(holds_data)
     }
 
     /// Returns the groups of `frames_per_group` frames in the order in which the cache releases
@@ -520,6 +623,8 @@ impl Directory {
         for (from, to, heat) in &firsts {
             if other.first_to_evict.has(*from) {
                 self.first_to_evict.add(*to, self.index.frames());
+            } else if other.extra.frames.has(*from) {
+                self.extra.frames.add(*to, self.index.frames());
             } else {
                 self.policy.restore(*to, *heat);
             }

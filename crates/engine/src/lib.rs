@@ -27,6 +27,7 @@ mod device;
 mod directory;
 mod engine;
 pub mod gather;
+pub mod granularity;
 pub mod granules;
 pub mod histogram;
 mod index;

@@ -7,6 +7,7 @@
 use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::chooser::{CacheAccess, Choice};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
+use crate::granularity::Fill;
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, FrameNo, SECTOR_BYTES};
@@ -22,6 +23,8 @@ pub struct SimConfig {
     pub policy: PolicyKind,
     /// Admission rule.
     pub admission: Admission,
+    /// Fill granularity.
+    pub fill: Fill,
 }
 
 /// Error for an invalid configuration: no block, or blocks of an unsupported size.
@@ -56,6 +59,8 @@ pub struct SimStats {
     pub write_hits: u64,
     /// Bytes written to flash: fills and copies of writes.
     pub flash_write_bytes: u64,
+    /// Bytes read from the backing beside those that guests read.
+    pub extra_read_bytes: u64,
     /// Number of blocks with data that were evicted.
     pub evictions: u64,
 }
@@ -110,14 +115,15 @@ pub struct CacheSim {
 impl CacheSim {
     /// Creates an empty cache.
     pub fn new(config: &SimConfig) -> Result<CacheSim, Unworkable> {
-        let SimConfig { blocks, block_bytes, policy, admission } = *config;
+        let SimConfig { blocks, block_bytes, policy, admission, fill } = *config;
         let bytes = u64::from(block_bytes);
         let sized = bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes);
         if !sized || blocks == 0 || blocks == u32::MAX {
             return Err(Unworkable);
         }
         let block_shift = (bytes / SECTOR_BYTES).ilog2();
-        let directory = Directory::new(blocks, block_shift, policy, admission);
+        let mut directory = Directory::new(blocks, block_shift, policy, admission);
+        directory.set_fill(fill);
         Ok(CacheSim { config: *config, directory, stats: SimStats::default(), found: Vec::new() })
     }
 
@@ -153,8 +159,9 @@ impl CacheSim {
             .scan(0, |next, leaves| Some(std::mem::replace(next, *next + u32::from(!leaves))))
             .collect();
         self.config.blocks = segments.checked_mul(segment_blocks).expect("few enough blocks");
-        let SimConfig { blocks, policy, admission, .. } = self.config;
+        let SimConfig { blocks, policy, admission, fill, .. } = self.config;
         let mut directory = Directory::new(blocks, self.directory.block_shift(), policy, admission);
+        directory.set_fill(fill);
         let (mut kept, mut dropped) = (Vec::new(), 0);
         for (frame, heat) in self.directory.order() {
             let segment = (frame.0 / segment_blocks) as usize;
@@ -209,13 +216,34 @@ impl CacheSim {
             return Outcome::Hit;
         }
         self.stats.partial_misses += u64::from(valid > 0);
-        match self.fill((first, end), (first, end), (run, AdmissionEffect::Clean)) {
+        let filled = self.fill((first, end), (first, end), (run, AdmissionEffect::Clean));
+        self.fill_extra(first, end, run);
+        match filled {
             Err(refusal) => {
                 self.stats.not_admitted += 1;
                 refusal.into()
             }
             Ok(()) if valid > 0 => Outcome::PartialMiss,
             Ok(()) => Outcome::MissFilled,
+        }
+    }
+
+    /// Fills sectors around a read miss.
+    fn fill_extra(&mut self, first: u64, end: u64, run: Run) {
+        let CacheSim { directory, stats, .. } = self;
+        for (from, to) in directory.extra_ranges(first, end, run, u64::MAX) {
+            if from < to {
+                stats.extra_read_bytes += (to - from) * SECTOR_BYTES;
+            }
+            for span in directory.spans(from, to) {
+                let found = directory.find(span);
+                let Ok(Placed { sector, evicted }) = directory.place_extra(span, found, |_, _| false) else {
+                    continue;
+                };
+                stats.evictions += evicted;
+                stats.flash_write_bytes += span.count * SECTOR_BYTES;
+                (sector..sector + span.count).for_each(|sector| directory.index.set_valid(sector, 0));
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
+use hob_engine::granularity::Fill;
 use hob_engine::io::{Durability, Io, IoOp, Op, PayloadMemory, Promote, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
@@ -43,7 +44,7 @@ impl Whole {
         whole.engine.lend(BufferId(1), 1 << 20);
         let disk =
             DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
-        let SimConfig { blocks, block_bytes, policy, admission } = *config;
+        let SimConfig { blocks, block_bytes, policy, admission, .. } = *config;
         let segment_bytes = u64::from(block_bytes);
         let cache = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);
         let segments =
@@ -114,7 +115,8 @@ proptest! {
         }
         for policy in PolicyKind::all() {
             let admission: Admission = ADMISSIONS[admission].parse().expect("an admission");
-            let config = SimConfig { blocks, block_bytes: 4096 << block_shift, policy, admission };
+            let fill = Fill::Sectors;
+            let config = SimConfig { blocks, block_bytes: 4096 << block_shift, policy, admission, fill };
             let mut whole = Whole::new(&config);
             let mut sim = CacheSim::new(&config).expect("workable");
             for (index, (kind, offset, len)) in list.iter().copied().enumerate() {
@@ -148,6 +150,7 @@ fn impossible_caches_are_refused() {
         block_bytes: 4096,
         policy: PolicyKind::default(),
         admission: Admission::default(),
+        fill: Fill::Sectors,
     };
     assert!(CacheSim::new(&config).is_ok());
     for bad in [

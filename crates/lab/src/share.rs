@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use hob_engine::io::{Durability, Op as EngineOp, PayloadMemory, Promote, Request};
 use hob_engine::partition::{Change, Limits, Member, PERIOD_NS, Partitioner};
 use hob_engine::policy::PolicyKind;
@@ -184,7 +185,7 @@ fn cache(pool: &Pool, segments: u32) -> Result<CacheSim> {
     let blocks = u64::from(segments) * (pool.segment_bytes / u64::from(pool.block_bytes));
     let blocks = u32::try_from(blocks).context("the cache has too many blocks")?;
     let Pool { block_bytes, policy, admission, .. } = *pool;
-    CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission })
+    CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission, fill: Fill::Sectors })
         .ok()
         .context("a cache of no block, or of blocks that are no power of two from 4 KiB to 1 MiB")
 }

@@ -11,6 +11,7 @@ use clap::Args;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Layout, Mode};
+use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
@@ -55,6 +56,9 @@ pub(crate) struct Sim {
     /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
+    /// Fill granularities: sectors, block or auto
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "sectors")]
+    fill: Vec<Fill>,
     /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The
     /// simulation treats all writes as write-through, whatever the preset's mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
@@ -102,6 +106,7 @@ impl FromStr for CacheSize {
 struct Row {
     policy: String,
     admission: String,
+    fill: String,
     block_bytes: u32,
     cache_bytes: u64,
     /// Size as a fraction of the bytes that the trace accesses, if they were counted.
@@ -121,6 +126,8 @@ struct Row {
     writes: u64,
     write_hits: u64,
     flash_write_bytes: u64,
+    /// Bytes read from the backing beside those that guests read.
+    extra_read_bytes: u64,
     backing_ios: u64,
     evictions: u64,
     /// Memory for metadata per block of the cache, in bytes.
@@ -251,13 +258,20 @@ impl Wanted {
     fn points(&self, args: &Sim, footprint_bytes: Option<u64>) -> anyhow::Result<Vec<Point>> {
         let mut points = Vec::new();
         for policy in &self.policies {
-            for admission in &self.admissions {
+            for (admission, fill) in
+                self.admissions.iter().flat_map(|it| args.fill.iter().map(move |fill| (it, fill)))
+            {
                 for block_size in &args.block_size {
                     for size in &args.size {
                         let block_bytes = u32::try_from(block_size.bytes()).unwrap_or(u32::MAX);
-                        let cache_bytes = size.bytes(footprint_bytes, block_bytes);
-                        let (policy, admission, sample_rate) = (*policy, *admission, args.sample);
-                        points.push(Point { policy, admission, block_bytes, cache_bytes, sample_rate });
+                        points.push(Point {
+                            policy: *policy,
+                            admission: *admission,
+                            fill: *fill,
+                            block_bytes,
+                            cache_bytes: size.bytes(footprint_bytes, block_bytes),
+                            sample_rate: args.sample,
+                        });
                     }
                 }
             }
@@ -373,6 +387,7 @@ impl Row {
         Row {
             policy: point.policy.info().name.to_owned(),
             admission: point.admission.to_string(),
+            fill: point.fill.to_string(),
             block_bytes: point.block_bytes,
             cache_bytes: point.cache_bytes,
             cache_share: footprint_bytes.map(|bytes| point.cache_bytes as f64 / bytes.max(1) as f64),
@@ -386,6 +401,7 @@ impl Row {
             writes: stats.writes,
             write_hits: stats.write_hits,
             flash_write_bytes: stats.flash_write_bytes,
+            extra_read_bytes: stats.extra_read_bytes,
             backing_ios: stats.backing_ios(),
             evictions: stats.evictions,
             memory_bytes_per_block: *memory_bytes as f64 / blocks.round().max(1.0),
@@ -397,6 +413,7 @@ impl Row {
         Row {
             policy: OPTIMUM.to_owned(),
             admission: "-".to_owned(),
+            fill: "-".to_owned(),
             block_bytes,
             cache_bytes,
             cache_share: footprint.map(|bytes| cache_bytes as f64 / bytes.max(1) as f64),
@@ -420,6 +437,9 @@ impl Row {
         if self.policy != OPTIMUM && differs(|row| row.admission.clone()) {
             kind = format!("{kind} {}", self.admission);
         }
+        if self.policy != OPTIMUM && differs(|row| row.fill.clone()) {
+            kind = format!("{kind} {}", self.fill);
+        }
         if differs(|row| row.block_bytes.to_string()) {
             kind = format!("{kind} {}", Size(u64::from(self.block_bytes)));
         }
@@ -431,6 +451,7 @@ fn show(report: &Report) -> String {
     let columns = [
         words("POLICY"),
         words("ADMISSION"),
+        words("FILL"),
         numbers("BLOCK"),
         numbers("CACHE"),
         numbers("SHARE %"),
@@ -438,6 +459,7 @@ fn show(report: &Report) -> String {
         numbers("BYTE HITS %"),
         numbers("BLOCK HITS %"),
         numbers("FLASH WRITES"),
+        numbers("EXTRA READS"),
         numbers("BACKING I/O"),
         numbers("EVICTIONS"),
     ];
@@ -445,6 +467,7 @@ fn show(report: &Report) -> String {
         vec![
             row.policy.clone(),
             row.admission.clone(),
+            row.fill.clone(),
             Size(u64::from(row.block_bytes)).to_string(),
             Unit::Bytes.text(row.cache_bytes as f64),
             row.cache_share.map_or("-".to_owned(), percent),
@@ -452,6 +475,7 @@ fn show(report: &Report) -> String {
             row.by_request(percent(row.byte_hit_ratio)),
             percent(row.block_hit_ratio),
             row.by_request(Unit::Bytes.text(row.flash_write_bytes as f64)),
+            row.by_request(Unit::Bytes.text(row.extra_read_bytes as f64)),
             row.by_request(row.backing_ios.to_string()),
             row.by_request(row.evictions.to_string()),
         ]
@@ -471,11 +495,11 @@ fn show(report: &Report) -> String {
 fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
         "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,block_hit_ratio,partial_misses,\
-         not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block\n",
+         not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block,fill,extra_read_bytes\n",
     );
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
-        let figures: [&dyn fmt::Display; 18] = [
+        let figures: [&dyn fmt::Display; 20] = [
             &row.policy,
             &row.admission,
             &row.block_bytes,
@@ -494,6 +518,8 @@ fn csv(rows: &[Row]) -> String {
             &row.backing_ios,
             &row.evictions,
             &row.memory_bytes_per_block,
+            &row.fill,
+            &row.extra_read_bytes,
         ];
         // The first five figures of the optimum are known, and the hit ratio of blocks.
         let is_known = |index: &usize| row.policy != OPTIMUM || *index < 5 || *index == 9;

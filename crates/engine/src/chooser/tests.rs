@@ -12,6 +12,7 @@ fn config(blocks: u32, policy: &str, admission: &str) -> SimConfig {
         block_bytes: BLOCK as u32,
         policy: PolicyKind::from_name(policy).expect("known"),
         admission: admission.parse().expect("known"),
+        fill: Fill::Sectors,
     }
 }
 

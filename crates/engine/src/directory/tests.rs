@@ -93,3 +93,61 @@ fn automatic_admission_admits_all_dirty_data() {
         assert_eq!(store(&mut directory, 7, Run::Sequential, dirty), admits, "{admission}");
     }
 }
+
+/// Brings the blocks around `block` into the cache, as after a read miss of this block.
+fn add_around(directory: &mut Directory, block: u64, disk_blocks: u64) {
+    for (from, to) in directory.extra_ranges(block, block + 1, Run::Other, disk_blocks) {
+        for span in directory.spans(from, to) {
+            let placed = directory.place_extra(span, directory.find(span), |_, _| false);
+            placed.iter().for_each(|placed| directory.index.set_valid(placed.sector, 0));
+        }
+    }
+}
+
+#[test]
+fn extra_blocks_are_the_uncached_ones_next_to_a_miss() {
+    let mut directory = directory(100, "always");
+    let ranges = |directory: &Directory, run| directory.extra_ranges(12, 13, run, 15);
+    assert_eq!(ranges(&directory, Run::Other), [(12, 12), (13, 13)]);
+    directory.set_fill(Fill::Block);
+    assert_eq!(ranges(&directory, Run::Other), [(12, 12), (13, 15)]);
+    assert_eq!(ranges(&directory, Run::Sequential), [(12, 12), (13, 13)]);
+    let ranges = |directory: &Directory| directory.extra_ranges(19, 20, Run::Other, 23);
+    assert_eq!(ranges(&directory), [(16, 19), (20, 23)]);
+    for block in [17, 22] {
+        assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean));
+    }
+    assert_eq!(ranges(&directory), [(18, 19), (20, 22)]);
+}
+
+#[test]
+fn extra_blocks_replace_only_their_own_share() {
+    let mut directory = directory(100, "always");
+    directory.set_fill(Fill::Block);
+    (1000..1100).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
+    (0..10).for_each(|unit| add_around(&mut directory, 8 * unit, 1 << 20));
+    assert_eq!(cached(&directory, 0..80).len(), 10);
+    assert_eq!(cached(&directory, 1000..1100).len(), 90);
+    let extra = cached(&directory, 0..80);
+    assert!(store(&mut directory, extra[0], Run::Other, AdmissionEffect::Clean));
+    (10..20).for_each(|unit| add_around(&mut directory, 8 * unit, 1 << 20));
+    assert_eq!(cached(&directory, 0..80), [extra[0]], "a used block is an ordinary one");
+    directory.set_fill(Fill::Sectors);
+    (2000..2010).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
+    assert_eq!(cached(&directory, 0..160), [extra[0]], "without a share they are evicted first");
+}
+
+#[test]
+fn admission_decides_when_an_extra_block_is_used() {
+    let mut directory = directory(10, "ghost");
+    directory.set_fill(Fill::Block);
+    (1000..1010).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
+    add_around(&mut directory, 0, 1 << 20);
+    let extra = cached(&directory, 1..8);
+    assert_eq!(extra.len(), 1);
+    let sector = directory.find(Span { block: BlockNo(extra[0]), first: 0, count: 1 }).expect("cached");
+    directory.touch(sector, Run::Other);
+    assert_eq!(directory.extra.frames.count(), 1);
+    directory.touch(sector, Run::Other);
+    assert_eq!(directory.extra.frames.count(), 0);
+}

@@ -1,5 +1,6 @@
 //! Advice on traces with a known best answer.
 
+use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 
 use super::*;
@@ -37,7 +38,7 @@ fn zipf(settings: &[&str]) -> Vec<Record> {
 /// Returns the hit ratio of a cache over all records.
 fn simulated(records: &[Record], setting: Setting) -> f64 {
     let Setting { cache_bytes, block_bytes, policy, admission } = setting;
-    let point = Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 };
+    let point = Point { policy, admission, fill: Fill::Sectors, block_bytes, cache_bytes, sample_rate: 1.0 };
     let mut simulation = Simulation::new(point).unwrap();
     simulation.feed(records);
     simulation.result().stats.read_hit_ratio()

@@ -10,6 +10,7 @@ use std::cell::RefCell;
 
 use anyhow::{Result, ensure};
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
@@ -161,7 +162,7 @@ fn point(setting: &Setting, rate: f64) -> Point {
     let Setting { cache_bytes, block_bytes, policy, admission } = *setting;
     let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * rate;
     let cache_bytes = (blocks.round() as u64).max(1) * u64::from(block_bytes);
-    Point { policy, admission, block_bytes, cache_bytes, sample_rate: 1.0 }
+    Point { policy, admission, fill: Fill::Sectors, block_bytes, cache_bytes, sample_rate: 1.0 }
 }
 
 fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig};
 
@@ -43,7 +44,8 @@ fn brute_force(blocks: &[u64], size: usize) -> u64 {
 
 /// Returns the misses of a policy in a cache of that many blocks.
 fn misses(policy: PolicyKind, blocks: u32, requests: &[u32]) -> u64 {
-    let config = SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default() };
+    let config =
+        SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default(), fill: Fill::Sectors };
     let mut sim = CacheSim::new(&config).expect("workable");
     requests.iter().for_each(|block| _ = sim.read(u64::from(*block) * 4096, 4096));
     sim.stats().reads - sim.stats().read_hits

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow};
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig};
 
@@ -33,7 +34,7 @@ pub(super) fn judge(factor: f64) -> Result<Findings> {
         let block_bytes = 1u32 << shift;
         let blocks = (CACHE_BYTES >> shift) as u32;
         let (policy, admission) = (PolicyKind::default(), Admission::default());
-        let cache = CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission });
+        let cache = CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission, fill: Fill::Sectors });
         let cache = cache.map_err(|_| anyhow!("a cache cannot have blocks of {block_bytes} bytes"))?;
         shares.push((f64::from(block_bytes), factor * cache.bytes() as f64 / CACHE_BYTES as f64));
     }

@@ -19,6 +19,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use anyhow::{Context, Result, bail, ensure};
 use hob_engine::admission::Admission;
+use hob_engine::granularity::Fill;
 use hob_engine::policy::PolicyKind;
 use hob_engine::{CacheSim, SimConfig, SimStats};
 
@@ -41,6 +42,8 @@ pub struct Point {
     pub policy: PolicyKind,
     /// Admission of the cache.
     pub admission: Admission,
+    /// Fill granularity of the cache.
+    pub fill: Fill,
     /// Block size, bytes.
     pub block_bytes: u32,
     /// Size of the cache in bytes, rounded down to whole blocks.
@@ -81,7 +84,7 @@ impl Simulation {
     /// Returns an error if the settings are invalid: an unsupported block size, or a size below one
     /// block.
     pub fn new(point: Point) -> Result<Simulation> {
-        let Point { policy, admission, block_bytes, cache_bytes, sample_rate } = point;
+        let Point { policy, admission, fill, block_bytes, cache_bytes, sample_rate } = point;
         ensure!(
             sample_rate > 0.0 && sample_rate <= 1.0,
             "the sample rate must be above 0 and at most 1, not {sample_rate}"
@@ -92,7 +95,7 @@ impl Simulation {
             blocks <= BLOCKS_MAX,
             "a cache of {cache_bytes} bytes has more than 2^30 blocks of {block_bytes} bytes"
         );
-        let config = SimConfig { blocks: blocks.round() as u32, block_bytes, policy, admission };
+        let config = SimConfig { blocks: blocks.round() as u32, block_bytes, policy, admission, fill };
         let Ok(cache) = CacheSim::new(&config) else {
             if config.blocks == 0 {
                 bail!(

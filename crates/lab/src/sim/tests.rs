@@ -8,6 +8,7 @@ fn point(policy: &str, blocks: u64) -> Point {
     Point {
         policy: PolicyKind::from_name(policy).expect("known"),
         admission: Admission::default(),
+        fill: Fill::Sectors,
         block_bytes: 4096,
         cache_bytes: blocks * 4096,
         sample_rate: 1.0,

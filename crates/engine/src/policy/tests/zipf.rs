@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::admission::Admission;
+use crate::granularity::Fill;
 use crate::index::hash;
 use crate::{CacheSim, SimConfig};
 
@@ -40,7 +41,8 @@ impl Iterator for Zipf {
 
 /// Reads a sequence of blocks through a simulated cache; returns the miss ratio.
 fn miss_ratio(policy: PolicyKind, blocks: u32, requests: &[BlockNo]) -> f64 {
-    let config = SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default() };
+    let config =
+        SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default(), fill: Fill::Sectors };
     let mut sim = CacheSim::new(&config).expect("workable");
     requests.iter().for_each(|block| _ = sim.read(u64::from(block.0) * 4096, 4096));
     1.0 - sim.stats().read_hit_ratio()
