@@ -455,6 +455,11 @@ impl Ring {
         result
     }
 
+    /// Returns the number of reads and writes of devices that were started and not submitted.
+    pub fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
     /// Submits started operations without waiting if at least `count` of them read or write a
     /// device. Then the device works while the caller prepares more operations.
     ///
