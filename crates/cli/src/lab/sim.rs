@@ -573,7 +573,7 @@ mod tests {
     #[test]
     fn unknown_values_of_the_optimum_are_null_and_empty() {
         let rows = [Row::optimum(4096, 1 << 20, Some(4 << 20), 0.4), Row { evictions: 7, ..Row::default() }];
-        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,,,0.6,,,,,,,,"));
+        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,,,0.6,,,,,,,,,,"));
         let results = rows.to_vec();
         let report = Report {
             trace: "t".into(),
