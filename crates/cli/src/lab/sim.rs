@@ -492,11 +492,13 @@ fn show(report: &Report) -> String {
     text
 }
 
+/// Columns of the CSV output. They have the names of the fields of [`Row`].
+const CSV_COLUMNS: &str = "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,\
+    block_hit_ratio,partial_misses,not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,\
+    memory_bytes_per_block,fill,extra_read_bytes";
+
 fn csv(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,block_hit_ratio,partial_misses,\
-         not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,memory_bytes_per_block,fill,extra_read_bytes\n",
-    );
+    let mut text = format!("{CSV_COLUMNS}\n");
     for row in rows {
         let share = row.cache_share.map(|share| share.to_string()).unwrap_or_default();
         let figures: [&dyn fmt::Display; 20] = [
@@ -521,12 +523,11 @@ fn csv(rows: &[Row]) -> String {
             &row.fill,
             &row.extra_read_bytes,
         ];
-        // The first five figures of the optimum are known, and the hit ratio of blocks.
-        let is_known = |index: &usize| row.policy != OPTIMUM || *index < 5 || *index == 9;
-        let cell = |(index, figure): (usize, &&dyn fmt::Display)| {
-            Some(index).filter(is_known).map_or(String::new(), |_| figure.to_string())
+        let is_known = |column: &str| row.policy != OPTIMUM || KNOWN_OF_OPTIMUM.contains(&column);
+        let cell = |(column, figure): (&str, &&dyn fmt::Display)| {
+            if is_known(column) { figure.to_string() } else { String::new() }
         };
-        let cells: Vec<String> = figures.iter().enumerate().map(cell).collect();
+        let cells: Vec<String> = CSV_COLUMNS.split(',').zip(&figures).map(cell).collect();
         text.push_str(&cells.join(","));
         text.push('\n');
     }
