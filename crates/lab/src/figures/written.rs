@@ -38,8 +38,9 @@ const METHOD: &str = "Stands in for the original load: fio-like writers that wri
     source's three: the preset vsan on one disk group (894 GB of flash, two disks), the preset zbs on all of a node \
     (1.5 TiB on two flash devices, four disks). vSAN has 300 GB of random writes, as in the source, and 500 GB of \
     sequential ones, so that what follows its fall is seen. zbs writes 500 GB, and in a third run goes on until its one \
-    space is full. The drives have the ratings of the source's: an Intel D3-S4610 of 960 GB has \
-    510 MB/s and 51 000 random writes a second, a Toshiba SAS disk of 2.4 TB 10 500 rpm and 260 MiB/s at its outer edge. \
+    space is full. The source names the drives. Their ratings here are assumed, not read from a data sheet: \
+    510 MB/s and 51 000 random writes a second for an Intel D3-S4610 of 960 GB, 10 500 rpm and 260 MiB/s at the outer \
+    edge for a Toshiba SAS disk of 2.4 TB. \
     The source gives no queue depth: 32 writes of 256 KB, or 128 of 4 KB, are under way. There is no network, and no \
     copy on another node.";
 
@@ -64,8 +65,9 @@ const SMALL_FALL_REASON: &str = "The rated disks take sequential writes as fast 
 const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster than two such flash devices take everything \
     twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
 
-/// The source's flash device, an Intel D3-S4610 of 960 GB. Its ratings are 96 000 random reads and
-/// 51 000 random writes per second, 560 and 510 MB/s. The SSD's write buffer survives a power cut.
+/// The source's flash device, an Intel D3-S4610 of 960 GB. The ratings are assumed, not read from
+/// its data sheet: 96 000 random reads and 51 000 random writes per second, 560 and 510 MB/s. The
+/// write buffer survives a power cut.
 pub(super) const SSD_960: FlashConfig = FlashConfig {
     queue_depth_max: 32,
     lanes: 32,
@@ -79,8 +81,8 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
     write_buffer_bytes: 32 << 20,
 };
 
-/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB with 10 500 rpm and 260 MiB/s.
-/// The seek times are those of other 10K disks. The load uses the first part of the array, whose
+/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. Their 10 500 rpm and 260 MiB/s
+/// are assumed, not read from a data sheet, and the seek times are those of other 10K disks. The load uses the first part of the array, whose
 /// capacity is `spare` times larger.
 fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     let rates = DriveConfig {
