@@ -15,7 +15,6 @@ use nodes::Nodes;
 
 use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Room, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
-use crate::granularity::Fill;
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -242,76 +241,6 @@ impl Directory {
         self.index.note_use(frame);
     }
 
-    /// Handles the use of an extra block: it becomes an ordinary one if admission accepts it.
-    #[cold]
-    fn touch_extra(&mut self, frame: FrameNo, run: Run) {
-        self.extra.note_use();
-        let block = self.index.block(frame);
-        let room = self.room();
-        let is_admitted = run == Run::Other
-            && self.gate.admit(block, AdmissionEffect::Clean, room)
-            && self.policy.admit(block);
-        if is_admitted {
-            self.extra.frames.remove(frame);
-            self.policy.insert(self.nodes.node(frame), block);
-        }
-    }
-
-    /// Changes the fill granularity. Extra blocks stay in the cache.
-    pub(crate) fn set_fill(&mut self, fill: Fill) {
-        self.extra.set(fill);
-    }
-
-    /// Returns the sectors to fill before and after those of a read miss of a disk of `sectors`
-    /// sectors: the uncached sectors next to the request. Either range may be empty.
-    pub(crate) fn extra_ranges(&self, first: u64, end: u64, run: Run, sectors: u64) -> [(u64, u64); 2] {
-        let (unit_first, unit_end) = match run {
-            Run::Sequential => (first, end),
-            Run::Other => self.extra.unit(first, end, self.block_shift),
-        };
-        let is_cached = |at: &u64| {
-            let mut spans = self.spans(*at, *at + 1);
-            let found = spans.next().and_then(|span| self.find(span));
-            found.is_some_and(|sector| self.index.is_valid(sector))
-        };
-        let from = (unit_first..first).rev().find(is_cached).map_or(unit_first, |at| at + 1);
-        let unit_end = unit_end.min(sectors).max(end);
-        let to = (end..unit_end).find(is_cached).unwrap_or(unit_end);
-        [(from, first), (end, to)]
-    }
-
-    /// Ensures that the block of an extra `span` has a frame, in `found` if it has one. Evicts
-    /// another extra block if they have their share of the frames.
-    pub(crate) fn place_extra(
-        &mut self,
-        span: Span,
-        found: Option<u64>,
-        is_busy: impl Fn(u64, u64) -> bool,
-    ) -> Result<Placed, Refusal> {
-        if let Some(sector) = found {
-            return Ok(Placed { sector, evicted: 0 });
-        }
-        let frames = self.index.frames();
-        if self.index.takes_nothing() || self.extra.frames_max(frames) == 0 {
-            return Err(Refusal::NoBlock);
-        }
-        let mut evicted = 0;
-        let frame = loop {
-            if let Some(frame) = self.index.insert(span.block) {
-                break frame;
-            }
-            let is_full = self.extra.frames.count() >= self.extra.frames_max(frames);
-            let gone = match is_full || self.gate.only_while_free() {
-                true => self.evict_extra(&is_busy),
-                false => self.evict(&is_busy),
-            };
-            evicted += gone.ok_or(Refusal::NoBlock)?;
-        };
-        self.extra.frames.add(frame, frames);
-        self.extra.note_added(frames);
-        Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
-    }
-
     /// Returns the room for blocks outside of sequential runs.
     #[inline]
     fn room(&self) -> Room {
@@ -439,16 +368,6 @@ impl Directory {
             })?),
         };
         self.gate.evicted(self.index.block(frame));
-        Some(self.release(frame))
-    }
-
-    /// Frees the frame of an extra block. Returns the number of evicted blocks with data: 0 or 1.
-    fn evict_extra(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
-        let (index, shift) = (&self.index, self.block_shift);
-        let frame = self.extra.frames.take(index.frames(), |frame| {
-            let first = u64::from(index.block(frame).0) << shift;
-            !index.is_pinned(frame) && !is_busy(first, first + (1 << shift))
-        })?;
         Some(self.release(frame))
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the directory: walks over large ranges, sequential blocks, and admission of dirty data.
 
 use super::*;
+use crate::granularity::Fill;
 
 #[test]
 fn a_large_range_is_walked_by_frame_with_the_same_result_as_by_address() {
