@@ -574,7 +574,7 @@ impl Engine {
         Some(DiskCounts {
             reads,
             dirty_bytes: disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors() * SECTOR_BYTES),
-            miss_cost_ns: disk.stats.backing.mean_ns().saturating_sub(disk.stats.flash.mean_ns()),
+            miss_cost_ns: disk.stats.miss_cost_ns(),
             curve: (known_reads != Some(reads)).then(|| disk.sizing.report_of(block_bytes)),
         })
     }

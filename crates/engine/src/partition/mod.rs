@@ -81,8 +81,8 @@ pub struct Member<'a> {
     pub dirty_segments: u64,
     /// Limits of the cache.
     pub limits: Limits,
-    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if
-    /// unknown.
+    /// Time that a hit saves, nanoseconds; 0 if unknown (see
+    /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
     /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
     /// a request.
@@ -102,7 +102,8 @@ pub struct DiskCounts {
     pub reads: u64,
     /// Size of the cache's dirty data, bytes.
     pub dirty_bytes: u64,
-    /// Mean latency of the backing minus that of flash, nanoseconds; 0 if unknown.
+    /// Time that a hit saves, nanoseconds; 0 if unknown (see
+    /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
     pub miss_cost_ns: u64,
     /// Miss-ratio curve of the reads; absent if the disk was not read since the last round.
     pub curve: Option<BlockSizing>,
@@ -219,7 +220,7 @@ impl Partitioner {
     }
 }
 
-/// Returns the mean cost of a miss, over the caches whose cost is known. Caches without backing I/O
+/// Returns the mean cost of a miss, over the caches whose cost is known. Caches with few backing I/Os
 /// get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();

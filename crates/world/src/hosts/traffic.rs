@@ -16,9 +16,9 @@ use crate::media::{Done, HOST_SHIFT};
 use crate::model::Kind;
 use crate::{Violation, ensure};
 
-/// Maximum number of guest requests in a host's engine. The remaining room is for actions and other
-/// hosts.
-const GUESTS_MAX: u32 = 200;
+/// Minimum number of requests in flight at which a host's engine may refuse a guest's request: one
+/// disk may use 5/8 of the slots for guests.
+const SLOTS_MIN: u32 = 157;
 
 impl Simulation<'_> {
     /// Performs everything that a host's engine and state machines request.
@@ -100,7 +100,13 @@ impl Simulation<'_> {
     ) -> Result<bool, Violation> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(false) };
         let is_guest = matches!(who, Who::Guest | Who::Rogue);
-        if is_guest && ram.engine.in_flight() >= GUESTS_MAX || ram.engine.in_flight() >= 250 {
+        if is_guest && !ram.engine.has_room(DISK) {
+            // Reads of other hosts count too. They arrive together after a paused process continues.
+            let in_flight = ram.engine.in_flight();
+            ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
+            return Ok(false);
+        }
+        if ram.engine.in_flight() >= 250 {
             return Ok(false);
         }
         ram.made += 1;
