@@ -310,6 +310,8 @@ impl Daemon {
 
     #[track_caller]
     fn run(mut command: Command, control: &Path) -> Self {
+        // A killed daemon leaves the crash logs of its caches.
+        command.env("HOB_CRASH_LOG_DIR", control.parent().expect("sockets are in a directory"));
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();

@@ -59,6 +59,16 @@ impl Daemon {
         self.dir.join("control.sock")
     }
 
+    /// Directory of the crash logs, which are in memory on a real host.
+    fn crash_logs(&self) -> PathBuf {
+        self.dir.join("memory")
+    }
+
+    /// Loses the crash logs, as a power cut does.
+    pub fn lose_crash_logs(&self) {
+        let _ = std::fs::remove_dir_all(self.crash_logs());
+    }
+
     fn log_path(&self) -> PathBuf {
         self.dir.join("hob.log")
     }
@@ -105,6 +115,7 @@ impl Daemon {
     /// # Errors
     /// Returns errors of the operating system.
     pub fn launch(&mut self) -> Result<()> {
+        std::fs::create_dir_all(self.crash_logs())?;
         // A killed daemon leaves its socket files behind.
         let _ = std::fs::remove_file(self.control_socket());
         let log: File = OpenOptions::new().create(true).append(true).open(self.log_path())?;
@@ -114,6 +125,7 @@ impl Daemon {
             .arg(&self.program)
             .args(["daemon", "--log", "info", "--config"])
             .arg(self.dir.join("hob.toml"))
+            .env("HOB_CRASH_LOG_DIR", self.crash_logs())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -52,9 +52,6 @@ struct Arguments {
     /// `headers`, ...)
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     without: Vec<String>,
-    /// Require that SIGKILL loses no acknowledged write, in write-back too
-    #[arg(long)]
-    strict: bool,
     /// Give the backings a defect, to test that the checks notice it
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
@@ -111,8 +108,8 @@ fn run(arguments: &Arguments) -> Result<usize> {
     let journal = Arc::new(Journal::new(Some(&base.path().join("log.jsonl")))?);
     say(&format!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display()));
     let end = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
-    let (sabotage, strict) = (arguments.sabotage, arguments.strict);
-    let run = Run { hob, journal: Arc::clone(&journal), interrupted, sabotage, strict, end };
+    let sabotage = arguments.sabotage;
+    let run = Run { hob, journal: Arc::clone(&journal), interrupted, sabotage, end };
     let mut totals = Totals::default();
     let result = rounds(arguments, seed, &run, base.path(), &mut totals);
     let violations = journal.violations();

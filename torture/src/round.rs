@@ -51,8 +51,6 @@ pub struct Run {
     pub interrupted: Arc<AtomicBool>,
     /// Defect of the media, to show that the checks notice a violation.
     pub sabotage: Option<Sabotage>,
-    /// True to require that SIGKILL loses no acknowledged write.
-    pub strict: bool,
     /// Time after which no fault is injected.
     pub end: Instant,
 }
@@ -432,6 +430,7 @@ impl<'a> Round<'a> {
     /// lose unflushed data.
     fn cut_power(&mut self) {
         self.kill_daemon();
+        self.daemon.lose_crash_logs();
         let mut lost = self.flash.as_ref().map_or(0, Files::lose);
         for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
             if let Backing::Volatile(_, _, files) = &disk.backing {
@@ -538,19 +537,14 @@ impl<'a> Round<'a> {
     }
 
     /// Kills the daemon with SIGKILL. Guests that got no error for a loss cannot get one any more.
-    /// A write-back disk may lose unflushed data, as after a power cut (docs/FAULTS.md), unless
-    /// `strict` is set.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
-        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
-            let may_lose = plan.cache.writes_back && !self.run.strict;
-            for guest in &disk.guests {
-                let mut model = guest.model();
-                match may_lose || model.loss_unreported() {
-                    true => model.withdraw(),
-                    false => model.interrupt(),
-                }
+        for guest in self.guests() {
+            let mut model = guest.model();
+            match model.loss_unreported() {
+                true => model.withdraw(),
+                false => model.interrupt(),
             }
         }
         self.wait_for_disconnects();

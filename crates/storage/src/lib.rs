@@ -13,6 +13,7 @@ pub mod backing;
 pub mod bitmap;
 pub mod buffers;
 pub mod checksum;
+pub mod crash_log;
 pub mod failing;
 pub mod flash;
 pub mod pool;

@@ -23,6 +23,7 @@
 mod audit;
 mod clones;
 mod commands;
+mod crash_log;
 mod direct;
 mod finish;
 mod growth;
@@ -231,6 +232,8 @@ pub enum Sabotage {
     UncheckedTail,
     /// Change records of a journal page are applied in the wrong order.
     ReorderedRecords,
+    /// Recovery ignores the crash log.
+    IgnoredCrashLog,
     /// Recovery ignores the newest journal ring, and old rings are kept.
     IgnoredNewestRing,
     /// The cache serves clean data although the backing has changed.
@@ -363,6 +366,8 @@ struct Disk {
     changed: u64,
     /// Content of the disk's memory tier.
     memory: Vec<Tag>,
+    /// The crash log of the disk's journal, if this history has them.
+    crash_log: Option<crash_log::CrashLog>,
     tally: Tally,
     fetches: Vec<Fetch>,
     tracks: Vec<Track>,
@@ -487,7 +492,10 @@ impl<'a> Simulation<'a> {
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = Simulation { losses, shrinks, ..world };
-        world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
+        for disk in &mut world.disks {
+            disk.backing.lose_at_failed_flushes();
+            disk.crash_log = crash_log::CrashLog::of(seed);
+        }
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
@@ -524,6 +532,7 @@ impl<'a> Simulation<'a> {
             quiet_at: 0,
             changed: 0,
             memory: vec![],
+            crash_log: None,
             tally: Tally::default(),
             fetches: vec![],
             tracks: vec![],

@@ -292,6 +292,12 @@ fn a_lost_journal_that_is_not_recorded_as_lost_is_noticed() {
     expect_flaky(Sabotage::UnrecordedLoss);
 }
 
+#[test]
+fn a_crash_log_that_recovery_ignores_is_noticed() {
+    let what = caught_over_crashes(Sabotage::IgnoredCrashLog);
+    assert!(what.contains("stale") || what.contains("lost"), "noticed as: {what}");
+}
+
 /// As `expect`, with silent changes of backings.
 fn expect_silent(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught_with(sabotage, Options { silent_permille: 1000, ..Options::lives() });

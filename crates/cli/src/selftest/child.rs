@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hob_daemon::power_cut;
 use hob_lab::driver::{Connection, Dialogue};
+use hob_storage::crash_log;
 use hob_storage::volatile::VolatileOptions;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -43,6 +44,7 @@ impl Daemon {
             .args(["daemon", "--log", "info", "--config"])
             .arg(stage.config())
             .env(power_cut::VARIABLE, power_cut::order(options))
+            .env(crash_log::DIRECTORY_VARIABLE, stage.empty_memory()?)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

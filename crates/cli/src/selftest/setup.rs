@@ -131,6 +131,16 @@ impl Stage {
         self.dir.join("hob.toml")
     }
 
+    /// Creates an empty directory for crash logs, which a power cut loses.
+    pub(super) fn empty_memory(&self) -> std::io::Result<PathBuf> {
+        let memory = self.dir.join("memory");
+        match std::fs::remove_dir_all(&memory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => std::fs::create_dir(&memory)?,
+        }
+        Ok(memory)
+    }
+
     /// Log file of all daemons.
     pub(super) fn log(&self) -> PathBuf {
         self.dir.join("daemon.log")

@@ -7,11 +7,12 @@
 //! flush will soon need. The rules are in docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
+use super::disk::Disk;
 use super::records::{Commit, Journal};
 use super::{Engine, Owner, Phase};
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
-use crate::journal::Writer;
+use crate::journal::{SurvivingMemory, Writer};
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
@@ -29,7 +30,38 @@ pub(super) enum JournalIo {
     Flush,
 }
 
+impl Disk {
+    /// Removes the crash log of a cache that was closed or removed.
+    pub(super) fn forget_crash_log(&mut self) {
+        if let Some(mut memory) = self.surviving.take() {
+            memory.remove();
+        }
+    }
+
+    /// Saves all journal records that are not in written pages to memory that outlives the process.
+    /// Returns false if recovery might miss a record if the process is killed now.
+    pub(super) fn save_records(&mut self) -> bool {
+        let Some(journal) = &mut self.journal else { return true };
+        match &mut self.surviving {
+            Some(memory) => journal.writer.save_records(&mut **memory),
+            None => {
+                journal.writer.forget_log();
+                true
+            }
+        }
+    }
+}
+
 impl Engine {
+    /// Gives the engine memory for a disk's crash log ([`crate::journal::SurvivingMemory`]). Without
+    /// this memory, acknowledged writes that are not flushed are lost if the process is killed.
+    /// Returns false if there is no such disk.
+    pub fn keep_records(&mut self, disk: DiskId, memory: Box<dyn SurvivingMemory>) -> bool {
+        let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) else { return false };
+        disk.surviving = Some(memory);
+        true
+    }
+
     /// Makes a request wait until everything recorded and written so far is durable.
     /// `Engine::committed` resumes the request.
     pub(super) fn commit(&mut self, slot: u32) {
@@ -102,6 +134,7 @@ impl Engine {
 
     /// Writes sealed pages to every writable copy of the journal ring.
     pub(super) fn write_pages(&mut self, now: Instant, disk: DiskId, first: u64, bytes: Vec<u8>) {
+        self.disk_mut(disk).save_records();
         let journal = self.journal_mut(disk).expect("the journal sealed these pages");
         let copies: Vec<u8> =
             (0..journal.lost.len()).filter(|i| !journal.lost[*i]).map(|i| i as u8).collect();
@@ -161,6 +194,7 @@ impl Engine {
                 *outstanding -= 1;
                 if *outstanding == 0 {
                     journal.in_flight.remove(&first);
+                    journal.note_pages_written();
                 }
                 if journal.lost.iter().all(|lost| *lost) {
                     self.lose_journal(now, disk);

@@ -19,6 +19,7 @@ use crate::cache::Cache;
 use crate::command::{Bitmap, CacheChange, Copies, DiskConfig};
 use crate::index::Index;
 use crate::io::Request;
+use crate::journal::SurvivingMemory;
 use crate::memory::Memory;
 use crate::outcome::Outcome;
 use crate::qos::DiskQos;
@@ -96,6 +97,8 @@ pub(super) struct Disk {
     /// end.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
+    /// Memory of the crash log, if the daemon has given any.
+    pub(super) surviving: Option<Box<dyn SurvivingMemory>>,
     /// Requests that wait for a buffer to destage dirty data that they cover partly.
     pub(super) edge_waiters: Vec<u32>,
     /// True if the cache was closed and accepts no more requests.
@@ -147,6 +150,7 @@ impl Disk {
             backed: Backed::new(config.size_bytes),
             sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),
+            surviving: None,
             zones_due: None,
             edge_waiters: Vec::new(),
             closed: false,

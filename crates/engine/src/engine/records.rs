@@ -314,6 +314,12 @@ impl Journal {
         index.clear_valid(sector, 1);
     }
 
+    /// Records the end of a page write.
+    pub(super) fn note_pages_written(&mut self) {
+        let first_unwritten = self.in_flight.keys().next();
+        self.writer.pages_written(first_unwritten.map_or(self.writer.sealed(), |first| first - 1));
+    }
+
     /// Records that data was written to a device.
     pub(super) fn wrote(&mut self, device: DeviceId) {
         self.written.insert(device);

@@ -500,9 +500,13 @@ impl Engine {
                 disk.fenced = false;
                 disk.restart_destager();
             }
-            Kind::Close => disk.closed = true,
+            Kind::Close => {
+                disk.closed = true;
+                disk.forget_crash_log();
+            }
             Kind::Discard(_) => disk.restart_destager(),
             Kind::Void => {
+                disk.forget_crash_log();
                 let cache = disk.cache.take().expect("the ended cache exists");
                 released.extend(cache.segments.iter().map(|segment| segment.place));
                 released.extend(disk.journal.take().expect("the ended journal exists").segments());

@@ -167,12 +167,14 @@ impl Engine {
 
     /// Returns true if the journal must record a change of the backing before the change may be
     /// acknowledged. Without that record, recovery after a crash would restore dirty data that the
-    /// change has durably replaced. After the loss of a journal, recovery after a crash would
-    /// restore any replaced data.
-    fn must_commit_answer(&self, slot: u32, durability: Durability) -> bool {
-        let disk = self.disk(self.requests[slot].request.disk);
-        let durable = durability == Durability::Durable;
-        disk.journal.as_ref().is_some_and(|journal| journal.dead || durable && journal.needs_commit())
+    /// change has durably replaced. If only the process is killed, a record in the crash log
+    /// suffices. After the loss of a journal, recovery after a crash would restore any replaced
+    /// data.
+    fn must_commit_answer(&mut self, slot: u32, durability: Durability) -> bool {
+        let disk = self.disk_mut(self.requests[slot].request.disk);
+        let Some(journal) = &disk.journal else { return false };
+        let is_durable = durability == Durability::Durable;
+        journal.dead || is_durable && journal.needs_commit() || !disk.save_records()
     }
 
     fn answer_committed(&mut self, slot: u32, outcome: Outcome) {

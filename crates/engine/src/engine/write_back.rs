@@ -280,7 +280,10 @@ impl Engine {
         self.requests[slot].outcome = Outcome::WriteBack;
         let is_durable =
             matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
-        if is_durable {
+        // A guest that reconnects after the process was killed expects the write too.
+        let is_kept = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead)
+            || self.disk_mut(request.disk).save_records();
+        if is_durable || !is_kept {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -442,6 +445,9 @@ impl Engine {
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
         self.drop_sectors(now, slot, |_| true);
         self.requests[slot].over_dirty = false;
+        let disk = self.disk_mut(self.requests[slot].request.disk);
+        // A change in effect on the backing must not be undone by the dirty data that it replaced.
+        let is_kept = disk.save_records();
         if self.end_answered(slot) {
             return;
         }
@@ -456,7 +462,7 @@ impl Engine {
                 | Op::WriteZeroes(Durability::Durable, _)
         );
         let disk = self.disk(self.requests[slot].request.disk);
-        if durable || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
+        if durable || !is_kept || disk.journal.as_ref().is_some_and(|journal| journal.dead) {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {

@@ -102,6 +102,47 @@ pub(super) struct Record {
     pub(super) block: u32,
 }
 
+impl Record {
+    /// Returns the bytes of the record in a page.
+    pub(super) fn bytes(&self) -> [u8; RECORD_BYTES] {
+        let (kind, flags, sum) = match self.kind {
+            Kind::Set { sum, dirty, second } => {
+                let dirty = if dirty { SET_DIRTY } else { 0 };
+                (1, dirty | if second { SET_SECOND } else { 0 }, sum)
+            }
+            Kind::Clean => (2, 0, 0),
+            Kind::Drop => (3, 0, 0),
+            Kind::Unproven => (4, 0, 0),
+        };
+        let count = self.count.checked_sub(1).expect("a record has sectors") as u8;
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[..4].copy_from_slice(&[kind, flags, self.first, count]);
+        bytes[4..8].copy_from_slice(&self.frame.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.block.to_le_bytes());
+        bytes[12..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Returns the record of these bytes; `None` if they are no record.
+    pub(super) fn read(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+        let flags = bytes[1];
+        let kind = match bytes[0] {
+            1 => Kind::Set {
+                sum: u32_at(bytes, 12),
+                dirty: flags & SET_DIRTY != 0,
+                second: flags & SET_SECOND != 0,
+            },
+            2 => Kind::Clean,
+            3 => Kind::Drop,
+            4 => Kind::Unproven,
+            _ => return None,
+        };
+        let (first, count) = (bytes[2], u16::from(bytes[3]) + 1);
+        let (frame, block) = (u32_at(bytes, 4), u32_at(bytes, 8));
+        (bytes[0] != 1 || count == 1).then_some(Record { kind, first, count, frame, block })
+    }
+}
+
 /// One bit for each sector of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SectorBits([u64; SECTORS_MAX / 64]);
@@ -316,25 +357,11 @@ impl<'a> Page<'a> {
     fn walk_records(&self, mut each: impl FnMut(Record)) -> Option<()> {
         let (records, _) = self.bytes[RECORDS_AT..].as_chunks::<RECORD_BYTES>();
         for bytes in &records[..self.changes] {
-            let flags = bytes[1];
-            let kind = match bytes[0] {
-                1 => Kind::Set {
-                    sum: u32_at(bytes, 12),
-                    dirty: flags & SET_DIRTY != 0,
-                    second: flags & SET_SECOND != 0,
-                },
-                2 => Kind::Clean,
-                3 => Kind::Drop,
-                4 => Kind::Unproven,
-                _ => return None,
-            };
-            let (first, count) = (bytes[2], u16::from(bytes[3]) + 1);
-            let (frame, block) = (u32_at(bytes, 4), u32_at(bytes, 8));
-            let end = u16::from(first) + count;
-            if end > self.header.sectors_of(block) || (bytes[0] == 1 && count > 1) {
+            let record = Record::read(bytes)?;
+            if u16::from(record.first) + record.count > self.header.sectors_of(record.block) {
                 return None;
             }
-            each(Record { kind, first, count, frame, block });
+            each(record);
         }
         Some(())
     }
@@ -403,10 +430,15 @@ impl Header {
 
     /// Returns the number of a block's sectors that lie on the disk.
     fn sectors_of(&self, block: u32) -> u16 {
-        let sectors = self.disk_bytes.div_ceil(SECTOR_BYTES);
-        let before = u64::from(block) << self.block_shift;
-        sectors.saturating_sub(before).min(1 << self.block_shift) as u16
+        sectors_of_block(self.disk_bytes, self.block_shift, block)
     }
+}
+
+/// Returns the number of a block's sectors that lie on a disk.
+pub(super) fn sectors_of_block(disk_bytes: u64, block_shift: u32, block: u32) -> u16 {
+    let sectors = disk_bytes.div_ceil(SECTOR_BYTES);
+    let before = u64::from(block) << block_shift;
+    sectors.saturating_sub(before).min(1 << block_shift) as u16
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
@@ -459,20 +491,7 @@ impl<'a> PageBuilder<'a> {
     pub(super) fn record(&mut self, record: &Record) {
         assert!(usize::from(self.changes) < CHANGES_MAX && self.runs == 0, "records come first");
         self.changes += 1;
-        let (kind, flags, sum) = match record.kind {
-            Kind::Set { sum, dirty, second } => {
-                let dirty = if dirty { SET_DIRTY } else { 0 };
-                (1, dirty | if second { SET_SECOND } else { 0 }, sum)
-            }
-            Kind::Clean => (2, 0, 0),
-            Kind::Drop => (3, 0, 0),
-            Kind::Unproven => (4, 0, 0),
-        };
-        let count = record.count.checked_sub(1).expect("a record has sectors") as u8;
-        self.out.extend([kind, flags, record.first, count]);
-        self.out.extend(record.frame.to_le_bytes());
-        self.out.extend(record.block.to_le_bytes());
-        self.out.extend(sum.to_le_bytes());
+        self.out.extend(record.bytes());
     }
 
     /// Adds a frame to the dump; returns false if there is no room.

@@ -3,9 +3,10 @@
 //! docs/FORMAT.md specifies the bytes, and docs/decisions/0006-write-back.md gives the reasons. The
 //! module does no I/O: its pages are bytes in memory. [`Writer`] writes pages. [`Survey`] reads
 //! every page of a journal ring and determines which pages are valid. [`Replay`] applies the valid
-//! pages, and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
+//! pages and the [crash log](SurvivingMemory), and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
 
 mod copies;
+mod crash_log;
 mod crc;
 mod format;
 mod proof;
@@ -17,6 +18,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use crash_log::{CRASH_LOG_BYTES, SurvivingMemory};
 pub use recovered::{DirtySector, FlashSector, Recovered, Summary};
 pub use replay::{Replay, ReplayError};
 pub use survey::{Plan, Ring, Survey};

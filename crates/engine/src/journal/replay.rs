@@ -238,6 +238,11 @@ impl Replay {
     /// tail are valid. Each entry is the segment, as an index into the ordinals, and the sector in
     /// that segment.
     pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
+        let logged = std::mem::take(&mut self.plan.logged);
+        let (segments, segment_frames) = (&self.segments, self.plan.segment_frames);
+        self.tail.extend(logged.into_iter().map_while(|record| {
+            place(segments, segment_frames, record.frame).map(|frame| Record { frame, ..record })
+        }));
         let per_segment = self.sectors_in_segment();
         self.doubtful = self.find_doubtful();
         self.doubtful.iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()

@@ -17,7 +17,8 @@
 
 use std::collections::BTreeSet;
 
-use super::format::{FrameState, Header, Kind, Page};
+use super::crash_log;
+use super::format::{FrameState, Header, Kind, Page, Record, sectors_of_block};
 use crate::regions::Regions;
 use crate::units::SECTOR_BYTES;
 
@@ -53,6 +54,7 @@ pub struct Survey {
 
 /// Result of the first reading of a journal ring.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a recovery has one value")]
 pub enum Ring {
     /// The journal ring was never completed, so the journal ring with the next lower number is
     /// valid.
@@ -95,6 +97,9 @@ pub struct Plan {
     pub(super) chosen: Vec<(u8, u32)>,
     /// Ordinals of all segments in dumps.
     pub(super) ordinals: Vec<u32>,
+    cache: [u8; 16],
+    /// Records after those of the last page, from the crash log.
+    pub(super) logged: Vec<Record>,
 }
 
 impl Survey {
@@ -173,9 +178,8 @@ impl Survey {
             doubtful.insert(u64::from(block) << shift, (u64::from(block) + 1) << shift);
         }
         page.records(|record| {
-            if matches!(record.kind, Kind::Set { dirty: true, .. } | Kind::Unproven) {
-                let first = (u64::from(record.block) << shift) + u64::from(record.first);
-                doubtful.insert(first, first + u64::from(record.count));
+            if let Some((first, end)) = record.dirty_range(shift) {
+                doubtful.insert(first, end);
             }
         });
     }
@@ -246,6 +250,15 @@ fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
     at
 }
 
+impl Record {
+    /// Returns the sectors of the disk that the record describes as dirty.
+    fn dirty_range(&self, block_shift: u32) -> Option<(u64, u64)> {
+        let is_dirty = matches!(self.kind, Kind::Set { dirty: true, .. } | Kind::Unproven);
+        let first = (u64::from(self.block) << block_shift) + u64::from(self.first);
+        is_dirty.then_some((first, first + u64::from(self.count)))
+    }
+}
+
 impl Plan {
     /// Creates the plan of a readable ring. `found` ends with the last valid page.
     fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>, doubtful: Regions) -> Plan {
@@ -268,7 +281,27 @@ impl Plan {
             pages,
             chosen,
             ordinals,
+            cache: header.cache,
+            logged: Vec::new(),
         }
+    }
+
+    /// Continues the journal with the records of a crash log, if the log belongs to it. The log is
+    /// used only if the host has not lost power since it was written.
+    pub fn continue_with(&mut self, log: &[u8]) {
+        let records = crash_log::records_after(log, &self.cache, self.ring, self.end);
+        let fits = |record: &Record| {
+            let sectors = sectors_of_block(self.disk_bytes, self.block_shift, record.block);
+            u16::from(record.first) + record.count <= sectors
+        };
+        self.logged = records.into_iter().take_while(fits).collect();
+        for record in &self.logged {
+            if let Some((first, end)) = record.dirty_range(self.block_shift) {
+                self.doubtful.insert(first, end);
+            }
+        }
+        // The cache was used after it was closed.
+        self.clean &= self.logged.is_empty();
     }
 
     /// Returns the pages that [`Replay`](super::Replay) needs, in the required order: copy and page

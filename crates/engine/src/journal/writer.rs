@@ -17,6 +17,8 @@
 //!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
 //!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
 //!   than data that the journal records as clean.
+//! - [`Writer::save_records`] is called before a write is acknowledged without a commit, and
+//!   before a sealed page is written.
 //! - Dropped clean data, including evictions, is recorded before the bypass mark of its zone is
 //!   removed.
 //!
@@ -30,13 +32,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::crash_log::{CrashLog, SurvivingMemory};
 use super::format::{
     DUMP_BYTES_MIN, FrameState, Header, Kind, PageBuilder, RUN_BYTES, Record, Zones, frame_bytes_max,
-    zone_shift,
+    sectors_of_block, zone_shift,
 };
 use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
-use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
+use crate::units::{BlockNo, FrameNo};
 
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
 const UNCOMMITTED_MAX: u64 = 256;
@@ -111,6 +114,8 @@ pub(crate) struct Writer {
     /// Zones whose bypass marks are removed after this number of changes is recorded.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
+    /// The crash log; absent while recovery would not find this ring.
+    crash_log: Option<CrashLog>,
     scratch: Box<FrameState>,
 }
 
@@ -179,6 +184,7 @@ impl Writer {
             zones: [0; ZONES / 8],
             unmarks: VecDeque::new(),
             closing: false,
+            crash_log: None,
             scratch: Box::new(FrameState::new()),
         }
     }
@@ -276,8 +282,12 @@ impl Writer {
         let overwritten = sequence.saturating_sub(self.pages);
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
+        self.log_pending();
         let taken = self.changes_in_page();
         self.recorded += taken as u64;
+        if let Some(log) = &mut self.crash_log {
+            log.page(sequence, self.recorded);
+        }
         while self.unmarks.front().is_some_and(|(after, _)| *after <= self.recorded) {
             let (_, zone) = self.unmarks.pop_front().expect("there is one");
             self.zones[zone / 8] &= !(1 << (zone % 8));
@@ -359,6 +369,39 @@ impl Writer {
         while self.complete.front().is_some_and(|(_, end)| *end <= self.committed) {
             self.named = self.complete.pop_front().expect("there is one");
         }
+        if self.exists() && self.crash_log.is_none() {
+            assert_eq!(self.committed, self.sealed, "no page is sealed before the ring is valid");
+            self.crash_log = Some(CrashLog::new(&self.of.cache, self.of.ring, self.sealed, self.recorded));
+        }
+    }
+
+    fn log_pending(&mut self) {
+        if let Some(log) = &mut self.crash_log {
+            log.add(self.pushed, self.pending.iter().map(|change| self.of.record(change)));
+        }
+    }
+
+    /// Records that all pages up to this one are written to every copy of the ring that works.
+    pub(crate) fn pages_written(&mut self, sequence: u64) {
+        if let Some(log) = &mut self.crash_log {
+            log.pages_written(sequence);
+        }
+    }
+
+    /// Saves all records that are not in written pages to the memory. Returns true if recovery
+    /// finds all changes if the process is killed now.
+    pub(crate) fn save_records(&mut self, memory: &mut dyn SurvivingMemory) -> bool {
+        self.log_pending();
+        let Some(log) = &mut self.crash_log else { return false };
+        log.save(memory);
+        log.has_all()
+    }
+
+    /// Forgets the entries of the crash log for which there is no memory.
+    pub(crate) fn forget_log(&mut self) {
+        if let Some(log) = &mut self.crash_log {
+            log.forget();
+        }
     }
 
     /// Returns the size of the disk in bytes.
@@ -368,9 +411,7 @@ impl Writer {
 
     /// Returns the number of a block's sectors that lie on the disk.
     pub(crate) fn sectors_of(&self, block: BlockNo) -> u16 {
-        let sectors = self.of.disk_bytes.div_ceil(SECTOR_BYTES);
-        let before = u64::from(block.0) << self.of.block_shift;
-        sectors.saturating_sub(before).min(1 << self.of.block_shift) as u16
+        sectors_of_block(self.of.disk_bytes, self.of.block_shift, block.0)
     }
 
     /// Returns the zone of a byte of the disk.
@@ -412,7 +453,9 @@ impl Writer {
         let fresh = self.fresh.capacity() * 16 + self.newest.len() * 32;
         let pages = self.uncommitted.capacity() * 16 + self.complete.capacity() * 16;
         let zones = size_of::<Zones>() + self.unmarks.capacity() * 16;
-        (pending + fresh + pages + zones + self.of.ordinals.capacity() * 4 + size_of::<FrameState>()) as u64
+        let log = self.crash_log.as_ref().map_or(0, CrashLog::bytes);
+        (pending + fresh + pages + zones + log + self.of.ordinals.capacity() * 4 + size_of::<FrameState>())
+            as u64
     }
 }
 

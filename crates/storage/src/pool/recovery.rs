@@ -26,6 +26,7 @@ use hob_engine::units::DeviceId;
 
 use super::reader::Devices;
 use super::{OwnerId, Pool, PoolError, RingOnFlash};
+use crate::crash_log;
 use pages::{Run, read_runs, runs_of_copy, runs_of_pages};
 
 /// Maximum number of pages that differ in the second reading before recovery fails.
@@ -260,7 +261,13 @@ impl Cache<'_> {
             Ring::Damaged { missing } => {
                 return Ok(Outcome::Damaged(format!("its page {missing} is on a missing device")));
             }
-            Ring::Whole(plan) => plan,
+            Ring::Whole(mut plan) => {
+                // A killed daemon leaves the newest records in memory.
+                if let Some(log) = crash_log::read(&self.owner.0.to_le_bytes()) {
+                    plan.continue_with(&log);
+                }
+                plan
+            }
         };
         surveyed(&plan);
         let runs = runs_of_pages(plan.reads(), &ring.copies, self.segment_bytes);

@@ -254,6 +254,9 @@ impl Simulation<'_> {
         if matches!(command, Command::RemoveDisk) {
             self.observe_removal(disk);
         }
+        if matches!(&command, Command::Cache(change) if change.ring().is_some()) {
+            self.give_crash_log(disk);
+        }
         let state = &mut self.disks[disk];
         match &command {
             Command::RemoveDisk => {

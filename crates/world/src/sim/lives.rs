@@ -192,9 +192,10 @@ impl Simulation<'_> {
             disk.model.check_power_cut(disk.backing.now())?;
         }
         let closed = disk.owner.as_ref().is_some_and(|owner| owner.closed);
+        let is_logged = disk.crash_log.as_mut().is_some_and(|log| log.crash(end));
         let loss = match end {
             End::PowerCut => Loss::Unflushed,
-            End::Kill | End::Stop if lags && !closed => Loss::Unrecorded,
+            End::Kill | End::Stop if lags && !closed && !is_logged => Loss::Unrecorded,
             End::Kill | End::Stop => Loss::Nothing,
         };
         disk.model.crash(loss);

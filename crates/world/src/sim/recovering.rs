@@ -136,7 +136,10 @@ impl Simulation<'_> {
             owner.rings.iter().rev().map(|(number, copies)| (*number, copies.clone())).collect();
         let cache = owner.cache;
         rings.iter().find_map(|(number, copies)| match self.survey(cache, *number, copies) {
-            Ring::Whole(plan) => Some(plan.doubtful),
+            Ring::Whole(mut plan) => {
+                self.continue_with_log(index, &mut plan);
+                Some(plan.doubtful)
+            }
             Ring::Unfinished | Ring::Damaged { .. } => None,
         })
     }

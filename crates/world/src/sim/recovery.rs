@@ -334,7 +334,10 @@ impl Simulation<'_> {
                     ensure!(!is_good, "disk {index}: page {missing} of ring {number} is missing");
                     return Ok(None);
                 }
-                Ring::Whole(plan) => return self.replay(index, plan, (*number, copies), doubtful),
+                Ring::Whole(mut plan) => {
+                    self.continue_with_log(index, &mut plan);
+                    return self.replay(index, plan, (*number, copies), doubtful);
+                }
             }
         }
         ensure!(!exists || !sound || journal_lost, "disk {index}: no ring is whole, of {rings:?}");

@@ -1,0 +1,186 @@
+//! The *crash log* of a journal: the newest records, in memory that outlives the process.
+//!
+//! A write is acknowledged when flash has its data and the journal has its record, but the record
+//! may not be in a written page yet. If the process is killed then, the guest reconnects and goes
+//! on. It expects the write to be there, as if nothing had happened, and a flush on the new
+//! connection to make it durable. So the engine also writes each record to a [`SurvivingMemory`]
+//! before it acknowledges the write. Recovery continues the journal tail with these records. They
+//! are proved like the tail: a dirty sector counts only if flash has its checksum.
+//!
+//! The memory is gone after a power failure, when unflushed writes may be lost.
+//!
+//! # Layout
+//! 64 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n* modulo
+//! the number of entries. Integers are little-endian.
+//!
+//! | bytes | record | page |
+//! |---|---|---|
+//! | 0–7 | number of the change | sequence number |
+//! | 8–23 | record as in a page | number of the last change in pages up to this one |
+//! | 24–27 | CRC-32C of cache, ring, kind, and bytes 0–23 | the same |
+//!
+//! The checksum includes the cache and the number of the ring, so entries of an earlier ring do
+//! not count.
+
+use std::collections::VecDeque;
+
+use super::crc::Crc;
+use super::format::{RECORD_BYTES, Record};
+
+/// Number of records in the log.
+const RECORDS: u64 = 2048;
+
+/// Number of pages in the log: more than can be sealed and not committed.
+const PAGES: u64 = 512;
+
+const ENTRY_BYTES: usize = 32;
+const CRC_AT: usize = 24;
+const PAGES_AT: usize = RECORDS as usize * ENTRY_BYTES;
+
+/// Size of a crash log, bytes.
+pub const CRASH_LOG_BYTES: usize = PAGES_AT + PAGES as usize * ENTRY_BYTES;
+
+/// Memory of [`CRASH_LOG_BYTES`] bytes that other processes can read after this one was killed.
+pub trait SurvivingMemory: std::fmt::Debug + Send {
+    /// Copies bytes to this offset. They are there if the process is killed after this call.
+    fn write(&mut self, offset: usize, bytes: &[u8]);
+
+    /// Removes the memory from the view of later processes. Nothing is written afterwards.
+    fn remove(&mut self) {}
+}
+
+/// Kind of an entry.
+#[derive(Clone, Copy)]
+enum Entry {
+    Record = 1,
+    Page = 2,
+}
+
+/// Writer of a crash log. Its owner moves the entries to the memory.
+#[derive(Debug)]
+pub(super) struct CrashLog {
+    /// Checksum of cache and ring.
+    seed: Crc,
+    /// Number of the last change that was handled, in the log or not.
+    handled: u64,
+    /// Number of the last change that is in a sealed page, but not in the log.
+    missing: u64,
+    /// Number of the last change in written pages.
+    written: u64,
+    /// Sealed pages that are not known to be written: sequence number, and number of the last
+    /// change.
+    unwritten: VecDeque<(u64, u64)>,
+    /// Entries that are not in the memory yet, with their offsets.
+    out: Vec<(usize, [u8; ENTRY_BYTES])>,
+}
+
+fn seed(cache: &[u8; 16], ring: u32) -> Crc {
+    Crc::new().add(cache).add(&ring.to_le_bytes())
+}
+
+fn checksum(seed: Crc, kind: Entry, bytes: &[u8]) -> u32 {
+    seed.add(&[kind as u8]).add(bytes).finish()
+}
+
+impl CrashLog {
+    /// Creates the log of a ring that has just become valid. All changes up to `recorded` are in
+    /// pages up to `sequence`, and these are durable.
+    pub(super) fn new(cache: &[u8; 16], ring: u32, sequence: u64, recorded: u64) -> CrashLog {
+        let mut log = CrashLog {
+            seed: seed(cache, ring),
+            handled: recorded,
+            missing: 0,
+            written: recorded,
+            unwritten: VecDeque::new(),
+            out: Vec::new(),
+        };
+        log.page(sequence, recorded);
+        log.unwritten.clear();
+        log
+    }
+
+    /// Adds the changes that were pushed since the last call. `pending` has the last changes, up to
+    /// number `pushed`.
+    pub(super) fn add(&mut self, pushed: u64, pending: impl ExactSizeIterator<Item = Record>) {
+        let first = pushed - pending.len() as u64 + 1;
+        let known = (self.handled + 1).saturating_sub(first) as usize;
+        for (number, record) in (first.max(self.handled + 1)..).zip(pending.skip(known)) {
+            if number - self.written > RECORDS {
+                // The entry would replace one that is still needed.
+                self.missing = number;
+                continue;
+            }
+            let at = (number % RECORDS) as usize * ENTRY_BYTES;
+            self.entry(Entry::Record, at, number, &record.bytes());
+        }
+        self.handled = pushed;
+    }
+
+    /// Adds a sealed page. All its changes were added before.
+    pub(super) fn page(&mut self, sequence: u64, recorded: u64) {
+        self.unwritten.push_back((sequence, recorded));
+        let mut rest = [0; RECORD_BYTES];
+        rest[..8].copy_from_slice(&recorded.to_le_bytes());
+        let at = PAGES_AT + (sequence % PAGES) as usize * ENTRY_BYTES;
+        self.entry(Entry::Page, at, sequence, &rest);
+    }
+
+    fn entry(&mut self, kind: Entry, at: usize, number: u64, rest: &[u8; RECORD_BYTES]) {
+        let mut bytes = [0; ENTRY_BYTES];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        bytes[8..CRC_AT].copy_from_slice(rest);
+        let crc = checksum(self.seed, kind, &bytes[..CRC_AT]);
+        bytes[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
+        self.out.push((at, bytes));
+    }
+
+    /// Records that all pages up to this one are written.
+    pub(super) fn pages_written(&mut self, sequence: u64) {
+        while self.unwritten.front().is_some_and(|(page, _)| *page <= sequence) {
+            (_, self.written) = self.unwritten.pop_front().expect("there is one");
+        }
+    }
+
+    /// Returns true if pages and log together have all changes that were added.
+    pub(super) fn has_all(&self) -> bool {
+        self.missing <= self.written
+    }
+
+    /// Moves the new entries to the memory.
+    pub(super) fn save(&mut self, memory: &mut dyn SurvivingMemory) {
+        for (at, bytes) in self.out.drain(..) {
+            memory.write(at, &bytes);
+        }
+    }
+
+    /// Forgets the new entries.
+    pub(super) fn forget(&mut self) {
+        self.out.clear();
+    }
+
+    /// Returns the memory used, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.unwritten.capacity() * 16 + self.out.capacity() * (ENTRY_BYTES + 8)
+    }
+}
+
+/// Returns the records of a crash log that follow those in the page `last` of this ring; none if
+/// the log does not know the page.
+pub(super) fn records_after(log: &[u8], cache: &[u8; 16], ring: u32, last: u64) -> Vec<Record> {
+    let seed = seed(cache, ring);
+    let entry = |kind, at: usize, number: u64| -> Option<&[u8; RECORD_BYTES]> {
+        let bytes = log.get(at..at + ENTRY_BYTES)?;
+        let is_it = bytes[..8] == number.to_le_bytes()
+            && bytes[CRC_AT..][..4] == checksum(seed, kind, &bytes[..CRC_AT]).to_le_bytes();
+        bytes[8..].first_chunk().filter(|_| is_it)
+    };
+    let Some(page) = entry(Entry::Page, PAGES_AT + (last % PAGES) as usize * ENTRY_BYTES, last) else {
+        return Vec::new();
+    };
+    let recorded = u64::from_le_bytes(*page.first_chunk().expect("entries are longer"));
+    let numbers = (1..=RECORDS).map(|i| recorded.saturating_add(i));
+    numbers
+        .map_while(|number| entry(Entry::Record, (number % RECORDS) as usize * ENTRY_BYTES, number))
+        .map_while(Record::read)
+        .collect()
+}

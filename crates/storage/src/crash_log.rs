@@ -1,0 +1,148 @@
+//! The memory of a cache's crash log ([`hob_engine::journal::SurvivingMemory`]): a mapped file on a
+//! tmpfs, which outlives a killed daemon but not a restart of the host.
+//!
+//! The files are in `/dev/shm`, or in the directory that the environment variable
+//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 80 KiB, named after the cache. A cache that is
+//! closed cleanly needs none, so it is removed then.
+//!
+//! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
+//! process is killed, without a system call for each write.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+
+use hob_engine::journal::{CRASH_LOG_BYTES, SurvivingMemory};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Environment variable with the directory of the files.
+pub const DIRECTORY_VARIABLE: &str = "HOB_CRASH_LOG_DIR";
+
+const DIRECTORY_DEFAULT: &str = "/dev/shm";
+
+/// The mapped file of one cache.
+#[derive(Debug)]
+pub struct CrashLogFile {
+    map: NonNull<u8>,
+    path: PathBuf,
+}
+
+/// Returns the path of a cache's crash log.
+fn path_of(cache: &[u8; 16]) -> PathBuf {
+    let directory = std::env::var_os(DIRECTORY_VARIABLE).unwrap_or_else(|| OsString::from(DIRECTORY_DEFAULT));
+    PathBuf::from(directory).join(format!("hob-{:032x}", u128::from_le_bytes(*cache)))
+}
+
+/// Opens a file that only this user can have written.
+fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    let found = file.metadata()?;
+    let is_ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
+    if !is_ours || found.mode() & 0o077 != 0 {
+        return Err(io::Error::other(format!("{} belongs to somebody else", path.display())));
+    }
+    Ok(file)
+}
+
+impl CrashLogFile {
+    /// Opens a cache's crash log, which keeps the content of an earlier daemon. Creates the file if
+    /// it does not exist.
+    ///
+    /// # Errors
+    /// The system's error, or an error if another user can write to the file.
+    pub fn open(cache: &[u8; 16]) -> io::Result<CrashLogFile> {
+        let path = path_of(cache);
+        let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        // A write to a page without memory would kill the daemon.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CRASH_LOG_BYTES as u64)?;
+        // SAFETY: this is a new mapping at an address that the kernel chooses, so it overlaps no
+        // existing memory.
+        let map = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                CRASH_LOG_BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )?
+        };
+        Ok(CrashLogFile { map: NonNull::new(map.cast()).expect("mmap never returns address 0"), path })
+    }
+}
+
+/// Returns the crash log of a cache; `None` if there is none.
+pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
+    let file = open(&path_of(cache), OFlags::RDONLY).ok()?;
+    let mut bytes = Vec::with_capacity(CRASH_LOG_BYTES);
+    file.take(CRASH_LOG_BYTES as u64).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+impl SurvivingMemory for CrashLogFile {
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(offset <= CRASH_LOG_BYTES && bytes.len() <= CRASH_LOG_BYTES - offset, "outside the log");
+        // SAFETY: the range is inside the mapping, which nothing else refers to, and `bytes` is
+        // other memory.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_ptr().add(offset), bytes.len());
+        }
+        // The entry is in memory before the caller acknowledges the write.
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    fn remove(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+// SAFETY: the mapping belongs to no thread.
+unsafe impl Send for CrashLogFile {}
+
+impl Drop for CrashLogFile {
+    fn drop(&mut self) {
+        // SAFETY: this is our own mapping, and no reference to it is left.
+        unsafe {
+            let _ = munmap(self.map.as_ptr().cast(), CRASH_LOG_BYTES);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_there_for_the_next_process_until_the_log_is_removed() {
+        let cache = (u128::from(std::process::id()) << 64 | 0x6861_7368).to_le_bytes();
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        log.write(CRASH_LOG_BYTES - 4, b"last");
+        drop(log);
+        assert_eq!(read(&cache).unwrap()[CRASH_LOG_BYTES - 4..], *b"last");
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        log.write(0, b"first");
+        assert_eq!(read(&cache).unwrap()[CRASH_LOG_BYTES - 4..], *b"last");
+        log.remove();
+        assert_eq!(read(&cache), None);
+    }
+
+    #[test]
+    fn files_that_others_can_write_are_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let cache = (u128::from(std::process::id()) << 64 | 0x6f70_656e).to_le_bytes();
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        std::fs::set_permissions(&log.path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(read(&cache), None);
+        assert!(CrashLogFile::open(&cache).is_err());
+        log.remove();
+        std::os::unix::fs::symlink("/etc/passwd", &log.path).unwrap();
+        assert!(CrashLogFile::open(&cache).is_err() && read(&cache).is_none());
+        log.remove();
+    }
+}

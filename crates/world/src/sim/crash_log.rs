@@ -1,0 +1,71 @@
+//! Memory that outlives a killed engine process: the crash logs of journals.
+//!
+//! Most histories have it for each disk. Then a killed process loses no acknowledged write. A power
+//! failure empties the memory. The other histories show that hob works without it.
+
+#![allow(clippy::disallowed_types, reason = "engine and simulation share the memory in one thread")]
+
+use std::sync::{Arc, Mutex};
+
+use hob_engine::journal::{CRASH_LOG_BYTES, Plan, SurvivingMemory};
+use hob_engine::units::DiskId;
+
+use super::scenario::End;
+use super::{Sabotage, Simulation};
+use crate::rng::SimRng;
+
+/// Seed of the separate random numbers that choose whether a history has crash logs.
+const SALT: u64 = 0x6372_6173_686c;
+
+/// The crash log of one disk.
+#[derive(Clone, Debug)]
+pub(super) struct CrashLog {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    /// True if the engine of this life writes the log.
+    is_used: bool,
+}
+
+#[derive(Debug)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl SurvivingMemory for Memory {
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.0.lock().expect("no thread panics")[offset..][..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+impl CrashLog {
+    /// Returns the log of a disk in the history of this seed, if it has one.
+    pub(super) fn of(seed: u64) -> Option<CrashLog> {
+        let bytes = Arc::new(Mutex::new(vec![0; CRASH_LOG_BYTES]));
+        SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false })
+    }
+
+    /// Returns true if the crash loses no acknowledged write. Empties the log if power fails.
+    pub(super) fn crash(&mut self, end: End) -> bool {
+        if end == End::PowerCut {
+            self.bytes.lock().expect("no thread panics").fill(0);
+        }
+        std::mem::take(&mut self.is_used) && end != End::PowerCut
+    }
+}
+
+impl Simulation<'_> {
+    /// Gives the engine the memory of a disk's crash log.
+    pub(super) fn give_crash_log(&mut self, disk: usize) {
+        if let Some(log) = &mut self.disks[disk].crash_log {
+            let memory = Memory(log.bytes.clone());
+            log.is_used = self.engine.keep_records(DiskId(disk as u32), Box::new(memory));
+        }
+    }
+
+    /// Continues a journal with its crash log.
+    pub(super) fn continue_with_log(&self, disk: usize, plan: &mut Plan) {
+        if self.options.sabotage == Some(Sabotage::IgnoredCrashLog) {
+            return;
+        }
+        if let Some(log) = &self.disks[disk].crash_log {
+            plan.continue_with(&log.bytes.lock().expect("no thread panics"));
+        }
+    }
+}
