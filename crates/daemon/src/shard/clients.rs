@@ -385,19 +385,33 @@ impl Clients {
     }
 
     /// Runs every connection that has work. Returns false if there is none.
-    pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
+    pub(super) fn pump(
+        &mut self,
+        now: Instant,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        is_device_bound: bool,
+    ) -> bool {
+        let requests_max = if is_device_bound { REQUESTS_PER_TURN } else { u32::MAX };
         // Sent replies and closed connections may have released buffers.
         self.serve_waiting(now, ring);
         self.retry_held_up(ring, engine);
-        let mut progress = false;
-        while let Some(number) = self.active.pop_front() {
-            progress = true;
-            self.pump_one(now, number, ring, engine);
+        let count = self.active.len();
+        for _ in 0..count {
+            let Some(number) = self.active.pop_front() else { break };
+            self.pump_one(now, number, ring, engine, requests_max);
         }
-        progress
+        count > 0
     }
 
-    fn pump_one(&mut self, now: Instant, number: u16, ring: &mut Ring, engine: &mut Engine) {
+    fn pump_one(
+        &mut self,
+        now: Instant,
+        number: u16,
+        ring: &mut Ring,
+        engine: &mut Engine,
+        requests_max: u32,
+    ) {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         client.listed = false;
         let connection = &mut client.connection;
@@ -414,7 +428,9 @@ impl Clients {
         let mut refused = false;
         let mut requests = 0;
         let mut recording = self.recorders.of(connection.disk());
-        while let Some(mut request) = connection.poll_request() {
+        while requests < requests_max
+            && let Some(mut request) = connection.poll_request()
+        {
             requests += 1;
             if client.kind == ClientKind::Peer && request.op == Op::Read {
                 request.op = Op::ReadForPeer;
@@ -443,6 +459,8 @@ impl Clients {
         }
         if refused {
             self.hold_up(number, None);
+        } else if requests == requests_max {
+            self.list(number);
         }
         self.receive(now, number, ring, greedy, lacking);
         self.close_ended(number, ring);
@@ -594,6 +612,10 @@ impl Clients {
         }
     }
 }
+
+/// Maximum number of requests of one connection that one turn of the shard's loop starts if they
+/// wait for a device. The device works on them while the shard takes the next ones.
+const REQUESTS_PER_TURN: u32 = 4;
 
 /// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
 const SMALL_BYTES_MAX: usize = 1 << 20;

@@ -52,6 +52,14 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
+/// Number of device reads and writes of one turn from which they are submitted at once. Otherwise the
+/// device would wait until the shard has handled all requests that arrived together.
+const EARLY_IOS: usize = 2;
+
+/// Number of turns without device I/O after which requests are taken all at once again, because
+/// memory serves them.
+const MEMORY_BOUND_TURNS: u32 = 64;
+
 /// Sleeps shorter than this count as short, in nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
@@ -134,6 +142,8 @@ struct Shard {
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
+    /// Number of turns since one started a read or write of a device.
+    turns_without_device: u32,
     /// Whether the last sleep was short. The first value is for sleeps without device I/O, the
     /// second for sleeps during device I/O.
     quick: [bool; 2],
@@ -176,13 +186,14 @@ impl Shard {
             origin: std::time::Instant::now(),
             spin_max: options.spin_max,
             quick: [false; 2],
+            turns_without_device: 0,
         }
     }
 
     fn run(mut self) {
         while !self.commands.is_over() {
             let now = self.now();
-            let is_busy = (0..TURNS_MAX).all(|_| self.turn(now));
+            let is_busy = (0..TURNS_MAX).all(|turn| self.turn(now, turn == 0));
             // All other work has a turn before the next query.
             match self.answer_query(now) | is_busy {
                 true => self.look_up(),
@@ -191,8 +202,9 @@ impl Shard {
         }
     }
 
-    /// Runs one turn of the loop. Returns false if there was no work.
-    fn turn(&mut self, now: Instant) -> bool {
+    /// Runs one turn of the loop. Returns false if there was no work. Only the first turn at a time
+    /// checks the timers of all disks.
+    fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
         // First of all: if this thread was stopped for a while, the lease may have expired. No
@@ -210,10 +222,11 @@ impl Shard {
             progress = true;
             self.call(now, call);
         }
-        progress |= self.check_time(now);
+        progress |= is_first && self.check_time(now);
         // Before clients, because they would fill the engine and then wait for these jobs.
         progress |= self.transfers.pump_jobs(now, &mut self.engine);
-        progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
+        let is_device_bound = self.turns_without_device < MEMORY_BOUND_TURNS;
+        progress |= self.clients.pump(now, &mut self.ring, &mut self.engine, is_device_bound);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
             self.clients.retry_refused();
@@ -228,9 +241,14 @@ impl Shard {
             &mut self.engine,
             &mut self.clients.recorders,
             nobody_waits,
+            is_device_bound,
         );
         progress |= self.drain_engine(now);
         self.vhost_user.flush(&mut self.ring);
+        let is_without_device = self.ring.unsubmitted() == 0;
+        self.turns_without_device =
+            if is_without_device { self.turns_without_device.saturating_add(1) } else { 0 };
+        note_failed(self.ring.submit_early(EARLY_IOS));
         self.end_sessions();
         self.check_rest();
         progress

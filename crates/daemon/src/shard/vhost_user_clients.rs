@@ -317,6 +317,7 @@ impl VhostUserClients {
         engine: &mut Engine,
         recorders: &mut Recorders,
         nobody_waits: bool,
+        is_device_bound: bool,
     ) -> bool {
         let mut progress = false;
         self.turn += 1;
@@ -327,7 +328,7 @@ impl VhostUserClients {
             let (number, queue) = self.polled[at];
             let client = self.clients[usize::from(number)].as_mut().expect("polled clients exist");
             if client.budget.0 != self.turn {
-                client.budget = (self.turn, Budget::default());
+                client.budget = (self.turn, Budget::of_turn(is_device_bound));
             }
             let device = &mut client.device;
             // Requests added from now on are found before the next sleep.

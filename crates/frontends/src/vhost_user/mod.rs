@@ -69,15 +69,26 @@ const REQUESTS_MAX: usize = 256;
 /// whole budget takes a fraction of a millisecond.
 const BUDGET: u32 = 4096;
 
+/// Work budget of a client whose requests wait for a device: two requests of 4 KiB. The device
+/// starts to read them while the shard takes the next two.
+const SMALL_BUDGET: u32 = 8;
+
 /// Remaining work budget of a client in this turn of the shard's loop.
 #[derive(Debug)]
 pub struct Budget {
     left: u32,
 }
 
+impl Budget {
+    /// Returns the budget of one turn. `is_device_bound`: requests wait for a device.
+    pub fn of_turn(is_device_bound: bool) -> Budget {
+        Budget { left: if is_device_bound { SMALL_BUDGET } else { BUDGET } }
+    }
+}
+
 impl Default for Budget {
     fn default() -> Budget {
-        Budget { left: BUDGET }
+        Budget::of_turn(false)
     }
 }
 

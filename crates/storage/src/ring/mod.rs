@@ -95,6 +95,8 @@ pub struct Ring {
     ready: VecDeque<Completion>,
     waker: Waker,
     in_flight: usize,
+    /// Reads and writes that were started since the last submission.
+    unsubmitted: usize,
     /// Operations on volatile files that are not performed yet.
     held: Vec<u32>,
     /// Random numbers that select the next operation on a volatile file.
@@ -158,6 +160,7 @@ impl Ring {
             ready: VecDeque::with_capacity(config.entries as usize),
             waker,
             in_flight: 0,
+            unsubmitted: 0,
             held: Vec::new(),
             rng: SimRng::new(0),
             gated: Vec::new(),
@@ -350,6 +353,7 @@ impl Ring {
             return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
         }
         self.arena_mut().pin(slice, Traffic::KernelWrites);
+        self.unsubmitted += 1;
         let is_shared = self.arena.is_shared(slice.id);
         let parts = is_shared.then(|| self.messages.pop().unwrap_or_default());
         self.start(token, fd, Work::Read { slice, offset, parts });
@@ -361,6 +365,7 @@ impl Ring {
             return self.run_now(token, fd, offset, slice, Traffic::KernelReads);
         }
         self.arena_mut().pin(slice, Traffic::KernelReads);
+        self.unsubmitted += 1;
         self.start(token, fd, Work::Write { slice, offset, durability });
     }
 
@@ -448,6 +453,26 @@ impl Ring {
         };
         self.waker.take();
         result
+    }
+
+    /// Returns the number of reads and writes of devices that were started and not submitted.
+    pub fn unsubmitted(&self) -> usize {
+        self.unsubmitted
+    }
+
+    /// Submits started operations without waiting if at least `count` of them read or write a
+    /// device. Then the device works while the caller prepares more operations.
+    ///
+    /// # Errors
+    /// As for [`Ring::submit_and_wait`].
+    pub fn submit_early(&mut self, count: usize) -> io::Result<()> {
+        match &mut self.driver {
+            Driver::Uring(uring) if self.unsubmitted >= count => {
+                self.unsubmitted = 0;
+                uring.submit_now()
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Submits started operations and polls, for at most `spin`, until one completes or `look`
@@ -576,6 +601,7 @@ impl Ring {
 
     /// Starts operations that were delayed until the kernel is entered.
     fn run_waiting(&mut self) {
+        self.unsubmitted = 0;
         self.run_held();
         for index in std::mem::take(&mut self.gated) {
             let op = &mut self.ops[index as usize];

@@ -105,6 +105,32 @@ fn files_are_written_and_read_in_great_numbers() {
 }
 
 #[test]
+fn device_operations_are_submitted_early_from_a_count_on() {
+    let config = RingConfig { kind: RingKind::IoUring, entries: 8, arena_bytes: 1 << 20, threads_max: 1 };
+    let mut ring = Ring::new(&config).expect("this system has io_uring");
+    let file = tempfile::tempfile().unwrap();
+    let fd = ring.attach(OwnedFd::from(file.try_clone().unwrap()), FdClass::File);
+    let buffer = ring.arena_mut().alloc(8192).unwrap();
+    ring.arena_mut().bytes_mut(buffer).fill(7);
+    let write = |ring: &mut Ring, at: u32| {
+        let slice = BufferSlice { id: buffer, offset: at * 4096, len: 4096 };
+        ring.write(token(at), fd, u64::from(at) * 4096, slice, Durability::Volatile);
+        ring.submit_early(2).unwrap();
+    };
+    write(&mut ring, 0);
+    assert_eq!(ring.unsubmitted(), 1);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(file.metadata().unwrap().len(), 0, "one operation is not submitted");
+    write(&mut ring, 1);
+    assert_eq!(ring.unsubmitted(), 0);
+    let deadline = Instant::now() + PATIENCE;
+    while file.metadata().unwrap().len() < 8192 {
+        assert!(Instant::now() < deadline, "two operations are submitted without a wait");
+    }
+    assert_eq!((next(&mut ring).result, next(&mut ring).result), (4096, 4096));
+}
+
+#[test]
 fn memory_files_complete_at_once_and_a_truncated_file_is_an_error() {
     with_both(|ring| {
         for class in [FdClass::Memory, FdClass::File] {

@@ -329,6 +329,12 @@ impl Uring {
         self.wake_awaited = true;
     }
 
+    /// Submits the queued entries without waiting.
+    pub(super) fn submit_now(&mut self) -> io::Result<()> {
+        self.push_backlog();
+        quiet(self.submit())
+    }
+
     pub(super) fn wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.push_backlog();
         let dont_wait = timeout == Some(Duration::ZERO) || !self.ring.completion().is_empty();

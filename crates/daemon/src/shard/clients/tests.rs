@@ -71,7 +71,7 @@ impl Rig {
             while let Some(completion) = self.ring.next_completion() {
                 self.clients.handle_completion(NOW, completion, &mut self.ring);
             }
-            while self.clients.pump(NOW, &mut self.ring, &mut self.engine) {}
+            while self.clients.pump(NOW, &mut self.ring, &mut self.engine, true) {}
             if is_so(&self.clients) {
                 return;
             }
