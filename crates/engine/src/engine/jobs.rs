@@ -279,7 +279,7 @@ impl Engine {
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
-            (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result),
+            (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result, sums),
             (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
             _ => {}
         }

@@ -9,9 +9,9 @@
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
-use crate::io::{Durability, IoError, IoOp, Target};
+use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
-use crate::units::{DiskId, Instant};
+use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Maximum number of sectors in a job. Each sector may need a separate I/O.
 const SECTORS_MAX: u64 = 64;
@@ -53,30 +53,53 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
     }
 
-    /// Handles the end of a read: writes the sectors again without a check, because their checksums
-    /// are compared when they are next used. Sectors that cannot be read or written stay unchanged.
+    /// Handles the end of a read: writes the sectors again that have the right checksums. An unknown
+    /// checksum becomes known, so that a damaged write is noticed later. All other sectors stay
+    /// unchanged.
     pub(super) fn rewrite_io_done(
         &mut self,
         now: Instant,
         job: u32,
         io: &Pending,
         result: Result<(), IoError>,
+        sums: &[u32],
     ) {
         let Target::Flash(device) = io.target else { panic!("flash is written again") };
         let disk = self.disk_mut(io.disk);
-        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else {
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else {
             panic!("a cache is being opened")
         };
         if io.is_write {
             journal.wrote(device);
         } else if result.is_ok() {
-            let at = (cache.extent(io.sector, io.sectors).offset, io.bytes);
-            disk.flash_in_flight += 1;
-            let op = IoOp::Write(Durability::Volatile);
-            self.issue(now, io.owner, io.disk, io.target, op, at, io.slice, io.sector);
+            let index = &mut cache.index;
+            let right: Vec<bool> =
+                (io.sector..).zip(sums).map(|(sector, sum)| index.matches(sector, *sum)).collect();
+            self.write_again(now, io, &right);
         }
         if self.jobs[job].pending == 0 {
             self.end_job(now, job, Ok(()));
+        }
+    }
+
+    /// Writes those sectors of a read again for which `right` is true.
+    fn write_again(&mut self, now: Instant, io: &Pending, right: &[bool]) {
+        let slice = io.slice.expect("the read had a buffer");
+        let mut first = 0;
+        for run in right.chunk_by(|a, b| a == b) {
+            let (sector, before) = (io.sector + first, (first * SECTOR_BYTES) as u32);
+            first += run.len() as u64;
+            if !run[0] {
+                continue;
+            }
+            let len = run.len() as u64 * SECTOR_BYTES;
+            let disk = self.disk_mut(io.disk);
+            let cache = disk.cache.as_ref().expect("a cache is being opened");
+            let offset = cache.extent(sector, run.len() as u64).offset;
+            disk.flash_in_flight += 1;
+            let slice = BufferSlice { offset: slice.offset + before, len: len as u32, ..slice };
+            let op = IoOp::Write(Durability::Volatile);
+            self.issue(now, io.owner, io.disk, io.target, op, (offset, len), Some(slice), sector);
         }
     }
 }

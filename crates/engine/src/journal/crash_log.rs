@@ -184,3 +184,74 @@ pub(super) fn records_after(log: &[u8], cache: &[u8; 16], ring: u32, last: u64) 
         .map_while(Record::read)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::Kind;
+    use super::*;
+
+    const CACHE: [u8; 16] = [9; 16];
+
+    #[derive(Debug)]
+    struct Memory(Vec<u8>);
+
+    impl SurvivingMemory for Memory {
+        fn write(&mut self, offset: usize, bytes: &[u8]) {
+            self.0[offset..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    fn record(number: u64) -> Record {
+        Record { kind: Kind::Drop, first: 0, count: 1, frame: number as u32, block: 7 }
+    }
+
+    fn records(numbers: std::ops::RangeInclusive<u64>) -> Vec<Record> {
+        numbers.map(record).collect()
+    }
+
+    /// A log of ring 4 whose page 3 ends with change 10, with the changes up to 20, and page 4 up
+    /// to change 15.
+    fn example() -> (CrashLog, Memory) {
+        let mut log = CrashLog::new(&CACHE, 4, 3, 10);
+        let mut memory = Memory(vec![0; CRASH_LOG_BYTES]);
+        log.add(15, records(11..=15).into_iter());
+        log.page(4, 15);
+        log.add(20, records(14..=20).into_iter());
+        log.save(&mut memory);
+        (log, memory)
+    }
+
+    #[test]
+    fn records_follow_those_of_the_last_page() {
+        let (log, mut memory) = example();
+        assert!(log.has_all());
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 3), records(11..=20));
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 4), records(16..=20));
+        for (cache, ring, last) in [(CACHE, 4, 5), (CACHE, 5, 4), ([8; 16], 4, 4)] {
+            assert_eq!(records_after(&memory.0, &cache, ring, last), []);
+        }
+        memory.0[18 * ENTRY_BYTES + 12] ^= 1;
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 4), records(16..=17));
+        assert_eq!(records_after(&memory.0[..17 * ENTRY_BYTES], &CACHE, 4, 4), []);
+    }
+
+    /// Entries that are still needed are not replaced.
+    #[test]
+    fn a_full_log_waits_for_pages() {
+        let (mut log, mut memory) = example();
+        log.add(10 + RECORDS, records(16..=10 + RECORDS).into_iter());
+        assert!(log.has_all());
+        log.add(12 + RECORDS, records(16..=12 + RECORDS).into_iter());
+        assert!(!log.has_all());
+        log.save(&mut memory);
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 3), records(11..=10 + RECORDS));
+        log.page(5, 12 + RECORDS);
+        log.pages_written(4);
+        assert!(!log.has_all(), "the change is in page 5, which is not written");
+        log.pages_written(5);
+        log.add(13 + RECORDS, [record(13 + RECORDS)].into_iter());
+        log.save(&mut memory);
+        assert!(log.has_all());
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 5), [record(13 + RECORDS)]);
+    }
+}
