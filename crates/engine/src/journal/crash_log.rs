@@ -99,19 +99,18 @@ impl CrashLog {
         log
     }
 
-    /// Adds the changes that were pushed since the last call. `pending` has the last changes, up to
-    /// number `pushed`.
-    pub(super) fn add(&mut self, pushed: u64, pending: impl ExactSizeIterator<Item = Record>) {
-        let first = pushed - pending.len() as u64 + 1;
-        let known = (self.handled + 1).saturating_sub(first) as usize;
-        for (number, record) in (first.max(self.handled + 1)..).zip(pending.skip(known)) {
+    /// Adds the changes up to number `pushed` that were not handled yet. `record_of` returns the
+    /// record of a change.
+    #[inline]
+    pub(super) fn add(&mut self, pushed: u64, record_of: impl Fn(u64) -> Record) {
+        for number in self.handled + 1..=pushed {
             if number - self.written > RECORDS {
                 // The entry would replace one that is still needed.
                 self.missing = number;
                 continue;
             }
             let at = (number % RECORDS) as usize * ENTRY_BYTES;
-            self.entry(Entry::Record, at, number, &record.bytes());
+            self.entry(Entry::Record, at, number, &record_of(number).bytes());
         }
         self.handled = pushed;
     }
@@ -214,9 +213,9 @@ mod tests {
     fn example() -> (CrashLog, Memory) {
         let mut log = CrashLog::new(&CACHE, 4, 3, 10);
         let mut memory = Memory(vec![0; CRASH_LOG_BYTES]);
-        log.add(15, records(11..=15).into_iter());
+        log.add(15, record);
         log.page(4, 15);
-        log.add(20, records(14..=20).into_iter());
+        log.add(20, record);
         log.save(&mut memory);
         (log, memory)
     }
@@ -239,9 +238,9 @@ mod tests {
     #[test]
     fn a_full_log_waits_for_pages() {
         let (mut log, mut memory) = example();
-        log.add(10 + RECORDS, records(16..=10 + RECORDS).into_iter());
+        log.add(10 + RECORDS, record);
         assert!(log.has_all());
-        log.add(12 + RECORDS, records(16..=12 + RECORDS).into_iter());
+        log.add(12 + RECORDS, record);
         assert!(!log.has_all());
         log.save(&mut memory);
         assert_eq!(records_after(&memory.0, &CACHE, 4, 3), records(11..=10 + RECORDS));
@@ -249,7 +248,7 @@ mod tests {
         log.pages_written(4);
         assert!(!log.has_all(), "the change is in page 5, which is not written");
         log.pages_written(5);
-        log.add(13 + RECORDS, [record(13 + RECORDS)].into_iter());
+        log.add(13 + RECORDS, record);
         log.save(&mut memory);
         assert!(log.has_all());
         assert_eq!(records_after(&memory.0, &CACHE, 4, 5), [record(13 + RECORDS)]);

@@ -377,7 +377,10 @@ impl Writer {
 
     fn log_pending(&mut self) {
         if let Some(log) = &mut self.crash_log {
-            log.add(self.pushed, self.pending.iter().map(|change| self.of.record(change)));
+            let first = self.pushed + 1 - self.pending.len() as u64;
+            let of = &self.of;
+            let pending = &self.pending;
+            log.add(self.pushed, |number| of.record(&pending[(number - first) as usize]));
         }
     }
 
