@@ -275,7 +275,7 @@ impl State {
             {
                 self.held.push(call);
             }
-            ShardCall::ChangeCache { id, change, answer } => {
+            ShardCall::ChangeCache { id, change, answer, .. } => {
                 self.changes.push(match change {
                     CacheChange::Drain => "drain",
                     CacheChange::Clear(_) => "clear",

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use hob_engine::command::{Bitmap, BitmapChange, CacheChange, Command, DiskConfig, MemoryConfig, Segment};
 use hob_engine::io::Promote;
+use hob_engine::journal::SurvivingMemory;
 use hob_engine::partition::DiskCounts;
 use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
@@ -109,6 +110,8 @@ pub(crate) enum ShardCall {
     ChangeCache {
         id: DiskId,
         change: CacheChange,
+        /// Memory for the crash log of a new journal ring.
+        crash_log: Option<Box<dyn SurvivingMemory>>,
         /// Receives the segments that the cache no longer uses, when the change is complete.
         answer: Answer<Vec<Segment>>,
     },

@@ -10,7 +10,6 @@ use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
 use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
-use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE};
 
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
@@ -146,13 +145,13 @@ impl Shard {
             }
             ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
             ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
-            ShardCall::ChangeCache { id, change, answer } => {
+            ShardCall::ChangeCache { id, change, crash_log, answer } => {
                 let command = self.commands.next(match change {
                     CacheChange::GrowDisk(size_bytes, _) => Waiting::Growth(answer, size_bytes),
                     _ => Waiting::Change(answer),
                 });
-                if let Some(ring) = change.ring() {
-                    self.keep_records(id, &ring.cache);
+                if let Some(crash_log) = crash_log {
+                    self.engine.keep_records(id, crash_log);
                 }
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
@@ -280,18 +279,6 @@ impl Shard {
     pub(super) fn serves(&self, id: DiskId) -> bool {
         let is_open = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
         self.commands.stop.is_none() && is_open && !self.is_abandoned(id)
-    }
-
-    /// Gives the engine memory for the crash log of a disk's cache.
-    fn keep_records(&mut self, id: DiskId, cache: &[u8; 16]) {
-        match CrashLogFile::open(cache) {
-            Ok(log) => _ = self.engine.keep_records(id, Box::new(log)),
-            Err(error) => tracing::warn!(
-                disk = id.0,
-                "if hob is killed, a write-back cache loses unflushed writes, because there is no memory for \
-                 its crash log: {error}; free space in /dev/shm, or set {DIRECTORY_VARIABLE}"
-            ),
-        }
     }
 
     fn add_disk(

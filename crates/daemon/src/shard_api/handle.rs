@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hob_engine::command::{BitmapChange, CacheChange, DiskConfig, MemoryConfig, Segment};
 use hob_engine::io::Promote;
+use hob_engine::journal::SurvivingMemory;
 use hob_engine::partition::DiskCounts;
 use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
@@ -16,6 +17,7 @@ use hob_engine::units::{DeviceId, DiskId, Instant};
 use hob_engine::vscsi::Histograms;
 use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
+use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE};
 use tokio::sync::oneshot;
 
 use super::{Answer, AtRest, Counter, CountsAsked, FileRights, Gone, Noted, ShardCall, ShardError};
@@ -32,6 +34,24 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct ShardHandle {
     calls: mpsc::Sender<ShardCall>,
     wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Opens the crash log of a cache. It is on a tmpfs, so this does not wait.
+fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
+    if cfg!(test) {
+        // Nobody would remove the files of unit tests.
+        return None;
+    }
+    match CrashLogFile::open(cache) {
+        Ok(log) => Some(Box::new(log)),
+        Err(error) => {
+            tracing::warn!(
+                "if hob is killed, a write-back cache loses unflushed writes, because there is no memory for \
+                 its crash log: {error}; free space in /dev/shm, or set {DIRECTORY_VARIABLE}"
+            );
+            None
+        }
+    }
 }
 
 impl ShardHandle {
@@ -94,7 +114,8 @@ impl ShardHandle {
         id: DiskId,
         change: CacheChange,
     ) -> Result<Vec<Segment>, ShardError> {
-        self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
+        let crash_log = change.ring().and_then(|ring| open_crash_log(&ring.cache));
+        self.ask(|answer| ShardCall::ChangeCache { id, change, crash_log, answer }).await
     }
 
     /// Sets or removes the RAM tier of a disk's cache. Returns its previous memory.
