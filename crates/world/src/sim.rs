@@ -24,6 +24,7 @@ mod audit;
 mod clones;
 mod commands;
 mod direct;
+mod fills;
 mod finish;
 mod growth;
 mod guest;
@@ -59,6 +60,7 @@ use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use clones::Clones;
 use direct::Direct;
+use fills::Fills;
 use growth::Growth;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
@@ -118,6 +120,8 @@ pub struct Options {
     pub bitmap_permille: u32,
     /// Share of the histories in which disks grow, per mille.
     pub growth_permille: u32,
+    /// Share of the histories in which caches fill more than guests read, per mille.
+    pub fill_permille: u32,
     /// Share of the histories in which some reads go directly to guest memory, per mille.
     pub direct_permille: u32,
     /// Share of the histories in which disks are clones, per mille. A parent disk serves the
@@ -181,6 +185,7 @@ impl Default for Options {
             passing_permille: 250,
             bitmap_permille: 250,
             growth_permille: 250,
+            fill_permille: 250,
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
@@ -259,6 +264,9 @@ pub enum Sabotage {
     /// The daemon does not tell the engine that a guest writes to memory into which the engine
     /// reads.
     SecretScribbles,
+    /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
+    /// not wait for them.
+    StaleExtraFill,
     /// The daemon does not tell the engine that a parent disk serves some of the data that it
     /// reads.
     UntoldSharing,
@@ -389,6 +397,7 @@ struct Simulation<'a> {
     qos: Option<Qos>,
     tracks: Option<Tracks>,
     growth: Option<Growth>,
+    fills: Option<Fills>,
     /// One in four guest requests promotes nothing.
     passing: bool,
     direct: Option<Direct>,
@@ -462,6 +471,7 @@ impl<'a> Simulation<'a> {
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
+        let fills = Fills::draw(seed, options.fill_permille, scenario.disks.len());
         let lives = scenario.lives.is_some();
         scenario.limits.bulk_run_bytes_min =
             SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
@@ -486,7 +496,7 @@ impl<'a> Simulation<'a> {
         losses::draw_returns(&mut scenario, seed);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
-        let mut world = Simulation { losses, shrinks, ..world };
+        let mut world = Simulation { losses, shrinks, fills, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
@@ -535,6 +545,7 @@ impl<'a> Simulation<'a> {
             qos: None,
             tracks: None,
             growth: None,
+            fills: None,
             passing: false,
             direct: None,
             clones: None,
@@ -582,6 +593,7 @@ impl<'a> Simulation<'a> {
     fn live(&mut self) -> Result<(), Violation> {
         self.lend_buffers();
         self.prepare_memory();
+        self.prepare_fills();
         self.begin_with_qos();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
@@ -709,6 +721,7 @@ impl<'a> Simulation<'a> {
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
+                    self.maybe_change_fill()?;
                     self.maybe_shrink()?;
                     self.maybe_record_evidence();
                 }

@@ -153,6 +153,7 @@ pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<Cach
         segment_bytes,
         policy: PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
         admission: spec.admission,
+        fill: hob_engine::granularity::Fill::default(),
         mode: spec.mode,
         layout: spec.layout,
         destage: spec.destage.engine(),

@@ -12,7 +12,7 @@
 //! read    waiting → copy from memory → reply                   all sectors in memory
 //!         waiting → flash read → reply                         all sectors valid
 //!                   └ error or wrong checksum ┐
-//!         waiting ─────────────────────→ backing read → reply → fill
+//!         waiting ─────────────────────→ backing read → reply → fill, extra fill
 //! write   waiting → backing write → reply → fill
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
@@ -39,6 +39,7 @@ mod destager;
 mod direct;
 mod disk;
 mod early_discard;
+mod extra_fill;
 mod fill;
 mod gate;
 mod growth;
