@@ -21,8 +21,10 @@ use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Maximum number of extra fills of one disk in progress.
-const EXTRA_FILLS_MAX: u32 = 16;
+/// Maximum number of extra fills in progress, and of those of one disk. The job slots beyond it stay
+/// available to other jobs even if backings hang.
+const EXTRA_FILLS_MAX: u32 = super::JOBS_MAX / 4;
+const DISK_EXTRA_FILLS_MAX: u32 = 16;
 
 impl Disk {
     /// Returns true if extra data may enter the cache now. Operations that empty the cache or move
@@ -50,9 +52,9 @@ impl Engine {
         for (first, end) in cache.extra_ranges(missed.first, missed.end, run, sectors) {
             let range = Range { disk: missed.disk, first, end };
             if first < end && self.may_start_extra_fill(range) {
-                self.disk_mut(missed.disk).extra_fills += 1;
+                self.count_extra_fill(range, 1);
                 if !self.transfer(now, JobKind::ExtraFill, range) {
-                    self.disk_mut(missed.disk).extra_fills -= 1;
+                    self.count_extra_fill(range, -1);
                 }
             }
         }
@@ -61,11 +63,18 @@ impl Engine {
     /// Returns true if an extra fill could start at once.
     fn may_start_extra_fill(&mut self, range: Range) -> bool {
         let bytes = (range.end - range.first) * SECTOR_BYTES;
-        self.disk(range.disk).extra_fills < EXTRA_FILLS_MAX
+        self.extra_fills < EXTRA_FILLS_MAX
+            && self.disk(range.disk).extra_fills < DISK_EXTRA_FILLS_MAX
             && self.destage_buffers.spare() >= bytes
             && self.has_fill_bytes(bytes)
             && self.is_backing_idle(range.disk)
             && !self.range_locks.would_wait(range, Kind::Fill)
+    }
+
+    fn count_extra_fill(&mut self, range: Range, more: i32) {
+        let of_disk = &mut self.disk_mut(range.disk).extra_fills;
+        *of_disk = of_disk.checked_add_signed(more).expect("each end has a start");
+        self.extra_fills = self.extra_fills.checked_add_signed(more).expect("each end has a start");
     }
 
     /// Returns true if the limit of data that waits for flash leaves room for this number of bytes.
@@ -166,7 +175,7 @@ impl Engine {
         if step == Step::ExtraWrite {
             self.fill_bytes -= (range.end - range.first) * SECTOR_BYTES;
         }
-        self.disk_mut(range.disk).extra_fills -= 1;
+        self.count_extra_fill(range, -1);
         let runnable = &mut self.runnable;
         self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
     }

@@ -196,6 +196,8 @@ pub struct Engine {
     recent_edges: RecentEdges,
     /// Number of read-ahead transfers in flight.
     aheads: u32,
+    /// Number of extra fills in progress.
+    extra_fills: u32,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have work.
@@ -345,6 +347,7 @@ impl Engine {
             destage_buffers: DestageBuffers::default(),
             recent_edges: RecentEdges::default(),
             aheads: 0,
+            extra_fills: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
