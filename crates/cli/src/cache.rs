@@ -15,12 +15,13 @@ use super::remote::{ask, converse, explain};
 use super::settings::{Settings, Sharing};
 
 /// Options of `hob cache set`; at least one is required.
-const SETTINGS: [&str; 21] = [
+const SETTINGS: [&str; 22] = [
     "preset",
     "mode",
     "persistent",
     "layout",
     "admission",
+    "fill",
     "policy",
     "block_size",
     "destage_order",

@@ -318,6 +318,7 @@ fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
         ("cache block size", cache.block_size.to_string()),
         ("cache policy", cache.policy.clone()),
         ("cache admission", cache.admission.clone()),
+        ("cache fill", cache.fill.clone()),
         ("cache layout", cache.layout.clone()),
         ("cache memory", if cache.ram.bytes() == 0 { "none".to_owned() } else { cache.ram.human() }),
     ];

@@ -8,6 +8,7 @@ use clap::Args;
 use hob_control::{EVENTS, EventInfo};
 use hob_engine::admission::ADMISSIONS;
 use hob_engine::command::{Copies, Mode};
+use hob_engine::granularity::FILLS;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::policy::POLICIES;
 use hob_engine::preset::{COPIES, DESTAGE_ORDERS, LAYOUTS, MODES, OneDevice, PRESETS, VERIFY, Word};
@@ -218,6 +219,13 @@ fn policies_page() -> String {
     );
     for row in ADMISSIONS {
         let _ = writeln!(page, "| `{}` | {} |", row.form, row.summary);
+    }
+    page.push_str(
+        "\n# Fill granularity\n\nThe setting `fill` (`--fill`) decides how much a read miss brings into the cache. `hob lab sim --fill` simulates it.\n\n\
+         | fill | what it does |\n|---|---|\n",
+    );
+    for row in FILLS {
+        let _ = writeln!(page, "| `{}` | {} |", row.name, row.summary);
     }
     page
 }

@@ -5,6 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Admission;
 use hob_engine::command::Layout;
+use hob_engine::granularity::FILLS;
 use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, VERIFY, Word};
 
 /// Parts of a cache.
@@ -28,6 +29,9 @@ pub(super) struct Settings {
     /// +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
+    /// How much a read miss fills
+    #[arg(long, value_name = "HOW", value_parser = fills())]
+    fill: Option<String>,
     /// Replacement policy
     #[arg(long, value_parser = super::cache::policy_names())]
     policy: Option<String>,
@@ -98,6 +102,7 @@ impl From<Settings> for CacheSettings {
             persistent,
             layout,
             admission,
+            fill,
             policy,
             block_size,
             destage_order,
@@ -118,6 +123,7 @@ impl From<Settings> for CacheSettings {
             persistent,
             layout,
             admission,
+            fill,
             destage_order,
             dirty_start,
             dirty_stop,
@@ -139,6 +145,10 @@ impl From<Settings> for CacheSettings {
 fn presets() -> PossibleValuesParser {
     let values = PRESETS.iter().map(|row| PossibleValue::new(row.name).help(row.summary));
     PossibleValuesParser::new(values)
+}
+
+fn fills() -> PossibleValuesParser {
+    PossibleValuesParser::new(FILLS.iter().map(|row| PossibleValue::new(row.name).help(row.summary)))
 }
 
 fn words<T>(table: &'static [Word<T>]) -> PossibleValuesParser {

@@ -89,6 +89,10 @@ fn show(stats: &DiskStats) -> String {
     if stats.shared_read_bytes > 0 {
         facts.push(("from its parent's disk", Size(stats.shared_read_bytes).human()));
     }
+    if stats.extra_read_bytes > 0 {
+        let (read, uses) = (Size(stats.extra_read_bytes).human(), stats.extra_blocks_used);
+        facts.push(("extra data", format!("{read} read, blocks used {uses} times")));
+    }
     if stats.memory_bytes > 0 || stats.memory_hit_percent > 0.0 {
         let (held, all) = (Size(stats.memory_held_bytes).human(), Size(stats.memory_bytes).human());
         facts.push(("read ahead", Size(stats.read_ahead_bytes).human()));

@@ -301,6 +301,9 @@ pub struct Cache {
     pub layout: String,
     /// Admission rule.
     pub admission: String,
+    /// How much a read miss fills.
+    #[serde(default)]
+    pub fill: String,
     /// Order in which dirty data is written to the backing.
     pub destage_order: String,
     /// Percentage of dirty blocks above which destaging starts.
@@ -539,6 +542,7 @@ mod tests {
                 persistent: true,
                 layout: "unified".into(),
                 admission: "always".into(),
+                fill: "sectors".into(),
                 destage_order: "elevator".into(),
                 dirty_start: 10,
                 dirty_stop: 5,

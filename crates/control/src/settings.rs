@@ -82,6 +82,10 @@ settings! {
     /// `auto` can be followed by `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change
     /// keeps the cache's contents.
     admission: String,
+    /// How much a read miss fills: `sectors` (what the guest read), `block` (also uncached data next
+    /// to it) or `auto` (the same as `block` while guests use enough of that data). Not part of a
+    /// preset. A change keeps the cache's contents.
+    fill: String,
     /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,
     /// Destaging starts above this percentage of dirty blocks.

@@ -131,6 +131,12 @@ pub struct DiskStats {
     /// Bytes read ahead into the memory tier.
     #[serde(default)]
     pub read_ahead_bytes: u64,
+    /// Bytes that read misses brought into the cache in addition to those that guests read.
+    #[serde(default)]
+    pub extra_read_bytes: u64,
+    /// Uses of blocks that only such additional reads had brought into the cache.
+    #[serde(default)]
+    pub extra_blocks_used: u64,
     /// Writes that were sent to the backing in one I/O with other writes.
     #[serde(default)]
     pub writes_merged: u64,

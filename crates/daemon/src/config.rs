@@ -473,6 +473,7 @@ mod tests {
             mode = "write-back"
             layout = "split:70"
             admission = "nth-access:3+not-sequential:512K"
+            fill = "auto"
             destage_order = "coldest"
             dirty_start = 20
             dirty_stop = 10

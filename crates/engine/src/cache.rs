@@ -8,6 +8,7 @@ use std::ops::{Deref, DerefMut};
 use crate::admission::Admission;
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
+use crate::granularity::Fill;
 use crate::index::{Leaving, SegmentPlaces};
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
@@ -103,6 +104,7 @@ impl Cache {
                     segments,
                     leaving: Vec::new(),
                 };
+                cache.directory.set_fill(config.fill);
                 cache.count_segments();
                 cache.set_places();
                 Ok(cache)
@@ -148,6 +150,12 @@ impl Cache {
             (self.config.policy, self.config.admission) = (policy, admission);
             self.directory.set_combination(policy, admission);
         }
+    }
+
+    /// Changes the fill granularity, and keeps the contents.
+    pub(crate) fn set_fill(&mut self, fill: Fill) {
+        self.config.fill = fill;
+        self.directory.set_fill(fill);
     }
 
     /// Replaces the empty index by a recovered one of the same size.

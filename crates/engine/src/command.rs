@@ -5,6 +5,7 @@
 //! complete when [`Event::Done`] returns its id.
 
 use crate::admission::Admission;
+use crate::granularity::Fill;
 use crate::granules::Granules;
 use crate::policy::PolicyKind;
 use crate::qos::DiskQos;
@@ -123,8 +124,8 @@ pub enum Copies {
     Peer,
 }
 
-/// Settings of one cache. The cache keeps its contents only if `policy`, `admission`, `mode`,
-/// `destage` or `copies` change.
+/// Settings of one cache. The cache keeps its contents only if `policy`, `admission`, `fill`,
+/// `mode`, `destage` or `copies` change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Size of a cache block in bytes: a power of two from 4 KiB to 1 MiB, at most `segment_bytes`.
@@ -135,6 +136,8 @@ pub struct CacheConfig {
     pub policy: PolicyKind,
     /// Admission rule.
     pub admission: Admission,
+    /// Fill granularity of read misses.
+    pub fill: Fill,
     /// Write mode.
     pub mode: Mode,
     /// Division of the blocks between read and written data.
@@ -158,6 +161,7 @@ impl CacheConfig {
             segment_bytes,
             policy,
             admission,
+            fill: Fill::default(),
             mode: Mode::WriteThrough,
             layout: Layout::Unified,
             destage: Destage::default(),
@@ -338,6 +342,8 @@ pub enum CacheChange {
     /// Changes policy and admission, immediately. Contents and eviction order are kept, but usage
     /// counts are lost. Takes time proportional to the number of blocks.
     Replace(PolicyKind, Admission),
+    /// Changes the fill granularity, immediately. Contents and eviction order are kept.
+    Fill(Fill),
     /// Destages until no data is dirty; meanwhile writes go to the backing.
     Drain,
     /// Destages the dirty data in these segments, and lets no new data become dirty there.

@@ -539,6 +539,7 @@ impl Directory {
         firsts: Vec<(FrameNo, FrameNo, u8)>,
         seconds: Vec<(FrameNo, FrameNo, FrameNo)>,
     ) {
+        self.extra.follow(&other.extra);
         for (from, to, heat) in &firsts {
             if other.first_to_evict.has(*from) {
                 self.first_to_evict.add(*to, self.index.frames());

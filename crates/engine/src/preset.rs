@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use crate::admission::{Admission, Popularity};
 use crate::command::{CacheConfig, Copies, Destage, DestageOrder, Layout, Mode};
+use crate::granularity::Fill;
 use crate::policy::PolicyKind;
 
 /// A word that users type, with its value and a one-line summary.
@@ -384,6 +385,7 @@ impl Preset {
             segment_bytes,
             policy: PolicyKind::from_name(self.policy).expect("presets name policies"),
             admission: self.admission,
+            fill: Fill::default(),
             mode: self.mode,
             layout: self.layout,
             destage: self.destage,

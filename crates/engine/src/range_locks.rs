@@ -120,6 +120,11 @@ impl RangeLocks {
         self.range_locks[id as usize].blockers == 0
     }
 
+    /// Returns true if a new lock of this kind would wait.
+    pub(crate) fn would_wait(&self, range: Range, kind: Kind) -> bool {
+        self.count_conflicts(&RangeLock { range, kind, order: 0, blockers: 0, links: NONE }) > 0
+    }
+
     /// Returns true if lock `id` is of kind Read.
     pub(crate) fn only_reads(&self, id: u32) -> bool {
         self.range_locks[id as usize].kind == Kind::Read

@@ -231,13 +231,16 @@ impl CacheSim {
     /// Fills sectors around a read miss.
     fn fill_extra(&mut self, first: u64, end: u64, run: Run) {
         let CacheSim { directory, stats, .. } = self;
-        for (from, to) in directory.extra_ranges(first, end, run, u64::MAX) {
+        let ranges = directory.extra_ranges(first, end, run, u64::MAX);
+        // The engine locks these sectors meanwhile.
+        let is_busy = |first, end| ranges.iter().any(|(from, to)| first < *to && *from < end && from < to);
+        for (from, to) in ranges {
             if from < to {
                 stats.extra_read_bytes += (to - from) * SECTOR_BYTES;
             }
             for span in directory.spans(from, to) {
                 let found = directory.find(span);
-                let Ok(Placed { sector, evicted }) = directory.place_extra(span, found, |_, _| false) else {
+                let Ok(Placed { sector, evicted }) = directory.place_extra(span, found, is_busy) else {
                     continue;
                 };
                 stats.evictions += evicted;

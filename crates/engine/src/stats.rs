@@ -139,6 +139,10 @@ pub struct DiskStats {
     pub bulk_writes: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
+    /// Bytes that extra fills read from the backing, beside those that guests read.
+    pub extra_read_bytes: u64,
+    /// Number of uses of blocks that only an extra fill had brought.
+    pub extra_blocks_used: u64,
     /// Bytes served from the parent's disk instead of the backing.
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
@@ -222,6 +226,8 @@ impl DiskStats {
             writes_merged: 0,
             bulk_writes: 0,
             read_ahead_bytes: 0,
+            extra_read_bytes: 0,
+            extra_blocks_used: 0,
             shared_read_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,

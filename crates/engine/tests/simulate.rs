@@ -3,7 +3,7 @@
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::granularity::Fill;
+use hob_engine::granularity::{FILLS, Fill};
 use hob_engine::io::{Durability, Io, IoOp, Op, PayloadMemory, Promote, Request, Target, Zeroing};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
@@ -40,13 +40,14 @@ fn next_io(engine: &mut Engine) -> Option<Io> {
 impl Whole {
     fn new(config: &SimConfig) -> Whole {
         let mut whole = Whole { engine: Engine::new(Limits::default()), requests: 0, flash_write_bytes: 0 };
-        // For the first and last sectors of partial writes.
+        // For the first and last sectors of partial writes, and for extra fills.
         whole.engine.lend(BufferId(1), 1 << 20);
         let disk =
             DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
-        let SimConfig { blocks, block_bytes, policy, admission, .. } = *config;
+        let SimConfig { blocks, block_bytes, policy, admission, fill } = *config;
         let segment_bytes = u64::from(block_bytes);
         let cache = CacheConfig::write_through(block_bytes, segment_bytes, policy, admission);
+        let cache = CacheConfig { fill, ..cache };
         let segments =
             (0..u64::from(blocks)).map(|i| Segment { device: DeviceId(0), offset: i * segment_bytes });
         let enable = Command::Cache(CacheChange::enable_volatile(cache, segments.collect()));
@@ -107,6 +108,7 @@ proptest! {
         blocks in 1u32..40,
         block_shift in 0u32..5,
         admission in 0..ADMISSIONS.len(),
+        fill in 0..FILLS.len(),
     ) {
         let mut list = requests;
         for (at, start) in scans {
@@ -115,7 +117,7 @@ proptest! {
         }
         for policy in PolicyKind::all() {
             let admission: Admission = ADMISSIONS[admission].parse().expect("an admission");
-            let fill = Fill::Sectors;
+            let fill = FILLS[fill].fill;
             let config = SimConfig { blocks, block_bytes: 4096 << block_shift, policy, admission, fill };
             let mut whole = Whole::new(&config);
             let mut sim = CacheSim::new(&config).expect("workable");
@@ -138,6 +140,7 @@ proptest! {
             }
             let stats = whole.engine.stats(Instant(0), DISK).expect("the disk exists");
             prop_assert_eq!(sim.stats().evictions, stats.evictions.blocks);
+            prop_assert_eq!(sim.stats().extra_read_bytes, stats.extra_read_bytes);
             prop_assert_eq!(sim.stats().read_hits, stats.outcomes[Outcome::Hit as usize].count);
         }
     }

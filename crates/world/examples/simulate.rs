@@ -14,6 +14,7 @@
 //! - `qos`: histories with restarts, shares, limits and throttles;
 //! - `growth`: histories with restarts and growing disks;
 //! - `silent`: histories with restarts and backings that change silently;
+//! - `fill`: histories with restarts and caches that fill more than guests read;
 //! - `single`: histories without restarts;
 //! - `hosts`: several hosts that migrate a disk;
 //! - `cluster`: several hosts that decide through etcd which host serves a disk.
@@ -91,8 +92,8 @@ fn main() -> ExitCode {
     let kind = arguments.first().map(String::as_str);
     let (
         Some(
-            kind @ ("lives" | "sound" | "flaky" | "memory" | "qos" | "growth" | "silent" | "single" | "hosts"
-            | "cluster"),
+            kind @ ("lives" | "sound" | "flaky" | "memory" | "qos" | "growth" | "silent" | "fill" | "single"
+            | "hosts" | "cluster"),
         ),
         Some(from),
         Some(seeds),
@@ -101,7 +102,7 @@ fn main() -> ExitCode {
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
         eprintln!(
-            "usage: simulate lives|sound|flaky|memory|qos|growth|silent|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
+            "usage: simulate lives|sound|flaky|memory|qos|growth|silent|fill|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
         );
         return ExitCode::FAILURE;
     };
@@ -111,6 +112,7 @@ fn main() -> ExitCode {
         "flaky" => Options { faults: false, flash_flush_permille: 1000, ..Options::lives() },
         "qos" => Options { qos_permille: 1000, ..Options::lives() },
         "silent" => Options { silent_permille: 1000, ..Options::lives() },
+        "fill" => Options { fill_permille: 1000, ..Options::lives() },
         "growth" => Options { growth_permille: 1000, ..Options::lives() },
         "memory" => Options { memory_permille: 1000, ..Options::lives() },
         _ => Options::default(),

@@ -25,6 +25,7 @@ mod clones;
 mod commands;
 mod crash_log;
 mod direct;
+mod fills;
 mod finish;
 mod growth;
 mod guest;
@@ -60,6 +61,7 @@ use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use clones::Clones;
 use direct::Direct;
+use fills::Fills;
 use growth::Growth;
 use injection::Injection;
 pub use injection::{Case, Content, Failure, Injected, OPERATIONS, Operation, inject};
@@ -90,7 +92,7 @@ const COMMANDS_MAX: u64 = 20;
 /// Maximum number of simulation steps per guest request of a history.
 const STEPS_MAX: u64 = 2000;
 
-/// Maximum number of consecutive timeouts after which the next timeout is already due.
+/// Maximum number of consecutive timeouts after which the next is due: a search may take many steps.
 const DUE_AGAIN_MAX: u32 = 64;
 
 /// Seed of the separate random numbers that choose reads without promotion.
@@ -119,6 +121,8 @@ pub struct Options {
     pub bitmap_permille: u32,
     /// Share of the histories in which disks grow, per mille.
     pub growth_permille: u32,
+    /// Share of the histories in which caches fill more than guests read, per mille.
+    pub fill_permille: u32,
     /// Share of the histories in which some reads go directly to guest memory, per mille.
     pub direct_permille: u32,
     /// Share of the histories in which disks are clones, per mille. A parent disk serves the
@@ -182,6 +186,7 @@ impl Default for Options {
             passing_permille: 250,
             bitmap_permille: 250,
             growth_permille: 250,
+            fill_permille: 250,
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
@@ -259,11 +264,12 @@ pub enum Sabotage {
     /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
     /// changes before its cache is recovered.
     KeptVoidRings,
-    /// The daemon does not tell the engine that a guest writes to memory into which the engine
-    /// reads.
+    /// The daemon hides that a guest writes to memory into which the engine reads.
     SecretScribbles,
-    /// The daemon does not tell the engine that a parent disk serves some of the data that it
-    /// reads.
+    /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
+    /// not wait for them.
+    StaleExtraFill,
+    /// The daemon hides that a parent disk serves some of the data that the engine reads.
     UntoldSharing,
     /// The daemon does not tell the engine that a backing restarted.
     UntoldRestart,
@@ -271,16 +277,13 @@ pub enum Sabotage {
     TrustedFlush,
     /// A failed flush of flash that lost data is reported as a success.
     TrustedFlashFlush,
-    /// The tail of a recovered journal is not written again, although flash may lose it at a power
-    /// failure.
+    /// The tail of a recovered journal, which a power failure may undo, is not written again.
     TrustedTail,
-    /// The engine receives the command that the loss of a journal is recorded, but the loss is not
-    /// recorded.
+    /// The engine is told that the loss of a journal is recorded, but the loss is not recorded.
     UnrecordedLoss,
     /// All guests of a disk share one session, so only the first guest gets an error.
     OneSession,
-    /// The pool frees a segment when destaging of its dirty data begins, and not when it is
-    /// complete.
+    /// The pool frees a segment when destaging of its dirty data begins, not when it ends.
     EarlyGift,
 }
 
@@ -394,6 +397,7 @@ struct Simulation<'a> {
     qos: Option<Qos>,
     tracks: Option<Tracks>,
     growth: Option<Growth>,
+    fills: Option<Fills>,
     /// One in four guest requests promotes nothing.
     passing: bool,
     direct: Option<Direct>,
@@ -467,6 +471,7 @@ impl<'a> Simulation<'a> {
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
+        let fills = Fills::draw(seed, options.fill_permille, scenario.disks.len());
         let lives = scenario.lives.is_some();
         scenario.limits.bulk_run_bytes_min =
             SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
@@ -491,11 +496,9 @@ impl<'a> Simulation<'a> {
         losses::draw_returns(&mut scenario, seed);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
-        let mut world = Simulation { losses, shrinks, ..world };
-        for disk in &mut world.disks {
-            disk.backing.lose_at_failed_flushes();
-            disk.crash_log = crash_log::CrashLog::of(seed);
-        }
+        let mut world = Simulation { losses, shrinks, fills, ..world };
+        world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
+        world.draw_crash_logs(seed);
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
@@ -544,6 +547,7 @@ impl<'a> Simulation<'a> {
             qos: None,
             tracks: None,
             growth: None,
+            fills: None,
             passing: false,
             direct: None,
             clones: None,
@@ -591,6 +595,7 @@ impl<'a> Simulation<'a> {
     fn live(&mut self) -> Result<(), Violation> {
         self.lend_buffers();
         self.prepare_memory();
+        self.prepare_fills();
         self.begin_with_qos();
         for disk in 0..self.disks.len() {
             self.add_disk(disk);
@@ -668,7 +673,6 @@ impl<'a> Simulation<'a> {
                 self.now = self.now.max(due);
                 trace!(self, "timeout");
                 self.engine.handle_timeout(self.now);
-                // A long search for cold dirty blocks continues in the next step.
                 let is_due_again = self.engine.poll_timeout().is_some_and(|again| again <= self.now);
                 self.due_again = if is_due_again { self.due_again + 1 } else { 0 };
                 ensure!(self.due_again <= DUE_AGAIN_MAX, "timeouts without end at {:?}", self.now);
@@ -718,6 +722,7 @@ impl<'a> Simulation<'a> {
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
+                    self.maybe_change_fill()?;
                     self.maybe_shrink()?;
                     self.maybe_record_evidence();
                 }

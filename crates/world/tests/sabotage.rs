@@ -213,6 +213,14 @@ fn promoted_data_of_a_parent_disk_is_noticed() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
 
+/// Data of an extra fill is not older than a write that the guest made meanwhile.
+#[test]
+fn an_extra_fill_that_ignores_a_write_is_noticed() {
+    let options = Options { fill_permille: 1000, ..Options::lives() };
+    let what = caught_with(Sabotage::StaleExtraFill, options);
+    assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
+}
+
 /// Options with restarts of backings, and failing flushes that lose data.
 fn losing() -> Options {
     Options { faults: false, restart_permille: 1000, requests: 150, ..Options::lives() }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use hob_control::{CacheEnable, CacheSettings, Qos, QosPatch};
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, DestageOrder, Layout, Mode};
+use hob_engine::granularity::Fill;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_storage::pool::SEGMENT_BYTES_MIN;
 
@@ -38,6 +39,7 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
         mode,
         layout,
         admission,
+        fill,
         destage_order,
         dirty_start,
         dirty_stop,
@@ -51,6 +53,7 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
     note("mode", word::<Mode>(mode));
     note("layout", word::<Layout>(layout));
     note("admission", word::<Admission>(admission));
+    note("fill", word::<Fill>(fill));
     note("destage_order", word::<DestageOrder>(destage_order));
     note("copies", word::<Copies>(copies));
     note("policy", policy.as_deref().and_then(|name| fault_of(policy_name(name))));

@@ -4,6 +4,7 @@
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Popularity;
 use hob_engine::command::{CacheConfig, Copies, Mode};
+use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
@@ -153,6 +154,7 @@ pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<Cach
         segment_bytes,
         policy: PolicyKind::from_name(&spec.policy).ok_or_else(unknown)?,
         admission: spec.admission,
+        fill: spec.fill,
         mode: spec.mode,
         layout: spec.layout,
         destage: spec.destage.engine(),
@@ -171,6 +173,7 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
+            fill: spec.fill,
             copies: spec.copies,
             shared: spec.shared,
             journal: None,
@@ -192,6 +195,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         mode: row.mode,
         layout: row.layout,
         admission: row.admission,
+        fill: Fill::default(),
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
         verify: Verify::default(),
@@ -215,6 +219,7 @@ fn apply(
         persistent,
         layout,
         admission,
+        fill,
         destage_order,
         dirty_start,
         dirty_stop,
@@ -239,6 +244,7 @@ fn apply(
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
+            fill: spec.fill,
             shared: spec.shared,
             ..of_preset(row)
         };
@@ -249,6 +255,7 @@ fn apply(
     set_word(&mut spec.mode, mode)?;
     set_word(&mut spec.layout, layout)?;
     set_word(&mut spec.admission, admission)?;
+    set_word(&mut spec.fill, fill)?;
     let refuses_writes = matches!(spec.admission.popularity, Popularity::Ghost | Popularity::NthAccess(_))
         || spec.admission.sequential_bytes_max.is_some();
     if spec.mode == Mode::WriteBack && before != Mode::WriteBack && row.is_none() && refuses_writes {

@@ -282,6 +282,8 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_memory_index_bytes", Gauge, From::Stats(|s| s.memory_index_bytes as f64), "Memory of the index of the memory tier."),
     row("hob_shared_read_bytes", Counter, From::Stats(|s| s.shared_read_bytes as f64), "Bytes that the disk of a clone's parent served, instead of the clone's backing."),
     row("hob_memory_read_ahead_bytes", Counter, From::Stats(|s| s.read_ahead_bytes as f64), "Bytes read ahead into the memory tier."),
+    row("hob_cache_extra_read_bytes", Counter, From::Stats(|s| s.extra_read_bytes as f64), "Bytes that read misses brought into the cache in addition to those that guests read (setting fill)."),
+    row("hob_cache_extra_blocks_used", Counter, From::Stats(|s| s.extra_blocks_used as f64), "Uses of cache blocks that only additional reads (setting fill) had brought."),
     row("hob_memory_writes_merged", Counter, From::Stats(|s| s.writes_merged as f64), "Writes that hob merged with adjacent writes into one I/O to the backing."),
 ];
 

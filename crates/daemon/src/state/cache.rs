@@ -7,6 +7,7 @@ use std::str::FromStr;
 use hob_control::Size;
 use hob_engine::admission::Admission;
 use hob_engine::command::{Copies, Destage, DestageOrder, Layout, Mode};
+use hob_engine::granularity::Fill;
 use hob_engine::partition::{Limits, SHARES_DEFAULT};
 use hob_engine::preset::Verify;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
@@ -36,6 +37,9 @@ pub(crate) struct CacheSpec {
     /// Admission rule.
     #[serde(default, with = "word")]
     pub(crate) admission: Admission,
+    /// How much a read miss fills.
+    #[serde(default, with = "word", skip_serializing_if = "is_default")]
+    pub(crate) fill: Fill,
     /// When dirty data is written to the backing.
     #[serde(default)]
     pub(crate) destage: DestageSpec,
@@ -113,8 +117,8 @@ impl CacheSpec {
     }
 }
 
-fn is_default(verify: &Verify) -> bool {
-    *verify == Verify::default()
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn is_none_lost(ring: &u32) -> bool {

@@ -2,6 +2,7 @@
 
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
+use hob_engine::granularity::Fill;
 use hob_engine::preset::Verify;
 use hob_storage::backing::ChangeToken;
 
@@ -60,6 +61,7 @@ fn example() -> State {
                 mode: Mode::WriteBack,
                 layout: Layout::Split { read_permille: 700 },
                 admission: "nth-access:3+not-sequential:512K".parse().unwrap(),
+                fill: Fill::Auto,
                 destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
                 copies: Copies::TwoOfDirty,
                 ram: Size(8 << 20),
@@ -116,7 +118,7 @@ fn a_cache_of_an_older_file_is_volatile_and_writes_through() {
     let spec = parse(old.as_bytes()).unwrap().disks[0].cache.clone().unwrap();
     assert_eq!((spec.mode, spec.layout, spec.copies), (Mode::WriteThrough, Layout::Unified, Copies::One));
     assert_eq!((spec.admission, spec.journal), (hob_engine::admission::Admission::default(), None));
-    assert_eq!(spec.destage, DestageSpec::default());
+    assert_eq!((spec.destage, spec.fill), (DestageSpec::default(), Fill::Sectors));
 }
 
 #[test]

@@ -42,13 +42,23 @@ pub(super) struct Extra {
     /// Number of blocks to add until `has_few_uses` is decided again.
     added_until_decision: u64,
     has_few_uses: bool,
+    /// Number of uses since the last [`Directory::take_extra_uses`].
+    new_uses: u64,
 }
 
 impl Extra {
     pub(super) fn set(&mut self, fill: Fill) {
         if self.fill != fill {
             let frames = std::mem::take(&mut self.frames);
-            *self = Extra { fill, frames, ..Extra::default() };
+            *self = Extra { fill, frames, new_uses: self.new_uses, ..Extra::default() };
+        }
+    }
+
+    /// Continues the counts of another cache with the same setting.
+    pub(super) fn follow(&mut self, other: &Extra) {
+        if self.fill == other.fill {
+            (self.added, self.uses, self.new_uses) = (other.added, other.uses, other.new_uses);
+            (self.added_until_decision, self.has_few_uses) = (other.added_until_decision, other.has_few_uses);
         }
     }
 
@@ -93,6 +103,7 @@ impl Extra {
     /// Counts a use of an extra block.
     pub(super) fn note_use(&mut self) {
         self.uses += 1;
+        self.new_uses += 1;
     }
 }
 
@@ -115,6 +126,12 @@ impl Directory {
     /// Changes the fill granularity. Extra blocks stay in the cache.
     pub(crate) fn set_fill(&mut self, fill: Fill) {
         self.extra.set(fill);
+    }
+
+    /// Returns the number of uses of extra blocks since the last call.
+    #[inline]
+    pub(crate) fn take_extra_uses(&mut self) -> u64 {
+        std::mem::take(&mut self.extra.new_uses)
     }
 
     /// Returns the sectors to fill before and after those of a read miss of a disk of `sectors`

@@ -75,6 +75,12 @@ impl Engine {
                 let cache = disk.cache.as_mut().ok_or(CommandError::NoCache);
                 cache.map(|cache| cache.replace(policy, admission))
             }
+            (Command::Cache(CacheChange::Fill(fill)), Some(disk))
+                if disk.changes.is_empty() && disk.opening.is_none() =>
+            {
+                let cache = disk.cache.as_mut().ok_or(CommandError::NoCache);
+                cache.map(|cache| cache.set_fill(fill))
+            }
             (Command::Cache(CacheChange::Expect(expect)), Some(_)) => {
                 let result = self.expect(disk_id, expect);
                 self.done(id, disk_id, result.map(|()| Vec::new()));
@@ -348,6 +354,10 @@ impl Disk {
             }
             (Some(_), CacheChange::Replace(policy, admission)) => {
                 self.cache.as_mut().expect("matched").replace(policy, admission);
+                return Ok(Vec::new());
+            }
+            (Some(_), CacheChange::Fill(fill)) => {
+                self.cache.as_mut().expect("matched").set_fill(fill);
                 return Ok(Vec::new());
             }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,

@@ -63,6 +63,8 @@ pub(super) struct Disk {
     pub(super) jobs: u32,
     /// Number of jobs in progress that need no range lock.
     pub(super) jobs_at_once: u32,
+    /// Number of extra fills in progress.
+    pub(super) extra_fills: u32,
     /// The journal of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
@@ -131,6 +133,7 @@ impl Disk {
             backing_in_flight: 0,
             jobs: 0,
             jobs_at_once: 0,
+            extra_fills: 0,
             journal: None,
             journal_in_flight: 0,
             opening: None,

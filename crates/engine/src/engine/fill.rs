@@ -143,12 +143,25 @@ impl Engine {
         sums: &[u32],
     ) {
         let believed = self.is_believed(slot);
+        self.note_filled(now, io, result, believed, sums);
+        self.finish_unless_filling(slot);
+    }
+
+    /// Handles the end of a flash write of data from the backing. If the backing may have lost the
+    /// data, it is not believed and stays invalid.
+    pub(super) fn note_filled(
+        &mut self,
+        now: Instant,
+        io: &Pending,
+        result: Result<(), IoError>,
+        believed: bool,
+        sums: &[u32],
+    ) {
         let disk = self.disk_mut(io.disk);
         let index = &mut disk.cache.as_mut().expect("changes wait for flash I/O").index;
         if let (Some(journal), Target::Flash(device)) = (&mut disk.journal, io.target) {
             journal.wrote(device);
         }
-        // The backing may have lost the buffer's data.
         if result.is_ok() && believed {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {
@@ -159,7 +172,6 @@ impl Engine {
             }
             self.wake(io.disk);
         }
-        self.finish_unless_filling(slot);
     }
 }
 

@@ -3,7 +3,7 @@
 //! Each datastore and each flash device has a gate. A gate is open while its resource is not
 //! throttled and the disk has no limit. An open gate costs one check. At a closed gate, an I/O
 //! waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O belongs to its disk's
-//! flow. Fills after the reply, destaging, cache maintenance and their flushes are one flow for all
+//! flow. Fills after the reply, extra fills, destaging, cache maintenance and their flushes are one flow for all
 //! disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the gates, because guests' flushes wait
 //! for it and it is small. The engine treats a waiting I/O as in flight, except in the time limit
 //! for stalled devices.
@@ -213,6 +213,16 @@ impl Engine {
         }
     }
 
+    /// Returns true if an I/O of background work to the disk's backing would be sent immediately.
+    pub(super) fn is_backing_idle(&mut self, disk: DiskId) -> bool {
+        let resource = Resource::Datastore(self.disk(disk).config.datastore);
+        let gate = self.gates.get(resource);
+        match gate.window.is_on() {
+            true => gate.window.has_room() && gate.scheduler.is_empty(),
+            false => gate.scheduler.waiting(BACKGROUND) == 0,
+        }
+    }
+
     /// Returns true if no guest waits for the I/O of this request or job.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
@@ -222,6 +232,7 @@ impl Engine {
                 | JobKind::Flush(_)
                 | JobKind::Maintenance(_)
                 | JobKind::Verify
+                | JobKind::ExtraFill
                 | JobKind::Rewrite => true,
                 JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },

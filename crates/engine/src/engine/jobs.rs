@@ -1,5 +1,5 @@
 //! Background jobs of the engine: transfers of dirty data from flash to the backing, flushes of the
-//! backing, and read-ahead.
+//! backing, read-ahead, and extra fills.
 //!
 //! A transfer locks its sectors like a read that fills flash, so that reads from flash continue and
 //! changes wait. The transfer reads flash into a destage buffer, compares the checksums, and writes
@@ -53,6 +53,8 @@ pub(super) enum JobKind {
     Maintenance(FrameNo),
     /// Reads a sequential reader's next sectors into memory (`ahead.rs`).
     ReadAhead,
+    /// Brings the uncached sectors next to a read miss into the cache (`extra_fill.rs`).
+    ExtraFill,
     /// Compares sectors of a recovered cache with the backing (`verify.rs`).
     Verify,
     /// Sends several writes of guests to the backing as one (`merge.rs`).
@@ -98,6 +100,8 @@ pub(super) enum Step {
     AheadFlash,
     AheadBacking,
     AheadOverlay,
+    ExtraRead,
+    ExtraWrite,
     MergedWrite,
     Rewrite,
     EdgeDirty,
@@ -203,7 +207,9 @@ impl Engine {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
-            JobKind::ReadAhead | JobKind::Verify => self.destage_buffers.take_spare(disk_id, bytes),
+            JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill => {
+                self.destage_buffers.take_spare(disk_id, bytes)
+            }
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
@@ -212,12 +218,17 @@ impl Engine {
         };
         self.jobs[job].buffer = Some(buffer);
         let capacity = buffer.sectors();
-        if matches!(kind, JobKind::Maintenance(_) | JobKind::ReadAhead | JobKind::Verify) {
+        let is_shortened = matches!(
+            kind,
+            JobKind::Maintenance(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill
+        );
+        if is_shortened {
             self.jobs[job].range.end = range.end.min(range.first + capacity);
         }
         match kind {
             JobKind::Maintenance(frame) => return self.start_maintenance(now, job, frame),
             JobKind::ReadAhead => return self.start_ahead(now, job),
+            JobKind::ExtraFill => return self.start_extra_fill(now, job),
             JobKind::Verify => return self.start_verify(now, job),
             JobKind::ReadEdge(..) => return self.start_edge(now, job),
             JobKind::Rewrite => return self.start_rewrite(now, job),
@@ -278,6 +289,7 @@ impl Engine {
             (Step::MaintenanceWrite, _) => return self.maintenance_write_done(now, job, io, result, sums),
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
+            (_, JobKind::ExtraFill) => return self.extra_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
             (_, JobKind::Rewrite) => return self.rewrite_io_done(now, job, io, result, sums),
             (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
@@ -307,9 +319,8 @@ impl Engine {
     }
 
     pub(super) fn end_job(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
-        let moved = self.jobs[job].step == Step::BackingWrite;
-        let started = self.jobs[job].step != Step::Waiting;
-        let Job { disk, kind, whole, range, buffer, doubts, .. } = self.jobs.remove(job);
+        let Job { disk, kind, whole, range, step, buffer, doubts, .. } = self.jobs.remove(job);
+        let (moved, started) = (step == Step::BackingWrite, step != Step::Waiting);
         self.job_slots.give_back(disk, 1);
         let it = self.disk_mut(disk);
         it.jobs -= u32::from(started);
@@ -326,6 +337,7 @@ impl Engine {
             JobKind::Maintenance(_) => self.maintenance_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
+            JobKind::ExtraFill => self.extra_fill_done(job, range, step),
             JobKind::Merged | JobKind::ReadEdge(..) | JobKind::Rewrite => {}
         }
         match kind {
@@ -340,6 +352,7 @@ impl Engine {
             | JobKind::Maintenance(_)
             | JobKind::ReadAhead
             | JobKind::Verify
+            | JobKind::ExtraFill
             | JobKind::Rewrite
             | JobKind::Merged => {}
         }

@@ -12,7 +12,7 @@
 //! read    waiting → copy from memory → reply                   all sectors in memory
 //!         waiting → flash read → reply                         all sectors valid
 //!                   └ error or wrong checksum ┐
-//!         waiting ─────────────────────→ backing read → reply → fill
+//!         waiting ─────────────────────→ backing read → reply → fill, extra fill
 //! write   waiting → backing write → reply → fill
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
@@ -39,6 +39,7 @@ mod destager;
 mod direct;
 mod disk;
 mod early_discard;
+mod extra_fill;
 mod fill;
 mod gate;
 mod growth;
@@ -195,6 +196,8 @@ pub struct Engine {
     recent_edges: RecentEdges,
     /// Number of read-ahead transfers in flight.
     aheads: u32,
+    /// Number of extra fills in progress.
+    extra_fills: u32,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have work.
@@ -344,6 +347,7 @@ impl Engine {
             destage_buffers: DestageBuffers::default(),
             recent_edges: RecentEdges::default(),
             aheads: 0,
+            extra_fills: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),

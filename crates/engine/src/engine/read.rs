@@ -5,7 +5,7 @@ use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
 use crate::command::{Mode, Role};
 use crate::index::Index;
-use crate::io::{IoError, IoOp, Op};
+use crate::io::{IoError, IoOp, Op, PayloadMemory, Request};
 use crate::memory::Ahead;
 use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
@@ -314,6 +314,7 @@ impl Engine {
 
     fn end_backing_read(&mut self, now: Instant, slot: u32) {
         let is_shared = self.is_all_shared(slot);
+        let has_shared = !self.requests[slot].shared.is_empty();
         let filled = if is_shared { Err(Outcome::BypassShared) } else { self.fill(now, slot) };
         if let Err(why) = filled {
             // A flash error stays the outcome even if the repair of flash has to wait.
@@ -324,6 +325,21 @@ impl Engine {
             }
         }
         self.reply(now, slot, Ok(()));
+        let Active { request, range, run, outcome, .. } = self.requests[slot];
         self.finish_unless_filling(slot);
+        if !has_shared && may_fill_more(&request, outcome) {
+            self.fill_extra(now, range, run);
+        }
     }
+}
+
+/// Returns true if this miss may fill more than the guest read. A retry of a read into guest memory
+/// may not, because it is unknown whether it is part of a sequential run.
+fn may_fill_more(request: &Request, outcome: Outcome) -> bool {
+    let is_miss = matches!(
+        outcome,
+        Outcome::MissFilled | Outcome::PartialMiss | Outcome::MissUnproven | Outcome::MissNoBlock
+    );
+    let is_guests = request.op == Op::Read && !request.passes_by();
+    is_miss && is_guests && request.memory == PayloadMemory::Daemon
 }

@@ -172,6 +172,9 @@ impl Engine {
         disk.in_flight -= 1;
         disk.ownership.guests -= u32::from(!active.request.op.is_own());
         disk.answered_discards -= u32::from(active.is_answered);
+        if let Some(cache) = &mut disk.cache {
+            disk.stats.extra_blocks_used += cache.take_extra_uses();
+        }
         self.unsettled.push(active.request.disk);
     }
 }

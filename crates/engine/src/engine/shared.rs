@@ -6,6 +6,7 @@
 //! flash has data that clones share only once. If the parent's disk served only a part of a read,
 //! the clone promotes the rest.
 
+use super::jobs::JobKind;
 use super::{Active, Engine, Owner};
 use crate::io::Promote;
 use crate::units::{Instant, IoId};
@@ -22,6 +23,7 @@ impl Engine {
     pub fn promote_of(&self, id: IoId) -> Promote {
         match self.ios[id.0].owner {
             Owner::Request(slot) if self.requests[slot].request.passes_by() => Promote::Never,
+            Owner::Job(job) if self.jobs[job].kind == JobKind::ExtraFill => Promote::Never,
             _ => Promote::Usual,
         }
     }

@@ -173,6 +173,11 @@ impl Engine {
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }
+        if let CacheChange::Fill(fill) = change {
+            disk.cache.as_mut().expect("matched").set_fill(fill);
+            self.end_change_of_structure(id, command, Ok(Vec::new()));
+            return Ok(());
+        }
         let kind = match change {
             CacheChange::Close => Some(Kind::Close),
             CacheChange::DiscardDirty(discard) => Some(Kind::Discard(discard)),
@@ -224,6 +229,7 @@ impl Engine {
             CacheChange::Expect(_)
             | CacheChange::Tune(..)
             | CacheChange::Replace(..)
+            | CacheChange::Fill(_)
             | CacheChange::Drain
             | CacheChange::StopDrain
             | CacheChange::Vacate(_)
@@ -734,6 +740,7 @@ impl Cache {
         match change {
             CacheChange::Tune(..)
             | CacheChange::Replace(..)
+            | CacheChange::Fill(_)
             | CacheChange::Expect(_)
             | CacheChange::LossRecorded(_)
             | CacheChange::Grow(..)

@@ -14,6 +14,7 @@ mod direct;
 mod early_discard;
 mod ends;
 mod errors;
+mod fill_granularity;
 mod growth;
 mod health;
 mod limits;

@@ -273,6 +273,8 @@ impl Simulation<'_> {
             self.report.evictions += stats.evictions.blocks;
             self.report.destaged_bytes += stats.destaged_bytes;
             self.report.read_ahead_bytes += stats.read_ahead_bytes;
+            self.report.extra_read_bytes += stats.extra_read_bytes;
+            self.report.extra_blocks_used += stats.extra_blocks_used;
             self.report.writes_merged += stats.writes_merged;
             self.report.bulk_writes += stats.bulk_writes;
         }

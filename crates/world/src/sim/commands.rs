@@ -326,6 +326,9 @@ impl Simulation<'_> {
         if self.scenario.lives.is_some() {
             self.draw_write_back(&mut config);
         }
+        if let Some(fills) = &mut self.fills {
+            config.fill = fills.setting();
+        }
         config
     }
 

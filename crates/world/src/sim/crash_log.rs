@@ -36,7 +36,7 @@ impl SurvivingMemory for Memory {
 
 impl CrashLog {
     /// Returns the log of a disk in the history of this seed, if it has one.
-    pub(super) fn of(seed: u64) -> Option<CrashLog> {
+    fn of(seed: u64) -> Option<CrashLog> {
         let bytes = Arc::new(Mutex::new(vec![0; CRASH_LOG_BYTES]));
         SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false })
     }
@@ -51,6 +51,13 @@ impl CrashLog {
 }
 
 impl Simulation<'_> {
+    /// Gives the disks crash logs, if the history of this seed has them.
+    pub(super) fn draw_crash_logs(&mut self, seed: u64) {
+        for disk in &mut self.disks {
+            disk.crash_log = CrashLog::of(seed);
+        }
+    }
+
     /// Gives the engine the memory of a disk's crash log.
     pub(super) fn give_crash_log(&mut self, disk: usize) {
         if let Some(log) = &mut self.disks[disk].crash_log {

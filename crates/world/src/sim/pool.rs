@@ -230,6 +230,12 @@ impl Simulation<'_> {
                     }
                     false
                 }
+                Command::Cache(CacheChange::Fill(fill)) => {
+                    let configs =
+                        disk.config.iter_mut().chain(disk.owner.iter_mut().map(|owner| &mut owner.config));
+                    configs.for_each(|config| config.fill = *fill);
+                    false
+                }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile() && !awaits_cache)

@@ -61,7 +61,7 @@ impl Simulation<'_> {
         (0..buffers).for_each(|_| self.lend(1 << 20));
     }
 
-    /// Counts flash I/O on the engine's own buffers that is certainly read-ahead.
+    /// Counts flash I/O on the engine's own buffers that is certainly read-ahead or an extra fill.
     pub(super) fn tally_lent(&mut self, io: &Io, failed: bool) {
         let Target::Flash(device) = io.target else { return };
         if self.scenario.lives.is_some() {

@@ -113,6 +113,10 @@ pub struct Report {
     pub bulk_writes: u64,
     /// Number of bytes read ahead.
     pub read_ahead_bytes: u64,
+    /// Number of bytes that extra fills read from backings.
+    pub extra_read_bytes: u64,
+    /// Number of uses of extra blocks.
+    pub extra_blocks_used: u64,
     /// Number of bytes destaged from flash to backings.
     pub destaged_bytes: u64,
     /// Number of backing reads that a parent disk served, completely or in part.
@@ -145,7 +149,7 @@ impl Report {
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost devices_returned changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
-            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes destaged_bytes shared took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes extra_read_bytes extra_blocks_used destaged_bytes shared took_ns
         }
     }
 }

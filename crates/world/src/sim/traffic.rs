@@ -394,6 +394,7 @@ impl Simulation<'_> {
             },
         };
         self.ios.remove(&id);
+        self.make_extra_stale(&mut done);
         let mut failed = done.result.is_err();
         trace!(self, "completed {} on {:?}: {:?}", id, done.io.target, done.result);
         if let Some(slice) = done.io.slice

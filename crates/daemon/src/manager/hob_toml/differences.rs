@@ -363,7 +363,7 @@ pub(super) fn definitions_of(config: &Config) -> BTreeMap<String, String> {
 }
 
 /// Returns the settings of a cache as keys and values of hob.toml.
-fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 20] {
+fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 21] {
     let limits = spec.shared.unwrap_or_default();
     [
         ("size", spec.shared.map_or_else(|| spec.size.to_string(), |_| "shared".to_owned())),
@@ -376,6 +376,7 @@ fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 20] {
         ("persistent", spec.journal.is_some().to_string()),
         ("layout", spec.layout.to_string()),
         ("admission", spec.admission.to_string()),
+        ("fill", spec.fill.to_string()),
         ("mode", spec.mode.to_string()),
         ("destage_order", spec.destage.order.to_string()),
         ("dirty_start", spec.destage.dirty_start.to_string()),
@@ -398,6 +399,7 @@ fn whole_settings(spec: &CacheSpec) -> CacheSettings {
         persistent: Some(spec.journal.is_some()),
         layout: Some(spec.layout.to_string()),
         admission: Some(spec.admission.to_string()),
+        fill: Some(spec.fill.to_string()),
         destage_order: Some(spec.destage.order.to_string()),
         dirty_start: Some(spec.destage.dirty_start),
         dirty_stop: Some(spec.destage.dirty_stop),

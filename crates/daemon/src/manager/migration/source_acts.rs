@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hob_control::{Arrival, ArrivingCache, ArrivingSettings, CacheSettings, MigrationStart};
 use hob_engine::command::{CacheChange, Mode, Role};
+use hob_engine::granularity::Fill;
 use hob_engine::migration::{Record, SourceAct};
 use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
@@ -182,7 +183,8 @@ fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> Arrivin
         dirty_age_max: Some(spec.destage.dirty_age_max),
         copies: Some(spec.copies.to_string()),
         ordered: Some(spec.destage.ordered),
-        // An older hob does not know this field.
+        // An older hob does not know these fields.
+        fill: (spec.fill != Fill::default()).then(|| spec.fill.to_string()),
         verify: (spec.verify != Verify::default()).then(|| spec.verify.to_string()),
         ram: Some(spec.ram),
         // An older hob does not know these fields.

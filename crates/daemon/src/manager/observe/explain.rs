@@ -178,6 +178,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     }
     sentences.extend(cache.shared.as_ref().map(about_share));
     sentences.extend(stats.choice.as_ref().map(about_choice).unwrap_or_default());
+    sentences.extend(about_extra(cache, stats));
     sentences.extend(about_verification(stats));
     sentences.extend(about_writes(cache, stats));
     if stats.cache != CacheState::None
@@ -230,6 +231,18 @@ fn about_choice(choice: &CacheChoice) -> Vec<String> {
         ));
     }
     sentences
+}
+
+/// Describes the data that misses bring into the cache in addition to what guests read.
+fn about_extra(cache: &Cache, stats: &DiskStats) -> Option<String> {
+    (stats.extra_read_bytes > 0).then(|| {
+        let (read, uses) = (Size(stats.extra_read_bytes).human(), stats.extra_blocks_used);
+        format!(
+            "Beside the data that guests read, misses brought {read} into the cache (fill {}). Guests used \
+             these blocks {uses} times.",
+            cache.fill
+        )
+    })
 }
 
 /// Describes the progress of verifying the cache against the backing.

@@ -124,6 +124,8 @@ pub(in crate::manager) fn report(disk: &str, block_size: Size, stats: &stats::Di
         memory_bytes: stats.memory_bytes,
         memory_held_bytes: stats.memory_held_bytes,
         read_ahead_bytes: stats.read_ahead_bytes,
+        extra_read_bytes: stats.extra_read_bytes,
+        extra_blocks_used: stats.extra_blocks_used,
         writes_merged: stats.writes_merged,
         memory_index_bytes: stats.memory_index_bytes,
         outcomes: outcomes.collect(),

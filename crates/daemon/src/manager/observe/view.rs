@@ -158,6 +158,7 @@ impl DiskEntry {
                 persistent: spec.journal.is_some(),
                 layout: spec.layout.to_string(),
                 admission: spec.admission.to_string(),
+                fill: spec.fill.to_string(),
                 destage_order: spec.destage.order.to_string(),
                 dirty_start: spec.destage.dirty_start,
                 dirty_stop: spec.destage.dirty_stop,

@@ -268,6 +268,7 @@ impl Pools {
         };
         shard.change_cache(id, CacheChange::Tune(config.mode, config.destage, config.copies)).await?;
         shard.change_cache(id, CacheChange::Replace(config.policy, config.admission)).await?;
+        shard.change_cache(id, CacheChange::Fill(config.fill)).await?;
         Ok(())
     }
 

@@ -56,6 +56,17 @@ fn every_part_can_be_set_by_itself() {
 }
 
 #[test]
+fn fill_is_part_of_no_preset() {
+    let (spec, _) = new(r#""preset":"zbs","fill":"auto""#, CONTEXT).unwrap();
+    assert_eq!((engine_config(&spec, 1 << 20).unwrap().fill, preset_of(&spec)), (Fill::Auto, Some("zbs")));
+    let (again, _) = changed_spec(&spec, None, &settings(r#""preset":"vfrc""#), CONTEXT).unwrap();
+    assert_eq!((again.fill, preset_of(&again)), (Fill::Auto, Some("vfrc")));
+    let (other, _) = changed_spec(&spec, None, &settings(r#""fill":"sectors""#), CONTEXT).unwrap();
+    assert_eq!(other.fill, Fill::Sectors);
+    assert!(spec.structure() == other.structure(), "the cache keeps its contents");
+}
+
+#[test]
 fn write_back_is_persistent_and_stays_so_when_the_mode_changes() {
     let (spec, _) = new(r#""mode":"write-back""#, CONTEXT).unwrap();
     let owner = spec.journal.unwrap().owner;
@@ -103,6 +114,7 @@ fn conflicting_settings_are_refused_with_a_suggestion() {
         (r#""mode":"write-off""#, "write-through, write-back"),
         (r#""layout":"split:0""#, "split:PERCENT"),
         (r#""admission":"nth-access:9""#, "nth-access:N"),
+        (r#""fill":"blocks""#, "sectors, block, auto"),
         (r#""destage_order":"up""#, "elevator, coldest"),
         (r#""copies":"3","persistent":true"#, "2-dirty"),
         (r#""preset":"emc""#, "fast-cache"),

@@ -13,13 +13,14 @@ use crate::stats::CacheState;
 const RING_BYTES: u64 = 8 * MIB;
 
 /// State that an earlier engine left: blocks 0 to 3 clean, and 4 and 5 dirty under write-back.
+#[derive(Default)]
 pub(super) struct Left {
     pages: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Left {
     pub(super) fn by(mode: Mode) -> Left {
-        let mut left = Left { pages: BTreeMap::new() };
+        let mut left = Left::default();
         let mut bench = Bench::bare(Limits::default());
         bench.engine.lend(BufferId(1 << 20), 1 << 20);
         bench.start_change(enable(1, mode, None));
@@ -35,7 +36,7 @@ impl Left {
     }
 
     /// Completes all I/O, and keeps the journal's data.
-    fn settle(&mut self, bench: &mut Bench) {
+    pub(super) fn settle(&mut self, bench: &mut Bench) {
         while let Some(io) = bench.ios.pop_front() {
             for (at, page) in
                 (io.offset..).step_by(PAGE_BYTES).zip(bench.engine.journal_pages(io.id).chunks(PAGE_BYTES))

@@ -45,6 +45,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             persistent: false,
             layout: "unified".into(),
             admission: "always".into(),
+            fill: "sectors".into(),
             destage_order: "elevator".into(),
             dirty_start: 10,
             dirty_stop: 5,
@@ -132,6 +133,16 @@ fn the_choice_of_an_automatic_cache_is_named_with_its_alternatives() {
     let said = said(&disk(CacheState::Active, None), &stats);
     let expected = "hob has chosen policy s3-fifo and admission ghost for this workload. hob expects hits for 34.8 % and \
                     12 bytes written to flash per 100 bytes of requests. The alternatives: s3-fifo always: 4.9 % and 71 bytes.";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn extra_data_of_misses_is_named_with_its_uses() {
+    let none = figures(CacheState::Active, &[(Outcome::Hit, 9)], 10);
+    assert!(!said(&disk(CacheState::Active, None), &none).contains("Beside"));
+    let stats = DiskStats { extra_read_bytes: 3 << 20, extra_blocks_used: 12, ..none };
+    let said = said(&disk(CacheState::Active, None), &stats);
+    let expected = "misses brought 3 MiB into the cache (fill sectors). Guests used these blocks 12 times.";
     assert!(said.contains(expected), "{said}");
 }
 
