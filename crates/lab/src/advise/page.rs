@@ -24,6 +24,9 @@ pub fn page(advice: &Advice, made_by: &str) -> String {
         page = page.section(advice.caveats.iter().fold(Section::new("Mind"), Section::note));
     }
     page = page.section(size_section(advice));
+    if !advice.runners_up.is_empty() {
+        page = page.section(runner_up_section(advice));
+    }
     if !advice.policies.is_empty() {
         page = page.section(policy_section(advice)).section(admission_section(advice));
     }
@@ -86,6 +89,7 @@ fn size_section(advice: &Advice) -> Section {
     let heads = [
         "cache size",
         "of what is touched",
+        "best policy",
         "read hits",
         "bytes of reads",
         "flash writes",
@@ -97,12 +101,16 @@ fn size_section(advice: &Advice) -> Section {
             vec![
                 named(bytes(trial.setting.cache_bytes), advice, |advised| *advised == trial.setting),
                 Cell::number(share),
+                Cell::text(trial.setting.policy.info().name),
             ],
             figures(trial),
         ]
         .concat()
     });
-    section.table(rows.fold(Table::new(heads).caption("The advised cache in other sizes"), Table::row))
+    section.table(rows.fold(
+        Table::new(heads).caption("The advised cache in other sizes, each with the best policy there"),
+        Table::row,
+    ))
 }
 
 /// Returns a row's name, with a note if the row is the recommended cache.
@@ -118,6 +126,25 @@ fn figures(trial: &Trial) -> Vec<Cell> {
         Cell::number(bytes(trial.flash_write_bytes)),
         Cell::number(bytes(trial.memory_bytes)),
     ]
+}
+
+fn runner_up_section(advice: &Advice) -> Section {
+    let heads = ["property changed", "value", "mean request"].into_iter().chain(FIGURES);
+    let mean = |ns: Option<u64>| ns.map_or(Cell::Missing, |ns| Cell::number(ms(ns)));
+    let rows = advice.runners_up.iter().map(|other| {
+        let named = vec![Cell::text(other.property), Cell::text(&*other.value), mean(other.mean_ns)];
+        [named, figures(&other.trial)].concat()
+    });
+    let mut table = Table::new(heads).caption("The best alternative for each property, write-through");
+    if let Some(advised) = &advice.recommendation {
+        let through_ns = match (&advice.mode, &advice.latency) {
+            (Some(mode), _) => Some(mode.through_ns),
+            (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
+        };
+        let named = vec![Cell::text("none"), Cell::text("as advised"), mean(through_ns)];
+        table = table.row([named, figures(&advised.cache)].concat());
+    }
+    Section::new("Runners-up").table(rows.fold(table, Table::row))
 }
 
 const FIGURES: [&str; 4] = ["read hits", "bytes of reads", "flash writes", "index in memory"];
