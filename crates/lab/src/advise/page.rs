@@ -61,6 +61,15 @@ fn cards(advice: &Advice) -> Vec<Card> {
     cards
 }
 
+/// Returns the block sizes whose curves are drawn: the advised one, a quarter and four times of it,
+/// and 4 KiB. Other curves lie between these and only hide them; the table has all block sizes.
+pub(super) fn curves_shown(advice: &Advice) -> impl Iterator<Item = &BlockSize> {
+    let advised = advice.recommendation.as_ref().map(|advised| advised.cache.setting.block_bytes);
+    let middle = advised.map_or(64 << 10, u64::from);
+    let shown = [4096, middle / 4, middle, middle * 4];
+    advice.block_sizes.iter().filter(move |size| shown.contains(&size.block_bytes))
+}
+
 fn size_section(advice: &Advice) -> Section {
     let sizes = Axis::new("cache size", Unit::Bytes).log();
     let mut chart = CurveChart::new(
@@ -69,7 +78,7 @@ fn size_section(advice: &Advice) -> Section {
         Axis::new("reads from flash", Unit::Percent),
     )
     .subtitle(format!("{}; LRU, by block size", advice.trace));
-    for size in &advice.block_sizes {
+    for size in curves_shown(advice) {
         let points = size.curve.iter().map(|point| (point.cache_bytes as f64, point.read_hit_ratio));
         chart = chart.curve(Curve::new(bytes(size.block_bytes), points.collect()));
     }
@@ -107,10 +116,14 @@ fn size_section(advice: &Advice) -> Section {
         ]
         .concat()
     });
-    section.table(rows.fold(
-        Table::new(heads).caption("The advised cache in other sizes, each with the best policy there"),
-        Table::row,
-    ))
+    section.table(
+        rows.fold(
+            Table::new(heads)
+                .caption("The advised cache in other sizes, each with the best policy there")
+                .copyable(),
+            Table::row,
+        ),
+    )
 }
 
 /// Returns a row's name, with a note if the row is the recommended cache.
@@ -135,7 +148,8 @@ fn runner_up_section(advice: &Advice) -> Section {
         let named = vec![Cell::text(other.property), Cell::text(&*other.value), mean(other.mean_ns)];
         [named, figures(&other.trial)].concat()
     });
-    let mut table = Table::new(heads).caption("The best alternative for each property, write-through");
+    let mut table =
+        Table::new(heads).caption("The best alternative for each property, write-through").copyable();
     if let Some(advised) = &advice.recommendation {
         let through_ns = match (&advice.mode, &advice.latency) {
             (Some(mode), _) => Some(mode.through_ns),
@@ -163,7 +177,7 @@ fn policy_section(advice: &Advice) -> Section {
     });
     Section::new("Policy")
         .figure(Figure::new(bars(&chart), "Simulated with the decisions the daemon makes."))
-        .table(rows.fold(Table::new(heads).caption("Policies that the daemon has"), Table::row))
+        .table(rows.fold(Table::new(heads).caption("Policies that the daemon has").copyable(), Table::row))
 }
 
 fn admission_section(advice: &Advice) -> Section {
@@ -177,9 +191,12 @@ fn admission_section(advice: &Advice) -> Section {
         ]
         .concat()
     });
-    Section::new("Admission")
-        .paragraph("What may come in decides how much is written to flash.")
-        .table(rows.fold(Table::new(heads).caption("The advised cache with other admissions"), Table::row))
+    Section::new("Admission").paragraph("What may come in decides how much is written to flash.").table(
+        rows.fold(
+            Table::new(heads).caption("The advised cache with other admissions").copyable(),
+            Table::row,
+        ),
+    )
 }
 
 fn block_section(advice: &Advice) -> Section {
@@ -204,7 +221,7 @@ fn block_section(advice: &Advice) -> Section {
                 .block_sizes
                 .iter()
                 .map(row)
-                .fold(Table::new(heads).caption("LRU by block size"), Table::row),
+                .fold(Table::new(heads).caption("LRU by block size").copyable(), Table::row),
         )
 }
 

@@ -384,6 +384,20 @@ fn the_page_and_the_text_have_the_results() {
 }
 
 #[test]
+fn the_page_draws_at_most_four_curves_and_its_tables_can_be_copied() {
+    let found = advice(&zipf(&["requests=30000", "io=16K", "footprint=32M"]));
+    assert!(found.block_sizes.len() > 4);
+    let html = page(&found, "");
+    let advised = found.recommendation.as_ref().unwrap().cache.setting.block_bytes;
+    let drawn: Vec<u64> = page::curves_shown(&found).map(|size| size.block_bytes).collect();
+    assert!(drawn.len() <= 4 && drawn.contains(&u64::from(advised)), "{drawn:?}");
+    let copy = html.split("<pre class=\"copy\"").nth(1).unwrap().split("</pre>").next().unwrap();
+    let lines: Vec<&str> = copy.trim().lines().collect();
+    let sizes = lines.iter().filter(|line| line.split('\t').count() == 7).count();
+    assert_eq!((sizes, lines.len()), (found.sizes.len() + 1, found.sizes.len() + 1), "{copy}");
+}
+
+#[test]
 fn devices_parse_as_they_are_shown() {
     assert_eq!("fixed:5,2.5".parse(), Ok(Backing::Fixed { read_ms: 5.0, write_ms: 2.5 }));
     assert_eq!("15k-raid5".parse(), Ok(Backing::Raid5Of15K));
