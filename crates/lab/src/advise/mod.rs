@@ -31,6 +31,7 @@ mod trials;
 mod words;
 
 use anyhow::{Result, bail};
+use hob_engine::admission::Admission;
 use serde::Serialize;
 
 use crate::trace::profile::Profile;
@@ -156,6 +157,8 @@ pub struct Recommendation {
     /// Recommended cache and its results for the whole trace.
     #[serde(flatten)]
     pub cache: Trial,
+    /// The best cache with write-through, which the alternatives are compared with.
+    pub write_through: Trial,
     /// Preset from which the recommended configuration starts.
     pub preset: &'static str,
     /// Recommended write mode.
@@ -287,13 +290,14 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
     advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
+    let always = trials.exactly(Setting { admission: Admission::default(), ..setting })?;
     step(progress, "latencies", trials::SHARES.1)?;
     advice.wear = wear(&held, options, &cache);
     let mut timing = None;
     if let Some((latency, through)) = latency::expected(&held, options, &cache)? {
         timing = Some(latency.timing);
         let compared = (&through, latency.timing);
-        advice.mode = mode::choose(&held, options, &cache, compared, advice.wear.as_ref())?;
+        advice.mode = mode::choose(&held, options, (&cache, &always), compared, advice.wear.as_ref())?;
         advice.latency = Some(latency);
     }
     for other in &mut advice.runners_up {
@@ -303,12 +307,16 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     (advice.policies, advice.admissions) = (around.policies, around.admissions);
     let of_footprint = setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
     let (mut preset, mut mode) = ("vfrc", "write-through");
+    let (write_through, mut cache) = (cache.clone(), cache);
     if let Some(back) = advice.mode.as_ref().filter(|mode| mode.is_write_back) {
         (preset, mode) = ("auto", "write-back");
+        if back.admission == always.setting.admission.to_string() {
+            cache = always;
+        }
         advice.latency.iter_mut().for_each(|latency| latency.all_with_ns = back.back_ns);
         advice.wear.iter_mut().for_each(|wear| wear.multiply(back.flash_writes));
     }
-    advice.recommendation = Some(Recommendation { cache, preset, mode, of_footprint });
+    advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
     advice.verdict = Verdict::Cache;
     step(progress, "done", 1.0)?;
     Ok(words::recommending(advice, &held, options))

@@ -44,12 +44,12 @@ pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
 }
 
-/// Compares write-back with write-through, whose latencies are `through`. Returns `None` if the
-/// trace has hardly any writes.
+/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache that
+/// admits all data. Returns `None` if the trace has hardly any writes.
 pub(super) fn choose(
     held: &Held,
     options: &Options,
-    cache: &Trial,
+    (cache, always): (&Trial, &Trial),
     (through, timing): (&Means, Timing),
     wear: Option<&Wear>,
 ) -> Result<Option<ModeChoice>> {
@@ -59,14 +59,10 @@ pub(super) fn choose(
         return Ok(None);
     }
     let mut best: Option<(Means, Admission)> = None;
-    let mut admissions = vec![cache.setting.admission, Admission::default()];
-    admissions.dedup();
-    for admission in admissions {
-        let mut cache = cache.clone();
-        cache.setting.admission = admission;
-        let means = latency::measured(held, options, &cache, true, timing)?;
+    for cache in [cache, always] {
+        let means = latency::measured(held, options, cache, true, timing)?;
         if best.as_ref().is_none_or(|(best, _)| means.all_ns < best.all_ns) {
-            best = Some((means, admission));
+            best = Some((means, cache.setting.admission));
         }
     }
     let (back, admission) = best.expect("there is an admission");

@@ -156,7 +156,7 @@ fn runner_up_section(advice: &Advice) -> Section {
             (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
         };
         let named = vec![Cell::text("none"), Cell::text("as advised"), mean(through_ns)];
-        table = table.row([named, figures(&advised.cache)].concat());
+        table = table.row([named, figures(&advised.write_through)].concat());
     }
     Section::new("Runners-up").table(rows.fold(table, Table::row))
 }

@@ -17,7 +17,7 @@ pub fn text(advice: &Advice) -> String {
     section(&mut out, "Why", &advice.why);
     if let Some(advised) = &advice.recommendation {
         let chosen = &advised.cache;
-        out += &runners_up(advice, chosen);
+        out += &runners_up(advice, &advised.write_through);
         let of_footprint = |trial: &Trial| trial.setting.cache_bytes as f64 / footprint(advice);
         out += "\nOther sizes, each with its best policy\n";
         out += &columns(
@@ -57,7 +57,7 @@ fn runners_up(advice: &Advice, chosen: &Trial) -> String {
         (Some(mode), _) => Some(mode.through_ns),
         (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
     };
-    let own = (true, row("as advised, write-through".to_owned(), chosen, through_ns));
+    let own = (true, row(format!("write-through, {}", chosen.setting.admission), chosen, through_ns));
     let others = advice.runners_up.iter().map(|other| {
         (false, row(format!("{} {}", other.property, other.value), &other.trial, other.mean_ns))
     });

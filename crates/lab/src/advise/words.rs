@@ -232,6 +232,15 @@ fn push_admission(advice: &mut Advice, cache: &Trial) {
         }
     };
     advice.why.push(sentence);
+    if let Some(write_through) = advice.recommendation.as_ref().map(|advised| &advised.write_through)
+        && write_through.setting.admission != admission
+    {
+        let other = write_through.setting.admission;
+        advice.why.push(format!(
+            "With write-through, admission {other} would be better. With write-back it would send new writes to the \
+             backing."
+        ));
+    }
 }
 
 fn push_mode(advice: &mut Advice) {

@@ -132,7 +132,7 @@ fn shares_without_effect_are_reported_until_the_datastore_is_throttled() {
         assert!(has_note(&off) && off.notes[0].contains("set array --throttle auto"), "{:?}", off.notes);
         // Limits need no throttling, and normal shares are those of every disk.
         assert!(!has_note(&set(QosPatch { limit: Some(7), ..shares("normal") }).await));
-        assert!(has_note(&set(reserves(10)).await));
+        assert!(has_note(&set(reserves(5)).await));
         let throttle = DatastorePatch { control: Some("auto".into()), ..DatastorePatch::default() };
         bench.manager.qos.datastore_set("array".into(), throttle).await.unwrap();
         assert!(!has_note(&set(shares("high")).await));
