@@ -6,8 +6,12 @@
 //! the block of the current request, the block is not admitted. The bound thus also applies to
 //! policies that refuse admission. A cache that must admit every block misses a little more.
 //!
-//! Every request uses one whole block. The caller chooses the requests whose misses count, for
-//! example reads.
+//! Every use is of one whole block. The caller chooses the uses whose misses count, for example
+//! reads. Blocks are kept only for uses that count, because a write needs no cached block.
+//!
+//! A read of several blocks is a hit only if all of them are cached. The optimum of such reads is
+//! not known. [`NextUses::by_request`] gives an upper bound: for each read, it asks only for the
+//! block whose last use is longest ago. For reads of single blocks the bound is the optimum.
 //!
 //! Time: O(n log n) for n requests and each cache size, where the logarithm has base 64. Memory: 4
 //! bytes per request, and about 30 bytes per distinct block while the next uses are computed. After
@@ -15,6 +19,7 @@
 //! 2³² − 1 requests takes 18 GB for one cache size.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use anyhow::ensure;
 
@@ -47,25 +52,30 @@ impl NextUses {
     /// # Errors
     /// Returns an error for 2³² requests or more.
     pub fn counting(uses: impl IntoIterator<Item = (u64, bool)>) -> anyhow::Result<NextUses> {
-        let mut next: Vec<u32> = Vec::new();
-        let (mut counts, mut counted) = (Vec::new(), 0);
-        let mut last_use: HashMap<u64, u32> = HashMap::new();
-        for (key, is_counted) in uses {
-            ensure!(
-                next.len() < NEVER as usize,
-                "Belady's optimum takes {NEVER} requests at most: cut the trace or sample its blocks"
-            );
-            if let Some(last) = last_use.insert(key, next.len() as u32) {
-                next[last as usize] = next.len() as u32;
+        let mut building = Building::default();
+        uses.into_iter().try_for_each(|(key, is_counted)| building.add(key, is_counted))?;
+        Ok(building.finish())
+    }
+
+    /// Computes the next uses for requests of adjacent blocks, given in order, with a flag per
+    /// request that is true for a read. A read counts once: its misses are at least those of its
+    /// block whose last use is longest ago.
+    ///
+    /// # Errors
+    /// Returns an error if the requests use 2³² blocks or more.
+    pub fn by_request(requests: impl IntoIterator<Item = (Range<u64>, bool)>) -> anyhow::Result<NextUses> {
+        let mut building = Building::default();
+        for (blocks, is_read) in requests {
+            let last_use =
+                |block: &u64| building.last_use.get(block).map(|last| i64::from(*last)).unwrap_or(-1);
+            let oldest = blocks.clone().min_by_key(last_use);
+            // The oldest block is first: it need not be cached together with later blocks.
+            if let Some(oldest) = oldest {
+                building.add(oldest, is_read)?;
             }
-            if next.len().is_multiple_of(64) {
-                counts.push(0);
-            }
-            *counts.last_mut().expect("a word for each 64") |= u64::from(is_counted) << (next.len() % 64);
-            counted += u64::from(is_counted);
-            next.push(NEVER);
+            blocks.filter(|block| Some(*block) != oldest).try_for_each(|block| building.add(block, false))?;
         }
-        Ok(NextUses { next, counts, counted, distinct: last_use.len() as u64 })
+        Ok(building.finish())
     }
 
     /// Returns the number of requests in the trace.
@@ -83,21 +93,24 @@ impl NextUses {
         self.distinct
     }
 
-    /// Returns the number of counted misses with a cache of `blocks` blocks. The replacement is
-    /// optimal for all requests.
+    fn is_counted(&self, request: u32) -> bool {
+        self.counts[request as usize / 64] >> (request % 64) & 1 == 1
+    }
+
+    /// Returns the minimum number of counted misses with a cache of `blocks` blocks.
     pub fn misses(&self, blocks: u64) -> u64 {
         // The cache is a set of times: the next uses of its blocks. A time belongs to one block, so
-        // a request is a hit exactly if its own time is in the set. Blocks without a later use are
-        // never in the set.
+        // a request is a hit exactly if its own time is in the set. Blocks whose next use does not
+        // count, or that have none, are never in the set: they cannot become a counted hit.
         let mut cached = Moments::new(self.next.len());
         let (mut held, mut misses) = (0u64, 0);
         for (now, next) in (0..).zip(&self.next) {
             if cached.remove(now) {
                 held -= 1;
             } else {
-                misses += self.counts[now as usize / 64] >> (now % 64) & 1;
+                misses += u64::from(self.is_counted(now));
             }
-            if *next != NEVER {
+            if *next != NEVER && self.is_counted(*next) {
                 cached.insert(*next);
                 held += 1;
                 if held > blocks {
@@ -115,6 +128,40 @@ impl NextUses {
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
         let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
+    }
+}
+
+/// The next uses of the requests so far.
+#[derive(Default)]
+struct Building {
+    next: Vec<u32>,
+    counts: Vec<u64>,
+    counted: u64,
+    last_use: HashMap<u64, u32>,
+}
+
+impl Building {
+    fn add(&mut self, key: u64, is_counted: bool) -> anyhow::Result<()> {
+        let now = self.next.len();
+        ensure!(
+            now < NEVER as usize,
+            "Belady's optimum takes {NEVER} requests at most: cut the trace or sample its blocks"
+        );
+        if let Some(last) = self.last_use.insert(key, now as u32) {
+            self.next[last as usize] = now as u32;
+        }
+        if now.is_multiple_of(64) {
+            self.counts.push(0);
+        }
+        *self.counts.last_mut().expect("a word for each 64") |= u64::from(is_counted) << (now % 64);
+        self.counted += u64::from(is_counted);
+        self.next.push(NEVER);
+        Ok(())
+    }
+
+    fn finish(self) -> NextUses {
+        let Building { next, counts, counted, last_use } = self;
+        NextUses { next, counts, counted, distinct: last_use.len() as u64 }
     }
 }
 

@@ -83,6 +83,7 @@ impl<'a> Feed<'a> {
             None => true,
         };
         let mut remarks = self.blocks.reader().map(remarks).unwrap_or_default();
+        remarks.extend(self.blocks.truncation());
         if self.count == 0 {
             remarks.insert(0, "there is no request in the trace".to_owned());
             bail!("{}", remarks.join(" "));

@@ -67,7 +67,8 @@ pub(super) fn run(command: Lab, global: &Global) -> anyhow::Result<()> {
 /// A trace and how to read it.
 #[derive(Clone, Debug, Args)]
 struct Source {
-    /// The trace, perhaps compressed with gzip, zstd, bzip2 or xz; - is standard input
+    /// The trace, perhaps compressed with gzip, zstd, bzip2 or xz; - is standard input. Of
+    /// blktrace's NAME.blktrace.0, .1, …, give one file or NAME
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// Format of the trace [default: detected]; 'hob lab formats' describes the formats
@@ -172,6 +173,9 @@ fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
 /// Returns the remarks of the reader, one line each.
 fn remarks(reader: &TraceReader) -> Vec<String> {
     let mut remarks = Vec::new();
+    if reader.files() > 1 {
+        remarks.push(format!("{} per-CPU files of blktrace were merged", reader.files()));
+    }
     let skipped = reader.skipped();
     if skipped.count > 0 {
         remarks.push(format!("{} invalid entries were skipped:", skipped.count));

@@ -149,9 +149,9 @@ struct Report {
 }
 
 /// Fields that the optimum has. Its other fields are unknown, because the optimum is computed for
-/// blocks and not for requests.
-const KNOWN_OF_OPTIMUM: [&str; 6] =
-    ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "block_hit_ratio"];
+/// read hits, and for nothing else.
+const KNOWN_OF_OPTIMUM: [&str; 7] =
+    ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "read_hit_ratio", "block_hit_ratio"];
 
 /// Serializes rows, with `null` for unknown values.
 fn without_unknown<S: Serializer>(rows: &[Row], serializer: S) -> Result<S::Ok, S::Error> {
@@ -342,30 +342,30 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     Ok((profiler.finish().footprint.bytes, requests))
 }
 
-/// Computes Belady's bound block by block: writes fill blocks, reads count.
+/// Computes Belady's bound of the read hits, and that of the block hits: writes fill blocks, reads
+/// count.
 fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for block_size in &args.block_size {
         let block_bytes = block_size.bytes();
         let mut blocks = args.source.open_blocks()?;
-        let mut keys = Vec::new();
+        let mut requests = Vec::new();
         loop {
             let block = blocks.next_block()?;
             if block.is_empty() {
                 break;
             }
-            keys.extend(
-                block.iter().flat_map(|record| {
-                    touched(record, block_bytes).map(|block| (block, record.op == Op::Read))
-                }),
-            );
+            requests.extend(block.iter().map(|record| (touched(record, block_bytes), record.op == Op::Read)));
         }
-        let next_uses = NextUses::counting(keys)?;
         let sizes: Vec<u64> =
             args.size.iter().map(|size| size.bytes(footprint, block_bytes as u32)).collect();
         let counts: Vec<u64> = sizes.iter().map(|bytes| bytes / block_bytes).collect();
-        for (cache_bytes, miss_ratio) in sizes.into_iter().zip(next_uses.miss_ratios(&counts)) {
-            rows.push(Row::optimum(block_bytes as u32, cache_bytes, footprint, miss_ratio));
+        let reads = NextUses::by_request(requests.iter().cloned())?.miss_ratios(&counts);
+        let uses =
+            requests.into_iter().flat_map(|(blocks, is_read)| blocks.map(move |block| (block, is_read)));
+        let each = NextUses::counting(uses)?.miss_ratios(&counts);
+        for ((cache_bytes, reads), each) in sizes.into_iter().zip(reads).zip(each) {
+            rows.push(Row::optimum(block_bytes as u32, cache_bytes, footprint, (reads, each)));
         }
     }
     Ok(rows)
@@ -409,7 +409,13 @@ impl Row {
         }
     }
 
-    fn optimum(block_bytes: u32, cache_bytes: u64, footprint: Option<u64>, miss_ratio: f64) -> Row {
+    /// The miss ratios are those of reads and of their blocks.
+    fn optimum(
+        block_bytes: u32,
+        cache_bytes: u64,
+        footprint: Option<u64>,
+        (reads, blocks): (f64, f64),
+    ) -> Row {
         Row {
             policy: OPTIMUM.to_owned(),
             admission: "-".to_owned(),
@@ -417,13 +423,13 @@ impl Row {
             block_bytes,
             cache_bytes,
             cache_share: footprint.map(|bytes| cache_bytes as f64 / bytes.max(1) as f64),
-            block_hit_ratio: 1.0 - miss_ratio,
+            read_hit_ratio: 1.0 - reads,
+            block_hit_ratio: 1.0 - blocks,
             ..Row::default()
         }
     }
 
-    /// Returns `figure`, or a dash for the optimum, which is computed for blocks and not for
-    /// requests.
+    /// Returns `figure`, or a dash for the optimum, which does not have it.
     fn by_request(&self, figure: String) -> String {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }
@@ -471,7 +477,7 @@ fn show(report: &Report) -> String {
             Size(u64::from(row.block_bytes)).to_string(),
             Unit::Bytes.text(row.cache_bytes as f64),
             row.cache_share.map_or("-".to_owned(), percent),
-            row.by_request(percent(row.read_hit_ratio)),
+            percent(row.read_hit_ratio),
             row.by_request(percent(row.byte_hit_ratio)),
             percent(row.block_hit_ratio),
             row.by_request(Unit::Bytes.text(row.flash_write_bytes as f64)),
@@ -573,8 +579,9 @@ mod tests {
 
     #[test]
     fn unknown_values_of_the_optimum_are_null_and_empty() {
-        let rows = [Row::optimum(4096, 1 << 20, Some(4 << 20), 0.4), Row { evictions: 7, ..Row::default() }];
-        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,,,0.6,,,,,,,,,,"));
+        let rows =
+            [Row::optimum(4096, 1 << 20, Some(4 << 20), (0.5, 0.4)), Row { evictions: 7, ..Row::default() }];
+        assert_eq!(csv(&rows[..1]).lines().nth(1), Some("optimum,-,4096,1048576,0.25,,,0.5,,0.6,,,,,,,,,,"));
         let results = rows.to_vec();
         let report = Report {
             trace: "t".into(),
@@ -585,7 +592,8 @@ mod tests {
             results,
         };
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!((&json["results"][0]["read_hit_ratio"], &json["results"][0]["evictions"]), {
+        assert_eq!(json["results"][0]["read_hit_ratio"], 0.5);
+        assert_eq!((&json["results"][0]["byte_hit_ratio"], &json["results"][0]["evictions"]), {
             (&serde_json::Value::Null, &serde_json::Value::Null)
         });
         assert_eq!(json["results"][0]["block_hit_ratio"], 0.6);

@@ -128,6 +128,7 @@ impl BlockCurve<'_> {
 /// good at that size. Larger blocks need less memory for the index. Returns `None` if no read is
 /// ever a hit.
 pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
+    let target = curves.iter().map(BlockCurve::best).fold(0.0, f64::max).min(target);
     let reaching = curves.iter().filter(|curve| curve.best() > 0.0);
     let cache_bytes = reaching.filter_map(|curve| curve.size_for(target)).min()?;
     let hits = |curve: &BlockCurve<'_>| curve.hit_ratio(cache_bytes);

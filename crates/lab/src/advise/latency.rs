@@ -17,7 +17,7 @@ use hob_world::replay::{CacheSetup, Replay, Served, Setup};
 use serde::Serialize;
 
 use super::material::Held;
-use super::{Options, Trial};
+use super::{Options, Trial, mode};
 use crate::generate::run::ask;
 use crate::trace::Record;
 
@@ -56,6 +56,10 @@ pub struct Latency {
     pub hit_ns: u64,
     /// Mean latency of reads that the cache could not serve.
     pub miss_ns: u64,
+    /// Mean latency of all reads and writes without a cache.
+    pub all_without_ns: u64,
+    /// Mean latency of all reads and writes with the recommended cache and its write mode.
+    pub all_with_ns: u64,
     /// Arrival times of the measured requests.
     pub timing: Timing,
     /// Number of measured requests.
@@ -75,40 +79,74 @@ pub(crate) fn seconds(held: &Held) -> Option<f64> {
     has_times.then_some(profile.duration_ns as f64 / 1e9)
 }
 
-/// Sums of the latencies of hits and misses.
+/// Sums of latencies: number of requests and nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
-struct Reads {
+struct Sums {
     hits: (u64, u64),
     misses: (u64, u64),
+    writes: (u64, u64),
+    /// Bytes written to flash for the measured requests.
+    flash_write_bytes: u64,
     /// Time from the first request to the last reply, nanoseconds.
     elapsed_ns: u64,
 }
 
-impl Reads {
+impl Sums {
     fn add(&mut self, served: &Served) {
-        if served.ask.op != Op::Read || served.outcome == Outcome::Refused {
-            return;
-        }
-        let (count, sum) = if served.outcome == Outcome::Hit { &mut self.hits } else { &mut self.misses };
+        let (count, sum) = match served.ask.op {
+            _ if served.outcome == Outcome::Refused => return,
+            Op::Read if served.outcome == Outcome::Hit => &mut self.hits,
+            Op::Read => &mut self.misses,
+            Op::Write(_) => &mut self.writes,
+            _ => return,
+        };
         *count += 1;
         *sum += served.latency_ns;
     }
 
-    fn mean(&self) -> Option<f64> {
-        mean((self.hits.0 + self.misses.0, self.hits.1 + self.misses.1))
+    fn reads(&self) -> (u64, u64) {
+        (self.hits.0 + self.misses.0, self.hits.1 + self.misses.1)
     }
+
+    /// Returns the means. `hit_ratio` is the hit ratio over the whole trace, or `None` without a
+    /// cache.
+    fn means(&self, held: &Held, hit_ratio: Option<f64>) -> Means {
+        let measured = mean(self.reads()).unwrap_or(0.0);
+        let miss_ns = mean(self.misses).unwrap_or(measured);
+        let hit_ns = mean(self.hits).unwrap_or(measured);
+        let read_ns = hit_ratio.map_or(measured, |ratio| ratio * hit_ns + (1.0 - ratio) * miss_ns);
+        let write_ns = mean(self.writes).unwrap_or(0.0);
+        let (reads, writes) = (held.profile.reads as f64, held.profile.writes as f64);
+        let all_ns = (read_ns * reads + write_ns * writes) / (reads + writes).max(1.0);
+        let (read_ns, hit_ns, miss_ns) = (read_ns as u64, hit_ns as u64, miss_ns as u64);
+        let flash_write_bytes = self.flash_write_bytes;
+        Means { read_ns, hit_ns, miss_ns, all_ns: all_ns as u64, flash_write_bytes }
+    }
+}
+
+/// Mean latencies with one cache, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Means {
+    pub(super) read_ns: u64,
+    pub(super) hit_ns: u64,
+    pub(super) miss_ns: u64,
+    /// Mean of all reads and writes.
+    pub(super) all_ns: u64,
+    /// Bytes written to flash for the measured requests.
+    pub(super) flash_write_bytes: u64,
 }
 
 fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// Returns the expected latencies, or `None` if the window has no suitable reads.
-pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<Latency>> {
+/// Returns the expected latencies, or `None` if the window has no suitable reads. The second value
+/// is that of a write-through cache.
+pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
     let alone = play(None, Timing::OneAtATimeNoTimes)?;
-    let Some(alone_ns) = alone.mean() else { return Ok(None) };
+    let Some(alone_ns) = mean(alone.reads()) else { return Ok(None) };
     let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
     if seconds(held).is_some() {
         (without, timing) = (play(None, Timing::Original)?, Timing::Original);
@@ -116,26 +154,42 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
         // their time in the trace is not overloaded.
         let asked_ns =
             window.last().map_or(0, |last| last.at_ns) - window.first().map_or(0, |first| first.at_ns);
-        let is_slow = without.mean().is_none_or(|ns| ns > alone_ns * OVERLOAD);
+        let is_slow = mean(without.reads()).is_none_or(|ns| ns > alone_ns * OVERLOAD);
         if is_slow && alone.elapsed_ns > asked_ns {
             (without, timing) = (alone, Timing::OneAtATimeOverload);
         }
     }
-    let with = play(Some(cache), timing)?;
-    let (Some(without_ns), Some(hit_ns)) = (without.mean(), mean(with.hits)) else { return Ok(None) };
-    let miss_ns = mean(with.misses).unwrap_or(without_ns);
-    let with_ns = cache.read_hit_ratio * hit_ns + (1.0 - cache.read_hit_ratio) * miss_ns;
-    Ok(Some(Latency {
-        without_ns: without_ns as u64,
-        with_ns: with_ns as u64,
-        hit_ns: hit_ns as u64,
-        miss_ns: miss_ns as u64,
+    let with = play(Some((cache, false)), timing)?;
+    if with.hits.0 == 0 {
+        return Ok(None);
+    }
+    let (without, with) = (without.means(held, None), with.means(held, Some(cache.read_hit_ratio)));
+    let latency = Latency {
+        without_ns: without.read_ns,
+        with_ns: with.read_ns,
+        hit_ns: with.hit_ns,
+        miss_ns: with.miss_ns,
+        all_without_ns: without.all_ns,
+        all_with_ns: with.all_ns,
         timing,
         requests: window.len() as u64,
         warmup: warm.len() as u64,
         backing: options.backing.describe(),
         flash: options.flash.describe().to_owned(),
-    }))
+    };
+    Ok(Some((latency, with)))
+}
+
+/// Returns the mean latencies of a cache, in the same way as [`expected`].
+pub(super) fn measured(
+    held: &Held,
+    options: &Options,
+    cache: &Trial,
+    is_write_back: bool,
+    timing: Timing,
+) -> Result<Means> {
+    let sums = play(held, options, Some((cache, is_write_back)), window(&held.records), timing)?;
+    Ok(sums.means(held, Some(cache.read_hit_ratio)))
 }
 
 /// Returns the warm-up requests and the measured requests.
@@ -144,30 +198,40 @@ fn window(records: &[Record]) -> (&[Record], &[Record]) {
     (&before[before.len() - before.len().min(WARM_MAX)..], window)
 }
 
+/// Plays the window, after a cache was warmed. The second value of `cache` selects write-back.
 fn play(
     held: &Held,
     options: &Options,
-    cache: Option<&Trial>,
+    cache: Option<(&Trial, bool)>,
     (warm, window): (&[Record], &[Record]),
     timing: Timing,
-) -> Result<Reads> {
-    let setup = cache.map(|cache| {
-        let setting = &cache.setting;
-        let mut cache = CacheSetup::volatile(setting.cache_bytes, setting.block_bytes, setting.policy);
-        cache.config.admission = setting.admission;
-        cache
-    });
+) -> Result<Sums> {
+    let setup = cache.map(|(cache, is_write_back)| setup(cache, is_write_back));
     let backing = options.backing.model(held.span_bytes);
     let setup = Setup::one_disk(held.span_bytes, setup, options.flash.model(), backing);
     let mut replay = Replay::new(setup).map_err(|error| anyhow!("cannot set up the replay: {error}"))?;
-    let mut reads = Reads::default();
+    let mut sums = Sums::default();
     if cache.is_some() {
         run(&mut replay, warm, timing, |_| {});
     }
-    let began = replay.now();
-    run(&mut replay, window, timing, |served| reads.add(served));
-    reads.elapsed_ns = replay.now() - began;
-    Ok(reads)
+    let written = |replay: &Replay| replay.stats(0).map_or(0, |stats| stats.flash.write_bytes);
+    let (began, before) = (replay.now(), written(&replay));
+    run(&mut replay, window, timing, |served| sums.add(served));
+    sums.elapsed_ns = replay.now() - began;
+    sums.flash_write_bytes = written(&replay).saturating_sub(before);
+    Ok(sums)
+}
+
+fn setup(cache: &Trial, is_write_back: bool) -> CacheSetup {
+    let setting = &cache.setting;
+    let mut setup = CacheSetup::volatile(setting.cache_bytes, setting.block_bytes, setting.policy);
+    setup.config.admission = setting.admission;
+    if is_write_back {
+        let preset = mode::preset();
+        (setup.config.mode, setup.config.destage) = (preset.mode, preset.destage);
+        (setup.config.copies, setup.journal) = (preset.copies, preset.persistent);
+    }
+    setup
 }
 
 fn run(replay: &mut Replay, records: &[Record], timing: Timing, served: impl FnMut(&Served)) {

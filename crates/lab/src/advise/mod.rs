@@ -5,11 +5,12 @@
 //! 1. the profile of the trace, and a sample if the trace is large (see `material.rs`);
 //! 2. LRU miss-ratio curves for each block size, which give attainable hits, the knee and the size
 //!    for the target;
-//! 3. simulations of the daemon's policies, of block sizes and of admissions around that size;
+//! 3. simulations of the daemon's policies, of block sizes and of admissions around that size, one
+//!    property at a time and then together (see `trials.rs` and `joint.rs`);
 //! 4. an exact simulation of the chosen cache over the whole trace, which gives the numbers of the
 //!    recommendation;
-//! 5. a part of the trace in virtual time with models of backing and flash, which gives latencies
-//!    and the wear of the flash.
+//! 5. a part of the trace in virtual time with models of backing and flash, which gives latencies,
+//!    the wear of the flash and the write mode (see `mode.rs`).
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice.
 //! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards and flushes are
@@ -17,9 +18,11 @@
 
 mod curves;
 mod devices;
+mod joint;
 mod latency;
 mod live;
 mod material;
+mod mode;
 mod page;
 #[cfg(test)]
 mod tests;
@@ -28,14 +31,17 @@ mod trials;
 mod words;
 
 use anyhow::{Result, bail};
+use hob_engine::admission::Admission;
 use serde::Serialize;
 
 use crate::trace::profile::Profile;
-use curves::BlockCurve;
+use curves::{BlockCurve, Start};
+use joint::{Around, Costs};
 use material::Held;
 use trials::Trials;
 
 pub use devices::{Backing, Endurance, Flash};
+pub use joint::RunnerUp;
 pub(crate) use latency::seconds;
 pub use latency::{Latency, Timing};
 pub use live::{
@@ -43,6 +49,7 @@ pub use live::{
     live_text,
 };
 pub use material::Material;
+pub use mode::ModeChoice;
 pub use page::page;
 pub use text::text;
 pub use trials::{Setting, Trial};
@@ -83,7 +90,7 @@ impl Default for Options {
             flash: Flash::default(),
             endurance: Endurance::default(),
             threads: 2,
-            touches_max: 2_500_000,
+            touches_max: 1_500_000,
         }
     }
 }
@@ -122,12 +129,16 @@ pub struct Advice {
     pub knee: Option<SizePoint>,
     /// Results by block size, smallest block size first.
     pub block_sizes: Vec<BlockSize>,
-    /// Results for other sizes of the recommended cache.
+    /// Results for other sizes of the recommended cache, each with the best policy of that size.
     pub sizes: Vec<Trial>,
     /// Results of all policies at the recommended size and block size, best first.
     pub policies: Vec<Trial>,
     /// Results for other admissions of the recommended cache.
     pub admissions: Vec<Trial>,
+    /// The best alternative for each property of the recommended cache.
+    pub runners_up: Vec<RunnerUp>,
+    /// Write-back compared with write-through; `None` if hardly anything is written.
+    pub mode: Option<ModeChoice>,
     /// Savings of a write-back cache.
     pub write_back: Option<WriteBack>,
     /// Expected latencies.
@@ -146,6 +157,8 @@ pub struct Recommendation {
     /// Recommended cache and its results for the whole trace.
     #[serde(flatten)]
     pub cache: Trial,
+    /// The best cache with write-through, which the alternatives are compared with.
+    pub write_through: Trial,
     /// Preset from which the recommended configuration starts.
     pub preset: &'static str,
     /// Recommended write mode.
@@ -218,6 +231,16 @@ pub struct Wear {
     pub device_bytes: Option<f64>,
 }
 
+impl Wear {
+    /// Scales the wear for a write mode that writes `factor` times as much.
+    fn multiply(&mut self, factor: f64) {
+        self.flash_write_bytes_per_day *= factor;
+        self.cache_writes_per_day *= factor;
+        self.life_years /= factor.max(1e-9);
+        self.device_bytes = self.device_bytes.map(|bytes| bytes * factor);
+    }
+}
+
 /// Progress callback. The arguments are the current stage in a few words and the completed share of
 /// all work, 0 to 1. The callback returns false to cancel the work.
 pub type Progress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
@@ -232,9 +255,15 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let sample = held.sample(options.touches_max);
     step(progress, "miss-ratio curves", 0.05)?;
     let curves = curves::by_block_size(&sample, options.threads)?;
-    let target = target(&curves, options.target_hit);
+    let unlimited = trials::unlimited(&sample, options.threads)?;
+    let target = target(&curves, unlimited, options.target_hit);
     let mut advice = blank(&held, options, target, sample.rate);
-    let Some(start) = curves::start(&curves, target.read_hit_ratio) else {
+    let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
+        // The curves can miss all hits of a trace whose writes cover parts of sectors.
+        let (cache_bytes, block_bytes) = (held.profile.footprint.bytes, 4096);
+        (unlimited > 0.0).then_some(Start { block_bytes, cache_bytes, block_bytes_max: block_bytes })
+    });
+    let Some(start) = start else {
         advice.block_sizes = curves.iter().map(|curve| curve.report(target.read_hit_ratio, 0)).collect();
         return Ok(words::refusing(advice, &held));
     };
@@ -246,25 +275,84 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     }
 
     let trials = Trials::new(&sample, &held, options.threads, progress);
-    let chosen = trials::choose(&trials, &start, target.read_hit_ratio)?;
-    let cache = trials::settled(&trials, chosen.setting, target.read_hit_ratio)?;
+    let costs = Costs::new(&held, options.endurance);
+    let first = trials::choose(&trials, &start, target.read_hit_ratio)?;
+    let block_bytes_max = start.block_bytes_max as u32;
+    let limits = (target.read_hit_ratio, start.cache_bytes.max(first.cache_bytes), block_bytes_max);
+    let together = joint::choose(&trials, first, &costs, limits)?;
+    let around = joint::around(&trials, together, block_bytes_max)?;
+    let cache = trials::settled(&trials, around.cache.setting, target.read_hit_ratio)?;
     let setting = cache.setting;
     let curve = curves.iter().find(|curve| curve.block_bytes == u64::from(setting.block_bytes));
     advice.knee = curve.and_then(BlockCurve::knee);
-    advice.sizes = trials::sizes(&trials, setting, advice.knee.map(|knee| knee.cache_bytes))?;
-    (advice.policies, advice.admissions) = (chosen.policies, chosen.admissions);
+    advice.sizes = trials::sizes(&trials, &cache, advice.knee.map(|knee| knee.cache_bytes))?;
     let report = |curve: &BlockCurve<'_>| curve.report(target.read_hit_ratio, setting.cache_bytes);
     advice.block_sizes = curves.iter().map(report).collect();
     advice.write_back = curves::write_back(&sample, u64::from(setting.block_bytes), setting.cache_bytes)?;
+    advice.runners_up = runners_up(&trials, &advice.sizes, &around, &cache)?;
+    let always = trials.exactly(Setting { admission: Admission::default(), ..setting })?;
     step(progress, "latencies", trials::SHARES.1)?;
-    advice.latency = latency::expected(&held, options, &cache)?;
     advice.wear = wear(&held, options, &cache);
+    let mut timing = None;
+    if let Some((latency, through)) = latency::expected(&held, options, &cache)? {
+        timing = Some(latency.timing);
+        let compared = (&through, latency.timing);
+        advice.mode = mode::choose(&held, options, (&cache, &always), compared, advice.wear.as_ref())?;
+        advice.latency = Some(latency);
+    }
+    for other in &mut advice.runners_up {
+        let measured = |timing| latency::measured(&held, options, &other.trial, false, timing);
+        other.mean_ns = timing.map(measured).transpose()?.map(|means| means.all_ns);
+    }
+    (advice.policies, advice.admissions) = (around.policies, around.admissions);
     let of_footprint = setting.cache_bytes as f64 / held.profile.footprint.bytes.max(1) as f64;
-    advice.recommendation =
-        Some(Recommendation { cache, preset: "vfrc", mode: "write-through", of_footprint });
+    let (mut preset, mut mode) = ("vfrc", "write-through");
+    let (write_through, mut cache) = (cache.clone(), cache);
+    if let Some(back) = advice.mode.as_ref().filter(|mode| mode.is_write_back) {
+        (preset, mode) = ("auto", "write-back");
+        if back.admission == always.setting.admission.to_string() {
+            cache = always;
+        }
+        advice.latency.iter_mut().for_each(|latency| latency.all_with_ns = back.back_ns);
+        advice.wear.iter_mut().for_each(|wear| wear.multiply(back.flash_writes));
+    }
+    advice.recommendation = Some(Recommendation { cache, write_through, preset, mode, of_footprint });
     advice.verdict = Verdict::Cache;
     step(progress, "done", 1.0)?;
     Ok(words::recommending(advice, &held, options))
+}
+
+/// Returns the best alternative for each property of the recommended cache, without its latency.
+fn runners_up(
+    trials: &Trials<'_, '_>,
+    sizes: &[Trial],
+    around: &Around,
+    cache: &Trial,
+) -> Result<Vec<RunnerUp>> {
+    let own = |trial: &&Trial| trial.setting.cache_bytes == cache.setting.cache_bytes;
+    let position = sizes.iter().position(|trial| own(&trial)).unwrap_or(0);
+    let smaller = position.checked_sub(1).and_then(|position| sizes.get(position));
+    let text = |trial: &Trial, property| match property {
+        "size" => words::bytes(trial.setting.cache_bytes),
+        "block size" => words::bytes(trial.setting.block_bytes.into()),
+        "policy" => trial.setting.policy.info().name.to_owned(),
+        _ => trial.setting.admission.to_string(),
+    };
+    let found = [
+        ("size", smaller.or(sizes.get(position + 1))),
+        ("block size", joint::runner_up(&around.cache, &around.blocks)),
+        ("policy", joint::runner_up(&around.cache, &around.policies)),
+        ("admission", joint::runner_up(&around.cache, &around.admissions)),
+    ];
+    let mut runners_up = Vec::new();
+    for (property, trial) in found {
+        let Some(trial) = trial else { continue };
+        let cache_bytes =
+            if property == "size" { trial.setting.cache_bytes } else { cache.setting.cache_bytes };
+        let trial = trials.exactly(Setting { cache_bytes, ..trial.setting })?;
+        runners_up.push(RunnerUp { property, value: text(&trial, property), trial, mean_ns: None });
+    }
+    Ok(runners_up)
 }
 
 fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
@@ -274,8 +362,10 @@ fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
     Ok(())
 }
 
-fn target(curves: &[BlockCurve<'_>], given: Option<f64>) -> Target {
-    let best = curves.iter().map(BlockCurve::best).fold(0.0, f64::max);
+/// Returns the target. `unlimited` is the hit ratio of an unlimited cache, which exceeds the curves
+/// if partial writes keep the rest of a block valid.
+fn target(curves: &[BlockCurve<'_>], unlimited: f64, given: Option<f64>) -> Target {
+    let best = curves.iter().map(BlockCurve::best).fold(unlimited, f64::max);
     Target {
         // A target that no cache reaches is lowered, and the advice says so.
         read_hit_ratio: given.unwrap_or(best * TARGET_OF_BEST).min(best),
@@ -299,6 +389,8 @@ fn blank(held: &Held, options: &Options, target: Target, sample_rate: f64) -> Ad
         sizes: Vec::new(),
         policies: Vec::new(),
         admissions: Vec::new(),
+        runners_up: Vec::new(),
+        mode: None,
         write_back: None,
         latency: None,
         wear: None,

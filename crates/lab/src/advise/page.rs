@@ -24,6 +24,9 @@ pub fn page(advice: &Advice, made_by: &str) -> String {
         page = page.section(advice.caveats.iter().fold(Section::new("Mind"), Section::note));
     }
     page = page.section(size_section(advice));
+    if !advice.runners_up.is_empty() {
+        page = page.section(runner_up_section(advice));
+    }
     if !advice.policies.is_empty() {
         page = page.section(policy_section(advice)).section(admission_section(advice));
     }
@@ -58,6 +61,15 @@ fn cards(advice: &Advice) -> Vec<Card> {
     cards
 }
 
+/// Returns the block sizes whose curves are drawn: the advised one, a quarter and four times of it,
+/// and 4 KiB. Other curves lie between these and only hide them; the table has all block sizes.
+pub(super) fn curves_shown(advice: &Advice) -> impl Iterator<Item = &BlockSize> {
+    let advised = advice.recommendation.as_ref().map(|advised| advised.cache.setting.block_bytes);
+    let middle = advised.map_or(64 << 10, u64::from);
+    let shown = [4096, middle / 4, middle, middle * 4];
+    advice.block_sizes.iter().filter(move |size| shown.contains(&size.block_bytes))
+}
+
 fn size_section(advice: &Advice) -> Section {
     let sizes = Axis::new("cache size", Unit::Bytes).log();
     let mut chart = CurveChart::new(
@@ -66,7 +78,7 @@ fn size_section(advice: &Advice) -> Section {
         Axis::new("reads from flash", Unit::Percent),
     )
     .subtitle(format!("{}; LRU, by block size", advice.trace));
-    for size in &advice.block_sizes {
+    for size in curves_shown(advice) {
         let points = size.curve.iter().map(|point| (point.cache_bytes as f64, point.read_hit_ratio));
         chart = chart.curve(Curve::new(bytes(size.block_bytes), points.collect()));
     }
@@ -86,6 +98,7 @@ fn size_section(advice: &Advice) -> Section {
     let heads = [
         "cache size",
         "of what is touched",
+        "best policy",
         "read hits",
         "bytes of reads",
         "flash writes",
@@ -97,12 +110,20 @@ fn size_section(advice: &Advice) -> Section {
             vec![
                 named(bytes(trial.setting.cache_bytes), advice, |advised| *advised == trial.setting),
                 Cell::number(share),
+                Cell::text(trial.setting.policy.info().name),
             ],
             figures(trial),
         ]
         .concat()
     });
-    section.table(rows.fold(Table::new(heads).caption("The advised cache in other sizes"), Table::row))
+    section.table(
+        rows.fold(
+            Table::new(heads)
+                .caption("The advised cache in other sizes, each with the best policy there")
+                .copyable(),
+            Table::row,
+        ),
+    )
 }
 
 /// Returns a row's name, with a note if the row is the recommended cache.
@@ -118,6 +139,26 @@ fn figures(trial: &Trial) -> Vec<Cell> {
         Cell::number(bytes(trial.flash_write_bytes)),
         Cell::number(bytes(trial.memory_bytes)),
     ]
+}
+
+fn runner_up_section(advice: &Advice) -> Section {
+    let heads = ["property changed", "value", "mean request"].into_iter().chain(FIGURES);
+    let mean = |ns: Option<u64>| ns.map_or(Cell::Missing, |ns| Cell::number(ms(ns)));
+    let rows = advice.runners_up.iter().map(|other| {
+        let named = vec![Cell::text(other.property), Cell::text(&*other.value), mean(other.mean_ns)];
+        [named, figures(&other.trial)].concat()
+    });
+    let mut table =
+        Table::new(heads).caption("The best alternative for each property, write-through").copyable();
+    if let Some(advised) = &advice.recommendation {
+        let through_ns = match (&advice.mode, &advice.latency) {
+            (Some(mode), _) => Some(mode.through_ns),
+            (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
+        };
+        let named = vec![Cell::text("none"), Cell::text("as advised"), mean(through_ns)];
+        table = table.row([named, figures(&advised.write_through)].concat());
+    }
+    Section::new("Runners-up").table(rows.fold(table, Table::row))
 }
 
 const FIGURES: [&str; 4] = ["read hits", "bytes of reads", "flash writes", "index in memory"];
@@ -136,7 +177,7 @@ fn policy_section(advice: &Advice) -> Section {
     });
     Section::new("Policy")
         .figure(Figure::new(bars(&chart), "Simulated with the decisions the daemon makes."))
-        .table(rows.fold(Table::new(heads).caption("Policies that the daemon has"), Table::row))
+        .table(rows.fold(Table::new(heads).caption("Policies that the daemon has").copyable(), Table::row))
 }
 
 fn admission_section(advice: &Advice) -> Section {
@@ -150,9 +191,12 @@ fn admission_section(advice: &Advice) -> Section {
         ]
         .concat()
     });
-    Section::new("Admission")
-        .paragraph("What may come in decides how much is written to flash.")
-        .table(rows.fold(Table::new(heads).caption("The advised cache with other admissions"), Table::row))
+    Section::new("Admission").paragraph("What may come in decides how much is written to flash.").table(
+        rows.fold(
+            Table::new(heads).caption("The advised cache with other admissions").copyable(),
+            Table::row,
+        ),
+    )
 }
 
 fn block_section(advice: &Advice) -> Section {
@@ -177,7 +221,7 @@ fn block_section(advice: &Advice) -> Section {
                 .block_sizes
                 .iter()
                 .map(row)
-                .fold(Table::new(heads).caption("LRU by block size"), Table::row),
+                .fold(Table::new(heads).caption("LRU by block size").copyable(), Table::row),
         )
 }
 

@@ -1,6 +1,6 @@
 //! Renders the advice as plain text.
 
-use super::words::{bytes, percent};
+use super::words::{bytes, ms, percent};
 use super::{Advice, Trial};
 
 /// Maximum line width of sentences, characters.
@@ -17,13 +17,15 @@ pub fn text(advice: &Advice) -> String {
     section(&mut out, "Why", &advice.why);
     if let Some(advised) = &advice.recommendation {
         let chosen = &advised.cache;
+        out += &runners_up(advice, &advised.write_through);
         let of_footprint = |trial: &Trial| trial.setting.cache_bytes as f64 / footprint(advice);
-        out += "\nOther sizes\n";
+        out += "\nOther sizes, each with its best policy\n";
         out += &columns(
-            &["SIZE", "FOOTPRINT", "READ HITS", "FLASH WRITES", "INDEX"],
+            &["SIZE", "FOOTPRINT", "POLICY", "READ HITS", "FLASH WRITES", "INDEX"],
             advice.sizes.iter().map(|trial| {
                 let own = trial.setting.cache_bytes == chosen.setting.cache_bytes;
-                let numbers = [percent(of_footprint(trial)), percent(trial.read_hit_ratio)];
+                let policy = trial.setting.policy.info().name.to_owned();
+                let numbers = [percent(of_footprint(trial)), policy, percent(trial.read_hit_ratio)];
                 let costs = [bytes(trial.flash_write_bytes), bytes(trial.memory_bytes)];
                 (own, [vec![bytes(trial.setting.cache_bytes)], numbers.to_vec(), costs.to_vec()].concat())
             }),
@@ -43,6 +45,24 @@ pub fn text(advice: &Advice) -> String {
     }
     section(&mut out, "Mind", &advice.caveats);
     out
+}
+
+/// Returns a table of the chosen cache and the best alternative for each of its properties.
+fn runners_up(advice: &Advice, chosen: &Trial) -> String {
+    let mean = |ns: Option<u64>| ns.map_or("?".to_owned(), ms);
+    let row = |name: String, trial: &Trial, ns| {
+        vec![name, percent(trial.read_hit_ratio), mean(ns), bytes(trial.flash_write_bytes)]
+    };
+    let through_ns = match (&advice.mode, &advice.latency) {
+        (Some(mode), _) => Some(mode.through_ns),
+        (None, latency) => latency.as_ref().map(|latency| latency.all_with_ns),
+    };
+    let own = (true, row(format!("write-through, {}", chosen.setting.admission), chosen, through_ns));
+    let others = advice.runners_up.iter().map(|other| {
+        (false, row(format!("{} {}", other.property, other.value), &other.trial, other.mean_ns))
+    });
+    let heads = ["ONE PROPERTY CHANGED", "READ HITS", "MEAN REQUEST", "FLASH WRITES"];
+    format!("\nRunners-up\n{}", columns(&heads, std::iter::once(own).chain(others)))
 }
 
 pub(super) fn footprint(advice: &Advice) -> f64 {

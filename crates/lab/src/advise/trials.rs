@@ -1,10 +1,9 @@
-//! Simulates candidate caches and chooses one.
+//! Simulates candidate caches and makes a first choice, property by property.
 //!
-//! The choice is greedy: each property is chosen by simulation with the properties chosen before.
 //! The order is the policy with the smallest size that reaches the target, the largest block size,
 //! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
-//! equal, and two points fewer are accepted for a tenth of the flash writes. The optimum of all combinations would need hundreds of simulations. The gain of the
-//! optimum is smaller than the variation of the load from day to day.
+//! equal, and two points fewer are accepted for a tenth of the flash writes. `joint.rs` continues
+//! from there and chooses all properties together.
 
 use std::cell::RefCell;
 
@@ -22,8 +21,10 @@ use crate::sim::{self, Point, Simulated};
 /// Factor from one tried size to the next smaller one, while a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
-/// Maximum number of times that a cache is enlarged because the sample was too optimistic.
-const ENLARGED_MAX: u32 = 3;
+/// Factor by which a cache is enlarged because the sample was too optimistic, and the maximum number
+/// of times.
+const ENLARGED: f64 = 1.1;
+const ENLARGED_MAX: u32 = 7;
 /// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
 const STEPS_MAX: u32 = 7;
 /// Sizes to try between a size that is too small and a sufficient size, as positions between both.
@@ -34,17 +35,19 @@ const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 const WRITES_ALIKE: f64 = 1.02;
 /// Maximum number of touched sectors for which other sizes are simulated over the whole trace.
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
+/// Maximum number of blocks of the cache that evicts nothing.
+const UNLIMITED_BLOCKS_MAX: u64 = 32 << 20;
 /// Start and end of the simulations as shares of all work, for progress reports.
 pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
 /// Minimum size of a cache, bytes.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// An admission may have this much fewer hits if it writes at most [`SPARING_PART`] as much to
 /// flash.
-const SPARING_LOSS: f64 = 2.0 * POINT;
+pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
 /// Flash writes of a sparing admission, as a share of the flash writes of another one.
 const SPARING_PART: f64 = 0.1;
 /// Admissions to try, which the daemon has.
-const ADMISSIONS: [&str; 6] = [
+pub(super) const ADMISSIONS: [&str; 6] = [
     "always",
     "always+not-sequential:512K",
     "nth-access:2",
@@ -100,13 +103,6 @@ pub(super) struct Trials<'a, 'b> {
     progress: RefCell<(&'a mut Progress<'b>, f64)>,
 }
 
-/// The chosen cache and its alternatives.
-pub(super) struct Chosen {
-    pub(super) setting: Setting,
-    pub(super) policies: Vec<Trial>,
-    pub(super) admissions: Vec<Trial>,
-}
-
 impl<'a, 'b> Trials<'a, 'b> {
     pub(super) fn new(
         sample: &'a Sample<'a>,
@@ -118,7 +114,7 @@ impl<'a, 'b> Trials<'a, 'b> {
     }
 
     /// Simulates caches on the sample.
-    fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
+    pub(super) fn run(&self, settings: &[Setting]) -> Result<Vec<Trial>> {
         self.run_on(self.sample, settings)
     }
 
@@ -144,6 +140,21 @@ impl<'a, 'b> Trials<'a, 'b> {
     }
 }
 
+/// Returns the hit ratio of a cache that evicts nothing.
+pub(super) fn unlimited(sample: &Sample<'_>, threads: usize) -> Result<f64> {
+    let policy = PolicyKind::from_name("lru").expect("hob has LRU");
+    // A simulation needs memory for each block of the cache, so large traces get larger blocks.
+    let sizes: Vec<u64> = (12..=18).map(|shift| 1 << shift).collect();
+    let counts = sample.blocks(&sizes);
+    let fits = |(_, count): &(&u64, &u64)| **count <= UNLIMITED_BLOCKS_MAX;
+    let Some((size, count)) = sizes.iter().zip(&counts).find(fits) else { return Ok(0.0) };
+    let (block_bytes, cache_bytes) = (*size as u32, (count + 1) * size);
+    let admission = Admission::default();
+    let setting = Setting { cache_bytes, block_bytes, policy, admission };
+    let results = sim::grid(&mut Slices(&sample.records), &[point(&setting, 1.0)], threads, |_| true)?;
+    Ok(sample.corrected(results[0].stats.read_hit_ratio()))
+}
+
 /// Simulates the chosen cache over the whole trace, and enlarges the cache while it has too few
 /// hits.
 pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) -> Result<Trial> {
@@ -152,7 +163,7 @@ pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) ->
         if trials.sample.rate == 1.0 || cache.read_hit_ratio >= target - POINT {
             break;
         }
-        let cache_bytes = rounded(cache.setting.cache_bytes as f64 * LARGER);
+        let cache_bytes = rounded(cache.setting.cache_bytes as f64 * ENLARGED);
         cache = trials.exactly(Setting { cache_bytes, ..setting })?;
     }
     Ok(cache)
@@ -183,32 +194,24 @@ pub(super) fn rounded(bytes: f64) -> u64 {
 }
 
 /// Returns the replacement policies that the daemon supports.
-fn serving() -> impl Iterator<Item = PolicyKind> {
+pub(super) fn serving() -> impl Iterator<Item = PolicyKind> {
     PolicyKind::all().filter(|policy| policy.info().serves)
 }
 
-/// Chooses a cache as the module documentation describes.
-pub(super) fn choose(trials: &Trials<'_, '_>, start: &Start, target: f64) -> Result<Chosen> {
-    let block_bytes = start.block_bytes as u32;
-    let (setting, mut policies) = choose_policy(trials, start, target, Admission::default())?;
+/// Returns the first choice, as the module documentation describes.
+pub(super) fn choose(trials: &Trials<'_, '_>, start: &Start, target: f64) -> Result<Setting> {
+    let setting = choose_policy(trials, start, target, Admission::default())?;
     let setting = choose_block(trials, setting, start.block_bytes_max as u32)?;
-    if setting.block_bytes != block_bytes {
-        let others = policies.iter().map(|trial| Setting { policy: trial.setting.policy, ..setting });
-        policies = trials.run(&others.collect::<Vec<_>>())?;
-    }
-    policies.sort_by(|a, b| b.read_hit_ratio.total_cmp(&a.read_hit_ratio));
-    let (setting, admissions) = choose_admission(trials, setting)?;
-    Ok(Chosen { setting, policies, admissions })
+    choose_admission(trials, setting)
 }
 
-/// Returns the cache with the smallest size at which a policy reaches the target, and the trials at
-/// that size.
+/// Returns the cache with the smallest size at which a policy reaches the target.
 fn choose_policy(
     trials: &Trials<'_, '_>,
     start: &Start,
     target: f64,
     admission: Admission,
-) -> Result<(Setting, Vec<Trial>)> {
+) -> Result<Setting> {
     let enough = target - POINT / 2.0;
     let block_bytes = start.block_bytes as u32;
     let all_at = |cache_bytes: u64| {
@@ -243,7 +246,7 @@ fn choose_policy(
     if let Some(smaller) = reached.filter(|smaller| smaller.setting.cache_bytes < size) {
         at_size = all_at(smaller.setting.cache_bytes)?;
     }
-    Ok((pick(&at_size, enough).setting, at_size))
+    Ok(pick(&at_size, enough).setting)
 }
 
 fn best(trials: &[Trial]) -> f64 {
@@ -252,7 +255,7 @@ fn best(trials: &[Trial]) -> f64 {
 
 /// Returns the trial with the fewest flash writes among the trials within one point of the best hit
 /// ratio. Trials with at least `enough` hits are preferred. The first of equal trials wins.
-fn pick(trials: &[Trial], enough: f64) -> &Trial {
+pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
     let good: Vec<&Trial> = trials.iter().filter(|trial| trial.read_hit_ratio >= least_hits).collect();
@@ -271,42 +274,54 @@ fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32)
     Ok(good.expect("the best is good").setting)
 }
 
-/// Returns the cache with the best admission, and all trials.
-fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<(Setting, Vec<Trial>)> {
+/// Returns the cache with the best admission.
+fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting> {
     let admissions = ADMISSIONS.map(|form| form.parse::<Admission>().expect("these are admissions"));
     let results = trials.run(&admissions.map(|admission| Setting { admission, ..setting }))?;
-    Ok((sparing(&results).setting, results))
+    Ok(sparing(&results).setting)
 }
 
-/// Returns the trial that [`pick`] returns, or a trial with slightly fewer hits that writes only a
-/// small part as much to flash.
+/// Returns the trial that [`pick`] returns, or a sparing one instead.
 pub(super) fn sparing(trials: &[Trial]) -> &Trial {
-    let picked = pick(trials, 0.0);
-    let least_hits = best(trials) - SPARING_LOSS;
+    sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
+}
+
+/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if it
+/// writes only a small part as much.
+pub(super) fn sparing_of<'a>(
+    picked: &'a Trial,
+    trials: impl Iterator<Item = &'a Trial>,
+    least_hits: f64,
+) -> &'a Trial {
     let most_writes = picked.flash_write_bytes as f64 * SPARING_PART;
     let is_sparing =
         |trial: &&Trial| trial.read_hit_ratio >= least_hits && trial.flash_write_bytes as f64 <= most_writes;
-    let sparing = trials.iter().filter(is_sparing).min_by_key(|trial| trial.flash_write_bytes);
-    sparing.unwrap_or(picked)
+    trials.filter(is_sparing).min_by_key(|trial| trial.flash_write_bytes).unwrap_or(picked)
 }
 
-/// Returns trials of the chosen cache in other sizes, smallest first.
-pub(super) fn sizes(
-    trials: &Trials<'_, '_>,
-    setting: Setting,
-    knee_bytes: Option<u64>,
-) -> Result<Vec<Trial>> {
+/// Returns trials of the chosen cache in other sizes, smallest first, each with the policy that has
+/// the most hits there.
+pub(super) fn sizes(trials: &Trials<'_, '_>, cache: &Trial, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
+    let setting = cache.setting;
     let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);
     let most = trials.held.profile.footprint.bytes as f64 * 1.1;
     let small_enough = |bytes: &f64| *bytes <= most.max(setting.cache_bytes as f64);
     let shown = parts.into_iter().filter(small_enough).map(rounded);
     let mut sizes: Vec<u64> = shown.chain(knee_bytes.map(|bytes| rounded(bytes as f64))).collect();
+    sizes.retain(|size| *size != setting.cache_bytes);
     sizes.sort_unstable();
     sizes.dedup();
-    let settings: Vec<Setting> =
-        sizes.into_iter().map(|cache_bytes| Setting { cache_bytes, ..setting }).collect();
-    match trials.held.profile.footprint.touches {
-        0..=WHOLE_TOUCHES_MAX => trials.run_on(&trials.held.whole(), &settings),
-        _ => trials.run(&settings),
-    }
+    let policies: Vec<PolicyKind> = serving().collect();
+    let settings = sizes.iter().flat_map(|cache_bytes| {
+        policies.iter().map(|policy| Setting { cache_bytes: *cache_bytes, policy: *policy, ..setting })
+    });
+    let results = trials.run(&settings.collect::<Vec<_>>())?;
+    let best: Vec<Setting> = results.chunks(policies.len()).map(|of| pick(of, 1.0).setting).collect();
+    let mut shown = match trials.held.profile.footprint.touches {
+        0..=WHOLE_TOUCHES_MAX => trials.run_on(&trials.held.whole(), &best)?,
+        _ => trials.run(&best)?,
+    };
+    shown.push(cache.clone());
+    shown.sort_by_key(|trial| trial.setting.cache_bytes);
+    Ok(shown)
 }

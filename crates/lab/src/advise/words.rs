@@ -94,25 +94,35 @@ pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -
     let cache = &recommendation.cache;
     let setting = &cache.setting;
     let policy = setting.policy.info().name;
+    let back = advice.mode.clone().filter(|mode| mode.is_write_back);
+    let admission = back.as_ref().map_or(setting.admission.to_string(), |back| back.admission.clone());
+    let mode = if back.is_some() { ", mode write-back" } else { "" };
     let mut summary = format!(
-        "Give this disk {} with {} blocks, policy {policy}, admission {}: {} of its reads from flash (now: none)",
+        "Give this disk {} with {} blocks, policy {policy}, admission {admission}{mode}: {} of its reads from \
+         flash (now: none)",
         bytes(setting.cache_bytes),
         bytes(setting.block_bytes.into()),
-        setting.admission,
         percent(cache.read_hit_ratio),
     );
-    if let Some(latency) = &advice.latency {
-        summary += &format!(", mean read {} → {}", ms(latency.without_ns), ms(latency.with_ns));
+    match &advice.latency {
+        Some(latency) if back.is_some() => {
+            let (without, with) = (ms(latency.all_without_ns), ms(latency.all_with_ns));
+            summary += &format!(", mean request {without} → {with}");
+        }
+        Some(latency) => {
+            summary += &format!(", mean read {} → {}", ms(latency.without_ns), ms(latency.with_ns));
+        }
+        None => {}
     }
     if let Some(wear) = &advice.wear {
         summary += &format!(", {} of flash writes a day", bytes(wear.flash_write_bytes_per_day as u64));
     }
     advice.summary = summary + ".";
     advice.command = format!(
-        "hob cache enable DISK --pool POOL --size {} --block-size {} --policy {policy} --admission {}",
+        "hob cache enable DISK --pool POOL{} --size {} --block-size {} --policy {policy} --admission {admission}",
+        if back.is_some() { " --preset auto" } else { "" },
         typed(setting.cache_bytes),
         typed(setting.block_bytes.into()),
-        setting.admission,
     );
     push_size(&mut advice, cache, recommendation.of_footprint);
     push_policy(&mut advice, cache);
@@ -134,11 +144,17 @@ fn push_size(advice: &mut Advice, cache: &Trial, of_footprint: f64) {
         format!("nine tenths of the {} that no cache can exceed", percent(target.best_read_hit_ratio))
     };
     let size = bytes(cache.setting.cache_bytes);
-    advice.why.push(format!(
-        "Size: {size}, {} of the {} the trace touches, is the smallest tried that reaches {aim}.",
-        percent(of_footprint),
-        bytes(advice.profile.footprint.bytes),
-    ));
+    let (share, touched) = (percent(of_footprint), bytes(advice.profile.footprint.bytes));
+    let reaches = match target.read_hit_ratio - cache.read_hit_ratio {
+        ..=POINT => format!("is the smallest tried with this policy and admission that reaches {aim}"),
+        short => format!("misses {aim} by {:.1} points, for far fewer flash writes", short * 100.0),
+    };
+    advice.why.push(format!("Size: {size}, {share} of the {touched} the trace touches, {reaches}."));
+    advice.why.push(
+        "Size, blocks, policy and admission were chosen together: of the combinations tried that reach the aim, \
+         this one takes the least flash in five years, by its size and its writes."
+            .to_owned(),
+    );
     if let Some(knee) = advice.knee
         && knee.cache_bytes * 10 < cache.setting.cache_bytes * 9
     {
@@ -216,6 +232,15 @@ fn push_admission(advice: &mut Advice, cache: &Trial) {
         }
     };
     advice.why.push(sentence);
+    if let Some(write_through) = advice.recommendation.as_ref().map(|advised| &advised.write_through)
+        && write_through.setting.admission != admission
+    {
+        let other = write_through.setting.admission;
+        advice.why.push(format!(
+            "With write-through, admission {other} would be better. With write-back it would send new writes to the \
+             backing."
+        ));
+    }
 }
 
 fn push_mode(advice: &mut Advice) {
@@ -224,11 +249,37 @@ fn push_mode(advice: &mut Advice) {
         advice.why.push("Mode: write-through (preset vfrc); the trace writes nothing.".to_owned());
         return;
     }
-    advice.why.push(format!(
-        "Mode: write-through (preset vfrc): {} of the requests are reads, and writes take as long as before.",
-        percent(profile.read_percent / 100.0),
-    ));
-    push_write_back(advice);
+    let Some(mode) = advice.mode.clone() else {
+        advice.why.push(format!(
+            "Mode: write-through (preset vfrc); {} of the requests are reads.",
+            percent(profile.read_percent / 100.0),
+        ));
+        return push_write_back(advice);
+    };
+    let life = mode.life_years.map_or(String::new(), |life| format!(", and flash lasts {}", years(life)));
+    let compared = format!(
+        "a request takes {} on average instead of {}, flash is written {:.1} times as much{life}",
+        ms(mode.back_ns),
+        ms(mode.through_ns),
+        mode.flash_writes,
+    );
+    if mode.is_write_back {
+        advice
+            .why
+            .push(format!("Mode: write-back (preset auto) with admission {}: {compared}.", mode.admission));
+        advice.caveats.push(
+            "Write-back: for up to 30 seconds, written data is only on flash, so nothing else may read or change \
+             the backing. Give it a pool of two devices: on one device, its loss loses this data."
+                .to_owned(),
+        );
+    } else {
+        advice.why.push(format!(
+            "Mode: write-through (preset vfrc). With write-back and admission {}, {compared}; for that, written data \
+             would be only on flash for a time.",
+            mode.admission
+        ));
+        push_write_back(advice);
+    }
 }
 
 fn push_write_back(advice: &mut Advice) {

@@ -1,6 +1,7 @@
 //! Compares Belady's optimum with exhaustive search, and with every policy.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use hob_engine::admission::Admission;
 use hob_engine::granularity::Fill;
@@ -49,6 +50,60 @@ fn misses(policy: PolicyKind, blocks: u32, requests: &[u32]) -> u64 {
     let mut sim = CacheSim::new(&config).expect("workable");
     requests.iter().for_each(|block| _ = sim.read(u64::from(*block) * 4096, 4096));
     sim.stats().reads - sim.stats().read_hits
+}
+
+/// Returns the minimum number of read misses of whole requests with a cache of `size` blocks, by
+/// trying every choice. The content at the arrival decides, and a request may add its blocks.
+fn brute_force_requests(requests: &[(Range<u64>, bool)], size: usize) -> u64 {
+    let mut states: HashMap<BTreeSet<u64>, u64> = HashMap::from([(BTreeSet::new(), 0)]);
+    for (blocks, is_read) in requests {
+        let mut next: HashMap<BTreeSet<u64>, u64> = HashMap::new();
+        for (held, misses) in states {
+            let is_hit = blocks.clone().all(|block| held.contains(&block));
+            let misses = misses + u64::from(*is_read && !is_hit);
+            let all: Vec<u64> =
+                held.iter().copied().chain(blocks.clone()).collect::<BTreeSet<_>>().into_iter().collect();
+            for choice in 0..1_u32 << all.len() {
+                if choice.count_ones() as usize <= size {
+                    let kept = (0..all.len()).filter(|at| choice >> at & 1 == 1).map(|at| all[at]).collect();
+                    let best = next.entry(kept).or_insert(misses);
+                    *best = misses.min(*best);
+                }
+            }
+        }
+        states = next;
+    }
+    states.into_values().min().expect("there is always a way")
+}
+
+#[test]
+fn read_misses_of_requests_are_at_least_the_bound_and_equal_for_single_blocks() {
+    let mut dice = Prng::new(9);
+    let (mut equal, mut rounds) = (0, 0);
+    for round in 0..150 {
+        let width_max = 1 + round % 3;
+        let requests: Vec<(Range<u64>, bool)> = (0..1 + dice.below(14))
+            .map(|_| (dice.below(5), 1 + dice.below(width_max), dice.below(3) > 0))
+            .map(|(start, width, is_read)| (start..start + width, is_read))
+            .collect();
+        let uses = NextUses::by_request(requests.iter().cloned()).unwrap();
+        for size in 0..5 {
+            let (bound, exact) = (uses.misses(size), brute_force_requests(&requests, size as usize));
+            assert!(bound <= exact, "{bound} above {exact}: {size} of {requests:?}");
+            if width_max == 1 {
+                assert_eq!(bound, exact, "{size} of {requests:?}");
+            }
+            (equal, rounds) = (equal + u32::from(bound == exact), rounds + 1);
+        }
+    }
+    assert!(equal * 10 > rounds * 7, "{equal} of {rounds}");
+}
+
+#[test]
+fn a_block_is_not_kept_for_a_write() {
+    // Block 1 is read again later than block 2 is written again.
+    let uses = [(1, true), (2, true), (2, false), (1, true)];
+    assert_eq!(NextUses::counting(uses).unwrap().misses(1), 2);
 }
 
 #[test]

@@ -104,6 +104,7 @@ pub struct Table {
     heads: Vec<String>,
     rows: Vec<Vec<Cell>>,
     csv: Option<String>,
+    is_copyable: bool,
 }
 
 impl Table {
@@ -111,7 +112,7 @@ impl Table {
     /// too.
     pub fn new<H: Into<String>>(heads: impl IntoIterator<Item = H>) -> Table {
         let heads = heads.into_iter().map(Into::into).collect();
-        Table { caption: String::new(), heads, rows: Vec::new(), csv: None }
+        Table { caption: String::new(), heads, rows: Vec::new(), csv: None, is_copyable: false }
     }
 
     /// Returns the table with a caption above it.
@@ -133,6 +134,27 @@ impl Table {
     /// Returns the table with a link to a CSV file of its numbers; see [`Figure::csv`].
     pub fn csv(self, path: impl Into<String>) -> Table {
         Table { csv: Some(path.into()), ..self }
+    }
+
+    /// Returns the table with its content as text below it, which one click selects. Tabs separate
+    /// the columns, as spreadsheets expect.
+    pub fn copyable(self) -> Table {
+        Table { is_copyable: true, ..self }
+    }
+
+    fn write_copy(&self, out: &mut String) {
+        let text = |cell: &Cell| match cell {
+            Cell::Text(text) | Cell::Number(text) => escaped(&text.replace(['\t', '\n'], " ")),
+            Cell::Check(check) => check.word().to_owned(),
+            Cell::Missing => String::new(),
+        };
+        line(out, format_args!("<details><summary>Table as text, to copy</summary>"));
+        let heads: Vec<String> = self.heads.iter().map(|head| escaped(head)).collect();
+        line(out, format_args!("<pre class=\"copy\" tabindex=\"0\">{}", heads.join("\t")));
+        for row in &self.rows {
+            line(out, format_args!("{}", row.iter().map(text).collect::<Vec<_>>().join("\t")));
+        }
+        line(out, format_args!("</pre></details>"));
     }
 
     fn write(&self, out: &mut String, section: &str) {
@@ -158,6 +180,9 @@ impl Table {
             line(out, format_args!("<tr>{cells}</tr>"));
         }
         line(out, format_args!("</tbody>\n</table>\n</div>"));
+        if self.is_copyable {
+            self.write_copy(out);
+        }
         if let Some(path) = &self.csv {
             line(out, format_args!("<p>{}</p>", csv_link(path)));
         }

@@ -1,33 +1,40 @@
-//! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, as specified in
-//! `docs/TRACE.md`.
+//! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, with checksums,
+//! as specified in `docs/TRACE.md`.
 //!
-//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator.
-//! A truncated file is valid up to the last whole record. The reader reports the truncation instead
-//! of failing. The reader refuses other versions, unknown required flags, and records that
-//! [`Record::check`] refuses.
+//! [`Reader`] works on blocks of about ten thousand records, so that reading keeps up with a
+//! simulator. A truncated file is valid up to the last whole record. The reader reports the
+//! truncation instead of failing. The reader refuses wrong checksums, unknown versions and required
+//! flags, and records that [`Record::check`] refuses. Version 1, without checksums, is read too.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use anyhow::{Context, bail, ensure};
 
+use super::seal::{self, GROUP_BYTES, GROUP_RECORDS, Groups};
 use super::{Op, Record};
 
 /// Magic bytes at the start of a trace in hob's binary format.
 pub const MAGIC: [u8; 8] = *b"hobtrace";
 /// Format version of written traces.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// Version without checksums, which is only read.
+pub(super) const VERSION_UNSEALED: u32 = 1;
 /// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 64;
 /// Size of a record in bytes.
 pub const RECORD_BYTES: usize = 24;
 
-const RECORDS_A_BLOCK: usize = (256 << 10) / RECORD_BYTES;
+const GROUPS_A_BLOCK: usize = 10;
 /// Mask of the required flags. A reader must know all required flags that are set.
 const FLAGS_REQUIRED: u32 = 0xffff_0000;
+/// Position of the header's checksum, since version 2.
+const HEADER_CRC: std::ops::Range<usize> = 0x2c..0x30;
 
 /// Header of a binary trace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// Format version of a trace that was read. Written traces always have [`VERSION`].
+    pub version: u32,
     /// Number of records. 0 if the writer could not seek back. The file size then gives the number.
     pub records: u64,
     /// Highest disk number plus one, or 0 if unknown.
@@ -36,6 +43,12 @@ pub struct Header {
     pub dropped: u64,
     /// Start of the trace, nanoseconds of Unix time; 0 if unknown.
     pub started_unix_ns: u64,
+}
+
+impl Default for Header {
+    fn default() -> Header {
+        Header { version: VERSION, records: 0, disks: 0, dropped: 0, started_unix_ns: 0 }
+    }
 }
 
 impl Header {
@@ -48,17 +61,31 @@ impl Header {
         bytes[0x18..0x20].copy_from_slice(&self.dropped.to_le_bytes());
         bytes[0x20..0x28].copy_from_slice(&self.started_unix_ns.to_le_bytes());
         bytes[0x28..0x2c].copy_from_slice(&self.disks.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes);
+        bytes[HEADER_CRC].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 
     /// Decodes a header.
     ///
     /// # Errors
-    /// Returns an error for other magic bytes, another version, or an unknown required flag.
+    /// Returns an error for other magic bytes, an unknown version, a wrong checksum, or an unknown
+    /// required flag.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> anyhow::Result<Header> {
         ensure!(bytes[..8] == MAGIC, "the file is not a hob trace: it does not begin with 'hobtrace'");
         let version = u32_at(bytes, 0x08);
-        ensure!(version == VERSION, "the trace has version {version}; this hob reads version {VERSION}");
+        ensure!(
+            (VERSION_UNSEALED..=VERSION).contains(&version),
+            "the trace has version {version}; this hob reads versions {VERSION_UNSEALED} to {VERSION}"
+        );
+        if version != VERSION_UNSEALED {
+            let mut unsigned = *bytes;
+            unsigned[HEADER_CRC].fill(0);
+            ensure!(
+                crc32c::crc32c(&unsigned) == u32_at(bytes, HEADER_CRC.start),
+                "the checksum of the trace's header is wrong: the file is damaged"
+            );
+        }
         let flags = u32_at(bytes, 0x0c);
         ensure!(
             flags & FLAGS_REQUIRED == 0,
@@ -67,6 +94,7 @@ impl Header {
         let disks = u32_at(bytes, 0x28);
         ensure!(disks <= 1 << 16, "the trace header has {disks} disks; the maximum is 65536");
         Ok(Header {
+            version,
             records: u64_at(bytes, 0x10),
             dropped: u64_at(bytes, 0x18),
             started_unix_ns: u64_at(bytes, 0x20),
@@ -124,7 +152,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
-    block: Vec<u8>,
+    group: Vec<u8>,
     header: Header,
 }
 
@@ -137,9 +165,9 @@ impl<W: Write> Writer<W> {
 
     /// Starts a trace with the given header, like [`new`](Self::new). `header.records` is ignored.
     pub fn with_header(mut out: W, header: Header) -> io::Result<Writer<W>> {
-        let header = Header { records: 0, ..header };
+        let header = Header { version: VERSION, records: 0, ..header };
         out.write_all(&header.encode())?;
-        Ok(Writer { out, block: Vec::with_capacity(RECORDS_A_BLOCK * RECORD_BYTES), header })
+        Ok(Writer { out, group: Vec::with_capacity(GROUP_BYTES), header })
     }
 
     /// Appends a record.
@@ -148,11 +176,11 @@ impl<W: Write> Writer<W> {
     /// Returns `InvalidInput` for a record that [`Record::check`] refuses, or an error of the file.
     pub fn push(&mut self, record: &Record) -> io::Result<()> {
         record.check().map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
-        self.block.extend_from_slice(&encode(record));
+        self.group.extend_from_slice(&encode(record));
         self.header.records += 1;
         self.header.disks = self.header.disks.max(u32::from(record.disk) + 1);
-        if self.block.len() == RECORDS_A_BLOCK * RECORD_BYTES {
-            self.flush_block()?;
+        if self.group.len() == GROUP_RECORDS * RECORD_BYTES {
+            self.flush_group(false)?;
         }
         Ok(())
     }
@@ -165,14 +193,16 @@ impl<W: Write> Writer<W> {
     /// Writes the remaining records and flushes. The header keeps the number of records as unknown,
     /// which suits pipes.
     pub fn finish(mut self) -> io::Result<W> {
-        self.flush_block()?;
+        self.flush_group(true)?;
         self.out.flush()?;
         Ok(self.out)
     }
 
-    fn flush_block(&mut self) -> io::Result<()> {
-        self.out.write_all(&self.block)?;
-        self.block.clear();
+    fn flush_group(&mut self, is_last: bool) -> io::Result<()> {
+        let seal = seal::seal(&self.group, self.header.records, is_last);
+        self.group.extend_from_slice(&seal);
+        self.out.write_all(&self.group)?;
+        self.group.clear();
         Ok(())
     }
 }
@@ -181,7 +211,7 @@ impl<W: Write + Seek> Writer<W> {
     /// Finishes the trace, and writes the numbers of records, disks and `dropped` requests into the
     /// header. The header must be at the start of `W`.
     pub fn finish_counted(mut self, dropped: u64) -> io::Result<W> {
-        self.flush_block()?;
+        self.flush_group(true)?;
         self.header.dropped = dropped;
         self.out.seek(SeekFrom::Start(0))?;
         self.out.write_all(&self.header.encode())?;
@@ -198,11 +228,11 @@ impl<W: Write + Seek> Writer<W> {
 pub struct Reader<R> {
     input: R,
     header: Header,
-    bytes: Vec<u8>,
+    groups: Groups,
     block: Vec<Record>,
     next: usize,
     read: u64,
-    torn_bytes: usize,
+    failed: Option<anyhow::Error>,
     ended: bool,
 }
 
@@ -216,14 +246,15 @@ impl<R: Read> Reader<R> {
         let mut bytes = [0; HEADER_BYTES];
         let got = read_whole(&mut input, &mut bytes).context("cannot read the trace")?;
         ensure!(got == HEADER_BYTES, "the trace ends within its header, after {got} bytes of {HEADER_BYTES}");
+        let header = Header::decode(&bytes)?;
         Ok(Reader {
             input,
-            header: Header::decode(&bytes)?,
-            bytes: vec![0; RECORDS_A_BLOCK * RECORD_BYTES],
-            block: Vec::with_capacity(RECORDS_A_BLOCK),
+            header,
+            groups: Groups::new(header.version),
+            block: Vec::with_capacity(GROUPS_A_BLOCK * (GROUP_RECORDS + 1)),
             next: 0,
             read: 0,
-            torn_bytes: 0,
+            failed: None,
             ended: false,
         })
     }
@@ -236,7 +267,7 @@ impl<R: Read> Reader<R> {
     /// Returns the number of bytes after the last whole record. More than 0 means that the file is
     /// truncated. The number is known only at the end of the trace.
     pub fn torn_bytes(&self) -> usize {
-        self.torn_bytes
+        self.groups.torn_bytes()
     }
 
     /// Returns how many records of the header's number are missing in the file. The number is known
@@ -245,27 +276,48 @@ impl<R: Read> Reader<R> {
         if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
     }
 
+    /// Returns what is missing at the end of a truncated trace, after the last record.
+    pub fn truncation(&self) -> Option<String> {
+        self.groups.missing(self.header.records).filter(|_| self.ended)
+    }
+
     /// Returns the next block of about ten thousand records, or an empty slice at the end. A caller
     /// must not mix this with the iterator.
+    ///
+    /// # Errors
+    /// Returns an error for a wrong checksum, an invalid record, or an error of the file, after the
+    /// records before it.
     pub fn read_block(&mut self) -> anyhow::Result<&[Record]> {
         self.block.clear();
         self.next = 0;
-        if self.ended {
-            return Ok(&self.block);
+        for _ in 0..GROUPS_A_BLOCK {
+            if self.ended {
+                break;
+            }
+            if let Err(error) = self.read_group() {
+                self.ended = true;
+                self.failed = Some(error);
+            }
         }
-        let got = read_whole(&mut self.input, &mut self.bytes).context("cannot read the trace")?;
-        self.ended = got < self.bytes.len();
-        let mut bad = None;
-        let (whole, torn) = self.bytes[..got].as_chunks::<RECORD_BYTES>();
-        self.torn_bytes = torn.len();
-        self.block
-            .extend(whole.iter().map_while(|bytes| decode(bytes).map_err(|reason| bad = Some(reason)).ok()));
-        self.read += self.block.len() as u64;
-        if let Some(reason) = bad {
-            self.ended = true;
-            bail!("record {} of the trace: {reason}", self.read + 1);
+        match self.failed.take_if(|_| self.block.is_empty()) {
+            Some(error) => Err(error),
+            None => Ok(&self.block),
         }
-        Ok(&self.block)
+    }
+
+    /// Appends the records of the next group to the block.
+    fn read_group(&mut self) -> anyhow::Result<()> {
+        let input = &mut self.input;
+        let group = self.groups.next(|bytes| read_whole(input, bytes)).context("cannot read the trace")?;
+        for bytes in group {
+            match decode(bytes) {
+                Ok(record) => self.block.push(record),
+                Err(reason) => bail!("record {} of the trace: {reason}", self.read + 1),
+            }
+            self.read += 1;
+        }
+        self.ended = self.groups.ended();
+        Ok(())
     }
 }
 

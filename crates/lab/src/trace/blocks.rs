@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -61,8 +61,8 @@ impl<I: Iterator<Item = Result<Record>>> Blocks for Gathered<I> {
 /// [`TraceReader`].
 #[derive(Debug)]
 pub enum TraceBlocks {
-    /// An uncompressed trace in hob's binary format, with all its disks.
-    Binary(binary::Reader<File>),
+    /// The path of an uncompressed trace in hob's binary format, and its reader for all disks.
+    Binary(PathBuf, binary::Reader<File>),
     /// A trace in any other format.
     Other(Box<Gathered<TraceReader>>),
 }
@@ -78,8 +78,9 @@ impl TraceBlocks {
             let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
             let mut magic = [0; binary::MAGIC.len()];
             if file.read_exact(&mut magic).is_ok() && magic == binary::MAGIC {
-                file.rewind().with_context(|| format!("cannot read {}", path.display()))?;
-                return Ok(TraceBlocks::Binary(binary::Reader::new(file)?));
+                file.rewind().with_context(|| cannot(path))?;
+                let reader = binary::Reader::new(file).with_context(|| cannot(path))?;
+                return Ok(TraceBlocks::Binary(path.to_owned(), reader));
             }
         }
         Ok(TraceBlocks::Other(Box::new(Gathered::new(open(path, options)?))))
@@ -89,16 +90,28 @@ impl TraceBlocks {
     /// format, which skips no records.
     pub fn reader(&self) -> Option<&TraceReader> {
         match self {
-            TraceBlocks::Binary(_) => None,
+            TraceBlocks::Binary(..) => None,
             TraceBlocks::Other(gathered) => Some(gathered.source()),
         }
     }
+
+    /// Returns what is missing at the end of a truncated trace in hob's binary format.
+    pub fn truncation(&self) -> Option<String> {
+        match self {
+            TraceBlocks::Binary(_, reader) => reader.truncation(),
+            TraceBlocks::Other(_) => None,
+        }
+    }
+}
+
+fn cannot(path: &Path) -> String {
+    format!("cannot read {}", path.display())
 }
 
 impl Blocks for TraceBlocks {
     fn next_block(&mut self) -> Result<&[Record]> {
         match self {
-            TraceBlocks::Binary(reader) => reader.next_block(),
+            TraceBlocks::Binary(path, reader) => reader.next_block().with_context(|| cannot(path)),
             TraceBlocks::Other(gathered) => gathered.next_block(),
         }
     }

@@ -16,7 +16,9 @@ mod fields;
 mod formats;
 mod input;
 mod open;
+mod per_cpu;
 pub mod profile;
+mod seal;
 #[cfg(test)]
 mod tests;
 mod window;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,8 @@ use super::disks::Disks;
 use super::fields::Reason;
 use super::formats::{self, FormatInfo, Head, Parse, Raw, Settings, Step};
 use super::input::{Input, Place};
+use super::per_cpu;
+use super::seal::Damage;
 use super::window::{Waiting, Window};
 use super::{Op, Record, check_range};
 
@@ -93,7 +95,8 @@ pub struct Skipped {
     pub first: Vec<SkippedEntry>,
 }
 
-/// Opens a trace file. The path "-" is standard input.
+/// Opens a trace file. The path "-" is standard input. One of blktrace's per-CPU files, or their
+/// common name, opens all of them as one trace.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or is empty, if its format is unknown, or if its
@@ -103,12 +106,25 @@ pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
         return open_stream(io::stdin(), "standard input", None, options);
     }
     let name = path.display().to_string();
+    let files = per_cpu::files(path)?;
+    if let [_, _, ..] = files[..] {
+        return open_per_cpu(&files, &name, options);
+    }
+    let path = files.first().map_or(path, PathBuf::as_path);
     let file = File::open(path).with_context(|| format!("cannot open the trace {name}"))?;
     let metadata = file.metadata().with_context(|| format!("cannot open the trace {name}"))?;
     if metadata.is_dir() {
         bail!("{name} is a directory, not a trace");
     }
     open_stream(file, &name, Some(metadata.len()).filter(|_| metadata.is_file()), options)
+}
+
+fn open_per_cpu(files: &[PathBuf], name: &str, options: &OpenOptions) -> anyhow::Result<TraceReader> {
+    let bytes = files.iter().map(|path| path.metadata().map_or(0, |metadata| metadata.len())).sum();
+    let merged = per_cpu::open(files).with_context(|| format!("cannot read the trace {name}"))?;
+    let mut reader = open_stream(merged, name, Some(bytes), options)?;
+    reader.files = files.len();
+    Ok(reader)
 }
 
 /// Opens a trace from a stream. `name` appears in messages and helps to detect the format. `bytes`
@@ -165,6 +181,7 @@ pub fn open_stream(
         skipped: Skipped::default(),
         ignored: 0,
         late: 0,
+        files: 1,
     })
 }
 
@@ -204,6 +221,9 @@ impl Read for Rest {
 }
 
 fn explain(error: &io::Error, compression: Compression) -> String {
+    if error.get_ref().is_some_and(|error| error.is::<Damage>()) {
+        return error.to_string();
+    }
     let what = match compression {
         _ if error.raw_os_error().is_some() => return error.to_string(),
         Compression::None => return error.to_string(),
@@ -250,6 +270,7 @@ pub struct TraceReader {
     skipped: Skipped,
     ignored: u64,
     late: u64,
+    files: usize,
 }
 
 impl fmt::Debug for TraceReader {
@@ -266,6 +287,11 @@ impl TraceReader {
     /// Returns the format of the trace.
     pub fn format(&self) -> &'static FormatInfo {
         self.format
+    }
+
+    /// Returns the number of files: more than 1 for the per-CPU files of blktrace.
+    pub fn files(&self) -> usize {
+        self.files
     }
 
     /// Returns the compression of the file.

@@ -14,7 +14,7 @@ use super::api_error::ApiError;
 use super::registry::{DiskEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::config::{Config, PolicyEntry};
-use crate::state::{DatastoreState, DiskQosSpec, PolicyState, State, check_qos};
+use crate::state::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, State, check_qos};
 pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
 pub(super) use datastores::{datastore_of, datastore_patch, plain};
@@ -178,7 +178,7 @@ impl QosService {
     async fn set_disk_qos(&self, name: &str, patch: &QosPatch) -> Result<DiskQos, ApiError> {
         let _guard = self.registry.guard_disk_for_command(name, "given other shares").await?;
         self.look_at_peaks().await;
-        let (before, notes) = {
+        let (before, mut notes) = {
             let rules = self.rules();
             let mut inner = self.registry.inner();
             let before = inner.disk(name)?.wanted.qos.clone();
@@ -215,6 +215,7 @@ impl QosService {
             return Err(error);
         }
         self.registry.save().await?;
+        notes.extend(self.rules().without_effect(self.registry.inner().disk(name)?));
         Ok(DiskQos { notes, ..self.disk(name)? })
     }
 
@@ -337,6 +338,21 @@ impl Rules {
             }
         }
         Ok(notes)
+    }
+
+    /// Returns a note if a disk has shares or a reservation, and its datastore is not throttled, so
+    /// that they have no effect.
+    fn without_effect(&self, disk: &DiskEntry) -> Option<String> {
+        let due = self.due(disk);
+        let has_part = due.shares != Qos::default().shares || due.reservation > 0;
+        let store = disk.datastore.as_deref().filter(|_| has_part)?;
+        let spec = self.datastores.iter().map(|entry| &entry.spec).find(|spec| spec.name == store)?;
+        matches!(spec.control, ControlSpec::Off).then(|| {
+            format!(
+                "shares and reservations have no effect yet: datastore {store} is not throttled; \
+                enable them with 'hob datastore set {store} --throttle auto'"
+            )
+        })
     }
 
     /// Returns the sum of all reservations on a datastore, in units per second.

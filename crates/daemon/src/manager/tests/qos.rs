@@ -1,6 +1,6 @@
 //! Shares, limits and reservations: set, shared and saved, and refused values.
 
-use hob_control::{Arrival, CarryMode, DatastorePatch, QosPatch};
+use hob_control::{Arrival, CarryMode, DatastorePatch, DiskQos, QosPatch};
 
 use super::*;
 
@@ -118,6 +118,24 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         bench.give("else", reserves(5000)).await.unwrap();
         let error = bench.capacity("array", 999).await.unwrap_err();
         assert!(error.problem.error.contains("reservations of 1000"), "{error}");
+    });
+}
+
+#[test]
+fn shares_without_effect_are_reported_until_the_datastore_is_throttled() {
+    run(async |bench| {
+        bench.disk_on("one", "array").await;
+        let shares = |name: &str| QosPatch { shares: Some(name.into()), ..QosPatch::default() };
+        let has_note = |qos: &DiskQos| qos.notes.iter().any(|note| note.contains("have no effect yet"));
+        let set = async |patch| bench.manager.qos.set("one".into(), patch).await.unwrap();
+        let off = set(shares("high")).await;
+        assert!(has_note(&off) && off.notes[0].contains("set array --throttle auto"), "{:?}", off.notes);
+        // Limits need no throttling, and normal shares are those of every disk.
+        assert!(!has_note(&set(QosPatch { limit: Some(7), ..shares("normal") }).await));
+        assert!(has_note(&set(reserves(5)).await));
+        let throttle = DatastorePatch { control: Some("auto".into()), ..DatastorePatch::default() };
+        bench.manager.qos.datastore_set("array".into(), throttle).await.unwrap();
+        assert!(!has_note(&set(shares("high")).await));
     });
 }
 

@@ -1,5 +1,5 @@
 //! Parses hob's binary format with tolerance: invalid records are skipped, and a truncated end is
-//! reported.
+//! reported. A wrong checksum ends the trace with an error.
 
 use std::io;
 
@@ -7,6 +7,7 @@ use super::super::binary::{HEADER_BYTES, Header, MAGIC, RECORD_BYTES, decode};
 use super::super::disks::Disks;
 use super::super::fields::Reason;
 use super::super::input::Input;
+use super::super::seal::Groups;
 use super::{FormatInfo, Head, Likeness, Parse, Raw, Settings, Step};
 
 pub(super) const FORMAT: FormatInfo = FormatInfo {
@@ -18,16 +19,14 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
     parser,
 };
 
-const RECORDS_A_BLOCK: usize = 4096;
-
 struct Hob {
     header: Header,
     begun: bool,
-    block: Vec<u8>,
-    next: usize,
-    end: usize,
-    records: u64,
-    ended: bool,
+    groups: Groups,
+    /// Records of the current group, last first.
+    group: Vec<[u8; RECORD_BYTES]>,
+    has_told_torn: bool,
+    has_told_end: bool,
 }
 
 fn parser(head: &Head<'_>, _: &Settings) -> Result<Box<dyn Parse>, Reason> {
@@ -37,8 +36,8 @@ fn parser(head: &Head<'_>, _: &Settings) -> Result<Box<dyn Parse>, Reason> {
         );
     };
     let header = Header::decode(bytes).map_err(|error| Reason::from(error.to_string()))?;
-    let block = vec![0; RECORDS_A_BLOCK * RECORD_BYTES];
-    Ok(Box::new(Hob { header, begun: false, block, next: 0, end: 0, records: 0, ended: false }))
+    let (groups, group) = (Groups::new(header.version), Vec::new());
+    Ok(Box::new(Hob { header, begun: false, groups, group, has_told_torn: false, has_told_end: false }))
 }
 
 impl Parse for Hob {
@@ -47,24 +46,15 @@ impl Parse for Hob {
             self.begun = true;
             input.skip(HEADER_BYTES as u64)?;
         }
-        if self.next + RECORD_BYTES > self.end {
-            if self.ended {
+        while self.group.is_empty() {
+            if self.groups.ended() {
                 return Ok(self.finish());
             }
-            let got = input.bytes(&mut self.block)?;
-            (self.next, self.end) = (0, got);
-            if got < self.block.len() {
-                self.ended = true;
-            }
-            if got < RECORD_BYTES {
-                return Ok(self.finish());
-            }
+            self.group.extend(self.groups.next(|bytes| input.bytes(bytes))?.iter().rev());
         }
-        let bytes = self.block[self.next..][..RECORD_BYTES].try_into().expect("a record's bytes");
-        self.next += RECORD_BYTES;
-        self.records += 1;
+        let bytes = self.group.pop().expect("the group is not empty");
         input.next_record();
-        Ok(match decode(bytes) {
+        Ok(match decode(&bytes) {
             Ok(record) => {
                 disks.own(record.disk);
                 let (at_ns, offset, len) = (record.at_ns, record.offset, u64::from(record.len));
@@ -78,17 +68,14 @@ impl Parse for Hob {
 impl Hob {
     /// Returns the messages at the end of the trace, one per call.
     fn finish(&mut self) -> Step {
-        let torn = self.end - self.next;
-        (self.next, self.end) = (0, 0);
-        if torn > 0 {
+        let torn = self.groups.torn_bytes();
+        if torn > 0 && !std::mem::replace(&mut self.has_told_torn, true) {
             let said = format!("the trace was cut off within the next record, after {torn} bytes of it");
             return Step::Bad(said.into());
         }
-        let said = std::mem::take(&mut self.header.records);
-        if said > self.records {
-            Step::Bad(format!("the trace ends after {} records; its header says {said}", self.records).into())
-        } else {
-            Step::End
+        if std::mem::replace(&mut self.has_told_end, true) {
+            return Step::End;
         }
+        self.groups.missing(self.header.records).map_or(Step::End, |said| Step::Bad(said.into()))
     }
 }

@@ -5,7 +5,7 @@
 //! is that of the following data, which is skipped. The upper half of the action is the type of the
 //! request, and the lower half is the event. The parser uses events of one kind, as for `blkparse`:
 //! queued if the start has any, or else inserted, issued or completed. blktrace writes one file per
-//! processor, and `blkparse -i NAME -d FILE` merges these files. Version 7 is read, and version 8
+//! processor, which [`per_cpu`](super::super::per_cpu) merges. Version 7 is read, and version 8
 //! (Linux 6.19) is refused. Source: `include/uapi/linux/blktrace_api.h`.
 
 use std::io;
@@ -25,7 +25,7 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
     parser,
 };
 
-const RECORD_BYTES: usize = 48;
+pub(in super::super) const RECORD_BYTES: usize = 48;
 /// Upper three bytes of the magic number. The lowest byte is the version.
 const MAGIC: u32 = 0x6561_7400;
 const VERSION: u32 = 7;
@@ -41,8 +41,9 @@ const CGROUP: u32 = 1 << 8;
 /// Numbers of the usable events, in order of preference: queued, inserted, issued, completed.
 const EVENTS: [u32; 4] = [1, 12, 7, 8];
 
+/// Byte order of a trace.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+pub(in super::super) enum Order {
     Little,
     Big,
 }
@@ -62,9 +63,15 @@ fn u16_at(bytes: &[u8], at: usize, order: Order) -> u16 {
     if order == Order::Little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) }
 }
 
-fn order(bytes: &[u8]) -> Option<Order> {
+/// Returns the byte order of a record with a valid magic number.
+pub(in super::super) fn order(bytes: &[u8]) -> Option<Order> {
     let start = bytes.get(..4)?;
     [Order::Little, Order::Big].into_iter().find(|order| u32_at(start, 0, *order) & !0xff == MAGIC)
+}
+
+/// Returns a record's time in nanoseconds, and the number of bytes that follow and belong to it.
+pub(in super::super) fn time_and_more(record: &[u8], order: Order) -> (u64, usize) {
+    (u64_at(record, 8, order), usize::from(u16_at(record, 46, order)))
 }
 
 /// Returns the event to use: the most preferred event at the start of the trace.

@@ -9,7 +9,7 @@ mod arc;
 mod binary;
 mod blkparse;
 mod blkreplay;
-mod blktrace;
+pub(super) mod blktrace;
 mod csv;
 mod disksim;
 mod fio;

@@ -513,13 +513,11 @@ fn srt_knows_its_sectors() {
 
 /// Traces in the binary formats, which tests damage.
 pub(in super::super) fn binary_samples() -> Vec<(&'static str, Vec<u8>)> {
-    let hob = [
-        super::super::binary::Header::default().encode().to_vec(),
-        (0..20).flat_map(|n| super::super::binary::encode(&record(n, Write, n * 512, 512, 1))).collect(),
-    ];
+    let mut hob = super::super::binary::Writer::new(Vec::new()).unwrap();
+    (0..20).for_each(|n| hob.push(&record(n, Write, n * 512, 512, 1)).unwrap());
     let srt = [SRT_HEADER.as_bytes().to_vec(), (0..20).flat_map(|n| srt(n, 0, 512, n, 0, 1)).collect()];
     vec![
-        ("hob", hob.concat()),
+        ("hob", hob.finish().unwrap()),
         ("vscsi1", (0..20).flat_map(|n| vscsi1(0x2a, n, 512, n)).collect()),
         ("vscsi2", (0..20).flat_map(|n| vscsi2(0x2a, n, 512, n)).collect()),
         ("oracle-general", (0..20).flat_map(|n| oracle(n, u64::from(n), 512, -1)).collect()),

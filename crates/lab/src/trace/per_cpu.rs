@@ -1,0 +1,170 @@
+//! Merges the per-CPU files of blktrace, `NAME.blktrace.0`, `NAME.blktrace.1` and so on, in order
+//! of time.
+//!
+//! The result is a stream of blktrace records, as if one processor had written all of them. Memory
+//! is limited to a buffer of 64 KiB and one record for each file. The files of other processors are
+//! needed for a complete trace, so one of them stands for all.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::binary::read_whole;
+use super::formats::blktrace::{self, Order, RECORD_BYTES};
+
+const BUFFER_BYTES: usize = 64 << 10;
+/// Maximum number of files, which the limit of open files allows: more processors than Linux has.
+const FILES_MAX: usize = 8192;
+
+/// Returns the per-CPU files to which `path` belongs, ordered by processor. `path` is one of the
+/// files, their common part `NAME.blktrace`, or `NAME`. The result is empty if `path` is a trace of
+/// its own.
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(Vec::new()) };
+    let stem = match processor(name) {
+        Some((stem, _)) => stem.to_owned(),
+        None if path.exists() => return Ok(Vec::new()),
+        None if name.ends_with(".blktrace") => format!("{name}."),
+        None => format!("{name}.blktrace."),
+    };
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = directory.read_dir() else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot list {}", directory.display()))?;
+        let name = entry.file_name();
+        if let Some((of, number)) = name.to_str().and_then(processor)
+            && of == stem
+        {
+            found.push((number, directory.join(&name)));
+            ensure!(found.len() <= FILES_MAX, "{} has more than {FILES_MAX} per-CPU files", path.display());
+        }
+    }
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Splits the name of a per-CPU file into the common part and the number of the processor.
+fn processor(name: &str) -> Option<(&str, u32)> {
+    let end = name.rfind('.')?;
+    let (stem, number) = name.split_at(end + 1);
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && stem.ends_with(".blktrace.")).then(|| Some((stem, number.parse().ok()?)))?
+}
+
+/// One per-CPU file and its next record.
+struct Source<R> {
+    name: String,
+    file: R,
+    /// Next record with its additional data.
+    record: Vec<u8>,
+    /// Number of records so far.
+    records: u64,
+}
+
+impl<R: Read> Source<R> {
+    /// Reads the next record. Returns its time, or `None` at the end of the file.
+    fn advance(&mut self, order: &mut Option<Order>) -> io::Result<Option<u64>> {
+        self.record.resize(RECORD_BYTES, 0);
+        let got = read_whole(&mut self.file, &mut self.record)?;
+        if got == 0 {
+            return Ok(None);
+        }
+        self.records += 1;
+        if got < RECORD_BYTES {
+            return Err(self.invalid("is cut off"));
+        }
+        let Some(own) = blktrace::order(&self.record) else {
+            return Err(self.invalid("does not begin with blktrace's magic number"));
+        };
+        if *order.get_or_insert(own) != own {
+            return Err(self.invalid("has another byte order than the files of other processors"));
+        }
+        let (at_ns, more_bytes) = blktrace::time_and_more(&self.record, own);
+        self.record.resize(RECORD_BYTES + more_bytes, 0);
+        if read_whole(&mut self.file, &mut self.record[RECORD_BYTES..])? < more_bytes {
+            return Err(self.invalid("is cut off"));
+        }
+        Ok(Some(at_ns))
+    }
+
+    fn invalid(&self, what: &str) -> io::Error {
+        let (number, name) = (self.records, &self.name);
+        let advice = "trace again, or move the files without this one to another directory";
+        io::Error::new(io::ErrorKind::InvalidData, format!("record {number} of {name} {what}; {advice}"))
+    }
+}
+
+/// Merged records of several per-CPU files.
+pub(super) struct Merged<R> {
+    sources: Vec<Source<R>>,
+    /// Time of the next record of each file that has one, and the index of the file.
+    next: BinaryHeap<Reverse<(u64, usize)>>,
+    /// File whose record is being returned, and the number of its bytes that were returned.
+    current: Option<(usize, usize)>,
+    order: Option<Order>,
+    failed: Option<io::Error>,
+}
+
+/// Opens per-CPU files. Empty files, those of idle processors, have no records.
+///
+/// # Errors
+/// Returns an error if a file cannot be opened or its first record is invalid.
+pub(super) fn open(paths: &[PathBuf]) -> Result<Merged<BufReader<File>>> {
+    let mut files = Vec::with_capacity(paths.len());
+    for path in paths {
+        let name = path.display().to_string();
+        let file = File::open(path).with_context(|| format!("cannot open the trace {name}"))?;
+        files.push((name, BufReader::with_capacity(BUFFER_BYTES, file)));
+    }
+    Ok(Merged::new(files)?)
+}
+
+impl<R: Read> Merged<R> {
+    fn new(files: impl IntoIterator<Item = (String, R)>) -> io::Result<Merged<R>> {
+        let source = |(name, file)| Source { name, file, record: Vec::new(), records: 0 };
+        let sources: Vec<Source<R>> = files.into_iter().map(source).collect();
+        let mut merged =
+            Merged { sources, next: BinaryHeap::new(), current: None, order: None, failed: None };
+        for index in 0..merged.sources.len() {
+            merged.advance(index)?;
+        }
+        Ok(merged)
+    }
+
+    fn advance(&mut self, index: usize) -> io::Result<()> {
+        if let Some(at_ns) = self.sources[index].advance(&mut self.order)? {
+            self.next.push(Reverse((at_ns, index)));
+        }
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for Merged<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let Some((index, returned)) = self.current.take().or_else(|| {
+            let Reverse((_, index)) = self.next.pop()?;
+            Some((index, 0))
+        }) else {
+            return self.failed.take().map_or(Ok(0), Err);
+        };
+        let rest = &self.sources[index].record[returned..];
+        let count = rest.len().min(out.len());
+        out[..count].copy_from_slice(&rest[..count]);
+        if count < rest.len() {
+            self.current = Some((index, returned + count));
+        } else if let Err(error) = self.advance(index) {
+            // The bytes of this call are valid, so the error must wait for the next call.
+            self.next.clear();
+            self.failed = Some(error);
+        }
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests;
