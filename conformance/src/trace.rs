@@ -26,6 +26,9 @@ pub struct Trace {
     pub at_ns: Vec<u64>,
 }
 
+/// The byte that distinguishes a seal, which has a checksum, from a record.
+const SEAL: u8 = 0xFF;
+
 impl Trace {
     /// Reads a trace of one disk.
     ///
@@ -41,14 +44,21 @@ impl Trace {
             bytes.len()
         );
         let (head, body) = bytes.split_at(64);
-        assert_eq!((&head[..8], number(&head[8..12])), (&b"hobtrace"[..], 1), "magic and version");
+        assert_eq!((&head[..8], number(&head[8..12])), (&b"hobtrace"[..], 2), "magic and version");
         let mut trace = Self {
             records: number(&head[16..24]),
             dropped: number(&head[24..32]),
             requests: Vec::new(),
             at_ns: Vec::new(),
         };
-        for record in body.chunks_exact(24) {
+        for (i, record) in body.chunks_exact(24).enumerate() {
+            let is_last = i + 1 == body.len() / 24;
+            assert_eq!(record[20] == SEAL, i % 1024 == 1023 || is_last, "a seal ends each group of records");
+            if record[20] == SEAL {
+                assert_eq!(number(&record[..8]), trace.requests.len() as u64, "records before the seal");
+                assert_eq!(record[21], u8::from(is_last), "the last seal");
+                continue;
+            }
             assert_eq!(record[21..], [0; 3], "reserved bytes, and the disk's number");
             trace.at_ns.push(number(&record[..8]));
             trace.requests.push(Request {
