@@ -57,6 +57,9 @@ pub fn command(args: &[&str]) -> Output {
     process.finish(COMMAND_MAX)
 }
 
+/// Environment variable with the directory of crash logs, which a killed daemon leaves.
+pub const CRASH_LOG_DIR: &str = "HOB_CRASH_LOG_DIR";
+
 /// A builder for a call of `hob serve`.
 #[derive(Debug, Clone)]
 pub struct Serve {
@@ -176,6 +179,7 @@ impl Serve {
         let _ = std::fs::remove_file(scratch.path("ctl.sock"));
         let mut command = Command::new(binary());
         command.arg("serve").args(&self.args).args(["--listen", &listen, "--control", &control]);
+        command.env(CRASH_LOG_DIR, scratch.dir());
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         let process = Process::start("hob serve", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         (process, address, control)
@@ -310,8 +314,7 @@ impl Daemon {
 
     #[track_caller]
     fn run(mut command: Command, control: &Path) -> Self {
-        // A killed daemon leaves the crash logs of its caches.
-        command.env("HOB_CRASH_LOG_DIR", control.parent().expect("sockets are in a directory"));
+        command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));
         let start = Instant::now();

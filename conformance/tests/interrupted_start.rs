@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::hob::binary;
+use conformance::hob::{CRASH_LOG_DIR, binary};
 use conformance::nbd_client::{Address, Client};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
@@ -71,6 +71,7 @@ fn a_daemon_that_is_interrupted_at_its_start_keeps_its_disks_and_dirty_data() {
         for pause_ms in PAUSES {
             let mut command = Command::new(binary());
             command.args(["daemon", "--config", &scratch.text("hob.toml")]);
+            command.env(CRASH_LOG_DIR, scratch.dir());
             interrupt(&mut command, pause_ms, signal);
             if signal == Signal::TERM {
                 expect_gone(&socket, pause_ms);
@@ -120,6 +121,7 @@ fn an_image_is_served_after_a_daemon_was_killed_while_it_opened_it() {
         for signal in [Signal::TERM, Signal::KILL] {
             let mut command = Command::new(binary());
             command.args(["daemon", "--config", &scratch.text("hob.toml")]);
+            command.env(CRASH_LOG_DIR, scratch.dir());
             interrupt(&mut command, pause_ms, signal);
             let daemon = start(&scratch);
             wait_until("the image", Duration::from_secs(20), || {
