@@ -2,7 +2,7 @@
 //! tmpfs, which outlives a killed daemon but not a restart of the host.
 //!
 //! The files are in `/dev/shm`, or in the directory that the environment variable
-//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 80 KiB, named after the cache. A cache that is
+//! `HOB_CRASH_LOG_DIR` names. Each cache has one of 272 KiB, named after the cache. A cache that is
 //! closed cleanly needs none, so it is removed then.
 //!
 //! Why `unsafe`: a shared mapping is the only memory that keeps each byte written to it when the
@@ -45,7 +45,8 @@ fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
     let found = file.metadata()?;
     let is_ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
     if !is_ours || found.mode() & 0o077 != 0 {
-        return Err(io::Error::other(format!("{} belongs to somebody else", path.display())));
+        let reason = "another user owns this file or has access to it; remove it";
+        return Err(io::Error::other(format!("{}: {reason}", path.display())));
     }
     Ok(file)
 }
@@ -79,10 +80,21 @@ impl CrashLogFile {
 
 /// Returns the crash log of a cache; `None` if there is none.
 pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
-    let file = open(&path_of(cache), OFlags::RDONLY).ok()?;
+    let path = path_of(cache);
     let mut bytes = Vec::with_capacity(CRASH_LOG_BYTES);
-    file.take(CRASH_LOG_BYTES as u64).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
+    let done = open(&path, OFlags::RDONLY)
+        .and_then(|file| file.take(CRASH_LOG_BYTES as u64).read_to_end(&mut bytes));
+    match done {
+        Ok(_) => Some(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!(
+                "cannot read the crash log {}: {error}; unflushed writes before hob was killed are lost",
+                path.display()
+            );
+            None
+        }
+    }
 }
 
 impl SurvivingMemory for CrashLogFile {

@@ -10,7 +10,7 @@
 //! The memory is gone after a power failure, when unflushed writes may be lost.
 //!
 //! # Layout
-//! 64 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n* modulo
+//! 256 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n* modulo
 //! the number of entries. Integers are little-endian.
 //!
 //! | bytes | record | page |
@@ -28,7 +28,7 @@ use super::crc::Crc;
 use super::format::{RECORD_BYTES, Record};
 
 /// Number of records in the log.
-const RECORDS: u64 = 2048;
+const RECORDS: u64 = 8192;
 
 /// Number of pages in the log: more than can be sealed and not committed.
 const PAGES: u64 = 512;
@@ -106,7 +106,7 @@ impl CrashLog {
         for number in self.handled + 1..=pushed {
             if number - self.written > RECORDS {
                 // The entry would replace one that is still needed.
-                self.missing = number;
+                self.missing = self.missing.max(number);
                 continue;
             }
             let at = (number % RECORDS) as usize * ENTRY_BYTES;
@@ -152,9 +152,10 @@ impl CrashLog {
         }
     }
 
-    /// Forgets the new entries.
+    /// Forgets the new entries. From now on the log is incomplete until the next ring begins.
     pub(super) fn forget(&mut self) {
         self.out.clear();
+        self.missing = u64::MAX;
     }
 
     /// Returns the memory used, bytes.
@@ -252,5 +253,8 @@ mod tests {
         log.save(&mut memory);
         assert!(log.has_all());
         assert_eq!(records_after(&memory.0, &CACHE, 4, 5), [record(13 + RECORDS)]);
+        log.forget();
+        log.pages_written(u64::MAX);
+        assert!(!log.has_all(), "entries without memory are lost");
     }
 }
