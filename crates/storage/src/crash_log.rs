@@ -41,7 +41,11 @@ fn path_of(cache: &[u8; 16]) -> PathBuf {
 /// Opens a file that only this user can have written.
 fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
+    let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
+        let error = io::Error::from(errno);
+        io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+    });
+    let file = File::from(opened?);
     let found = file.metadata()?;
     let is_ours = found.is_file() && found.uid() == rustix::process::geteuid().as_raw();
     if !is_ours || found.mode() & 0o077 != 0 {
@@ -89,8 +93,7 @@ pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(
-                "cannot read the crash log {}: {error}; unflushed writes before hob was killed are lost",
-                path.display()
+                "cannot read a crash log: {error}; writes that were not flushed before hob was killed are lost"
             );
             None
         }
