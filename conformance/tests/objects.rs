@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use conformance::data::{assert_same_file, noise_file};
 use conformance::hob::command;
+use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
 use conformance::{MIB, Scratch, Serve, Tool};
 
@@ -84,6 +85,44 @@ fn fio_verifies_objects_and_a_killed_server_finds_its_disk_again() {
     assert!(shown(&spec)["owner"].is_string(), "it did not close it");
     let hob = Serve::disk(&spec).start(&scratch);
     fio(&hob.uri(), &["--verify_only=1"]);
+    hob.stop();
+}
+
+/// Unflushed writes are only in hob's memory. If hob is killed, each guest that reconnects learns
+/// of the loss by one failed flush, and only then.
+#[test]
+fn a_kill_is_reported_by_one_failed_flush() {
+    let scratch = Scratch::new();
+    let spec = made(&scratch, "8M", "64K");
+    let killed = |write_back: bool, change: &mut dyn FnMut(&mut Client)| {
+        let mut serve = Serve::disk(&spec);
+        if write_back {
+            serve = serve.cached(&scratch.path("pool"), "16M", "4K").arg("--mode", "write-back");
+        }
+        let hob = serve.start(&scratch);
+        change(&mut hob.connect());
+        hob.kill();
+        serve.start(&scratch)
+    };
+    let flushes = |client: &mut Client| [client.flush().is_ok(), client.flush().is_ok()];
+
+    let hob = killed(false, &mut |client| client.write(0, &[1; 4096]).unwrap());
+    assert_eq!(flushes(&mut hob.connect()), [false, true], "the write is lost");
+    assert_eq!(flushes(&mut hob.connect()), [true, true], "one guest wrote");
+    assert_eq!(hob.connect().read(0, 4096).unwrap(), [0; 4096]);
+    hob.stop();
+
+    let hob = killed(false, &mut |client| {
+        client.write(0, &[2; 4096]).unwrap();
+        client.flush().unwrap();
+        client.read(0, 4096).unwrap();
+    });
+    assert_eq!(flushes(&mut hob.connect()), [true, true], "nothing is lost");
+    hob.stop();
+
+    let hob = killed(true, &mut |client| client.write(0, &[3; 4096]).unwrap());
+    assert_eq!(flushes(&mut hob.connect()), [true, true], "the write is in the cache");
+    assert_eq!(hob.connect().read(0, 4096).unwrap(), [3; 4096]);
     hob.stop();
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,9 @@ pub struct Shared {
     abandon: AtomicBool,
     /// Time until which a fault explains errors.
     trouble_until: Mutex<Instant>,
+    /// Largest number of connections that ended during a fault and whose loss the daemon may still
+    /// report, each by one failed flush of a later connection.
+    owed: AtomicU32,
 }
 
 impl Shared {
@@ -84,6 +87,7 @@ impl Shared {
             finish: AtomicBool::new(false),
             abandon: AtomicBool::new(false),
             trouble_until: Mutex::new(Instant::now()),
+            owed: AtomicU32::new(0),
         })
     }
 
@@ -106,6 +110,11 @@ impl Shared {
     pub fn excuse(&self, time: Duration) {
         let mut until = self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = (*until).max(Instant::now() + time + GRACE);
+    }
+
+    /// Returns true if the daemon may owe a report to an earlier connection, and counts it as given.
+    fn take_owed(&self) -> bool {
+        self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| owed.checked_sub(1)).is_ok()
     }
 
     /// Returns true if a fault explains an error of a request that was sent at `since`.
@@ -170,9 +179,6 @@ pub struct Guest {
     history: VecDeque<Note>,
     /// A flush has failed since the guest connected.
     was_told: bool,
-    /// True if an earlier connection ended during a fault and no flush has been answered since: the
-    /// daemon may report a loss of that time with the next flush.
-    is_owed: bool,
     first: u64,
     units: u64,
 }
@@ -202,7 +208,6 @@ impl Guest {
             flying: BTreeMap::new(),
             history: VecDeque::new(),
             was_told: false,
-            is_owed: false,
             first,
             units,
         }
@@ -213,7 +218,11 @@ impl Guest {
         let mut link = None;
         loop {
             let Some(mut connected) = self.connect(link.take()) else { return };
-            match self.session(&mut *connected) {
+            let ended = self.session(&mut *connected);
+            if ended.is_err() && self.shared.excused(Instant::now()) {
+                self.shared.owed.fetch_add(1, Ordering::Relaxed);
+            }
+            match ended {
                 Ok(()) | Err(Stop::Abandoned) => return,
                 Err(Stop::Disconnected) => {
                     self.shared.connected_to.store(0, Ordering::Relaxed);
@@ -412,7 +421,6 @@ impl Guest {
 
     fn lost(&mut self, what: &str) -> Result<(), Stop> {
         self.note(0, 0, &format!("disconnected at {what}; {} requests unanswered", self.flying.len()));
-        self.is_owed |= self.shared.excused(Instant::now());
         Err(Stop::Disconnected)
     }
 
@@ -448,7 +456,6 @@ impl Guest {
             }
             Flying::Flush(flush) => {
                 self.note(0, 0, "flush succeeded");
-                self.is_owed = false;
                 self.shared.model().flushed(flush);
                 self.shared.counts.flushes.fetch_add(1, Ordering::Relaxed);
             }
@@ -476,9 +483,10 @@ impl Guest {
                 let explained = model.loss_unreported();
                 model.flush_failed(*flush);
                 drop(model);
-                let is_the_others = self.habits.shares_disk && !self.was_told;
-                self.was_told = true;
-                let is_owed = std::mem::take(&mut self.is_owed);
+                let explained = explained || self.shared.excused(since);
+                let is_first = !std::mem::replace(&mut self.was_told, true);
+                let is_the_others = self.habits.shares_disk && is_first;
+                let is_owed = !explained && is_first && self.shared.take_owed();
                 ("a flush".to_owned(), explained || is_the_others || is_owed)
             }
         };

@@ -261,7 +261,7 @@ impl State {
                 assert!(self.devices.remove(&id).is_some(), "no device {id}");
                 let _ = answer.send(Ok(()));
             }
-            ShardCall::AddDisk { id, config, backing, answer } => {
+            ShardCall::AddDisk { id, config, backing, answer, .. } => {
                 self.backings.insert(id, backing);
                 self.command(id, Command::AddDisk(config), Waiting::Add(answer));
             }

@@ -30,6 +30,7 @@ use hob_engine::units::{DeviceId, DiskId, Instant};
 use hob_engine::vscsi::Histograms;
 use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
+use hob_storage::unflushed_mark::UnflushedMark;
 use tokio::sync::oneshot;
 
 use super::cluster::LeaseClock;
@@ -76,6 +77,8 @@ pub(crate) enum ShardCall {
         /// Properties of the disk for the guest.
         config: DiskConfig,
         backing: Backing,
+        /// Records unflushed changes of a backing that loses them if the process is killed.
+        mark: Option<UnflushedMark>,
         /// Sent when the disk accepts requests.
         answer: Answer<()>,
     },

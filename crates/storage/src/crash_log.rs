@@ -32,14 +32,18 @@ pub struct CrashLogFile {
     path: PathBuf,
 }
 
+/// Returns the directory of files that outlive a killed daemon but not a restart of the host.
+pub(crate) fn directory() -> PathBuf {
+    std::env::var_os(DIRECTORY_VARIABLE).unwrap_or_else(|| OsString::from(DIRECTORY_DEFAULT)).into()
+}
+
 /// Returns the path of a cache's crash log.
 fn path_of(cache: &[u8; 16]) -> PathBuf {
-    let directory = std::env::var_os(DIRECTORY_VARIABLE).unwrap_or_else(|| OsString::from(DIRECTORY_DEFAULT));
-    PathBuf::from(directory).join(format!("hob-{:032x}", u128::from_le_bytes(*cache)))
+    directory().join(format!("hob-{:032x}", u128::from_le_bytes(*cache)))
 }
 
 /// Opens a file that only this user can have written.
-fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
+pub(crate) fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
         let error = io::Error::from(errno);

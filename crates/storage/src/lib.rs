@@ -21,6 +21,7 @@ pub mod ring;
 pub mod signals;
 pub mod swap;
 pub mod token;
+pub mod unflushed_mark;
 pub mod volatile;
 
 mod direct;

@@ -30,6 +30,7 @@ mod finish;
 mod growth;
 mod guest;
 mod injection;
+mod journal_defects;
 mod lives;
 mod losses;
 mod owner;
@@ -53,7 +54,7 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment, V
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
-use crate::media::{Backing, DeviceDefect, Done, Flash};
+use crate::media::{Backing, Done, Flash};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::rng::{self, SimRng};
@@ -73,6 +74,7 @@ use qos::Qos;
 use ram::Ram;
 use recovering::{Recovering, Step};
 pub use report::Report;
+pub use sabotage::Sabotage;
 use scenario::{End, Scenario};
 use shrinks::Shrinks;
 pub use shrinks::shrink_in_outage;
@@ -131,6 +133,9 @@ pub struct Options {
     /// Share of the histories with faults in which backings restart and lose unflushed data, per
     /// mille.
     pub restart_permille: u32,
+    /// Share of the histories in which backings keep unflushed data in the daemon's memory, so that
+    /// a kill loses it, per mille.
+    pub in_memory_permille: u32,
     /// Share of the histories with restarts in which working flash devices fail flushes, per mille.
     pub flash_flush_permille: u32,
     /// Share of the histories with restarts in which backings change undetectably while no engine
@@ -173,6 +178,9 @@ use trace;
 /// writes.
 const BULK_SALT: u64 = 0x6275_6c6b;
 
+/// Seed of the separate random number that decides whether backings keep unflushed data in memory.
+const IN_MEMORY_SALT: u64 = 0x6d65_6d6f;
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -190,6 +198,7 @@ impl Default for Options {
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
+            in_memory_permille: 250,
             flash_flush_permille: 0,
             silent_permille: 300,
             shrink_permille: 300,
@@ -209,82 +218,6 @@ impl Options {
     pub fn lives() -> Self {
         Options { requests: 200, lives: true, ..Options::default() }
     }
-}
-
-/// Deliberate defects of the engine or of its simulated environment: devices, daemon and guests.
-/// Each defect tests whether the checkers notice a violation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
-    /// A simulated device has this defect.
-    Defect(DeviceDefect),
-    /// Another program sometimes changes a backing without hob's knowledge, so that flash has stale
-    /// data.
-    WriteBehind,
-    /// The simulation delivers some replies twice.
-    RepeatedReply,
-    /// The simulation loses some replies.
-    LostReply,
-    /// The simulation releases some buffers twice.
-    RepeatedRelease,
-    /// The simulation sends some flash I/O to another segment.
-    MisroutedIo,
-    /// The simulation omits some requests from its own counts, so they differ from the engine's
-    /// statistics.
-    Uncounted,
-    /// The simulation loses some I/O completions.
-    LostCompletion,
-    /// Recovery accepts every sector of a journal tail without verification.
-    UncheckedTail,
-    /// Change records of a journal page are applied in the wrong order.
-    ReorderedRecords,
-    /// Recovery ignores the crash log.
-    IgnoredCrashLog,
-    /// Recovery ignores the newest journal ring, and old rings are kept.
-    IgnoredNewestRing,
-    /// The cache serves clean data although the backing has changed.
-    ServedStale,
-    /// The cache serves clean data without comparing it with the backing, although the backing may
-    /// have changed.
-    TrustedUnproven,
-    /// Clean data is compared with an earlier content of the backing.
-    StaleComparison,
-    /// The daemon records that a backing is unchanged before all cached data was compared with the
-    /// backing.
-    EvidenceTooEarly,
-    /// The memory tier is not updated by some writes.
-    LostRenewal,
-    /// After some writes of a part of a sector, the rest of the sector is not copied.
-    LostEdge,
-    /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
-    OldRecentEdge,
-    /// The buffer from which zeroes are written is sometimes not zeroed.
-    LostZeroes,
-    /// Some dirty bitmaps that were lost in a crash restart empty.
-    FreshBitmap,
-    /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
-    /// changes before its cache is recovered.
-    KeptVoidRings,
-    /// The daemon hides that a guest writes to memory into which the engine reads.
-    SecretScribbles,
-    /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
-    /// not wait for them.
-    StaleExtraFill,
-    /// The daemon hides that a parent disk serves some of the data that the engine reads.
-    UntoldSharing,
-    /// The daemon does not tell the engine that a backing restarted.
-    UntoldRestart,
-    /// A failed flush of a backing that lost data is reported as a success.
-    TrustedFlush,
-    /// A failed flush of flash that lost data is reported as a success.
-    TrustedFlashFlush,
-    /// The tail of a recovered journal, which a power failure may undo, is not written again.
-    TrustedTail,
-    /// The engine is told that the loss of a journal is recorded, but the loss is not recorded.
-    UnrecordedLoss,
-    /// All guests of a disk share one session, so only the first guest gets an error.
-    OneSession,
-    /// The pool frees a segment when destaging of its dirty data begins, not when it ends.
-    EarlyGift,
 }
 
 /// Simulates the history of this seed.
@@ -403,6 +336,8 @@ struct Simulation<'a> {
     direct: Option<Direct>,
     clones: Option<Clones>,
     losses: Option<Losses>,
+    /// Backings keep unflushed data in the memory of the daemon, which a kill loses.
+    backings_in_memory: bool,
     /// Session to which the next guest requests belong.
     session: u32,
     silent: Option<Silent>,
@@ -497,6 +432,7 @@ impl<'a> Simulation<'a> {
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = Simulation { losses, shrinks, fills, ..world };
+        world.backings_in_memory = SimRng::new(seed ^ IN_MEMORY_SALT).chance(options.in_memory_permille);
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.draw_crash_logs(seed);
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
@@ -552,6 +488,7 @@ impl<'a> Simulation<'a> {
             direct: None,
             clones: None,
             losses: None,
+            backings_in_memory: false,
             session: 0,
             silent: None,
             shrinks: None,

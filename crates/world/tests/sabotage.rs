@@ -252,6 +252,18 @@ fn an_unreported_restart_of_a_backing_is_noticed() {
 }
 
 #[test]
+fn an_unreported_loss_of_data_in_a_killed_daemon_is_noticed() {
+    let in_memory = Options { in_memory_permille: 1000, ..Options::lives() };
+    for seed in 0..300 {
+        run(seed, &in_memory).unwrap();
+    }
+    let sabotaged = Options { sabotage: Some(Sabotage::UnmarkedMemory), ..in_memory };
+    let caught = (0..1000).find_map(|seed| run(seed, &sabotaged).err());
+    let Violation(what) = caught.expect("the loss is noticed");
+    assert!(GONE.iter().any(|reason| what.contains(reason)), "{what}");
+}
+
+#[test]
 fn an_ignored_flush_error_of_a_backing_is_noticed() {
     // In that case destaged data counts as clean, and a recovery compares it with a backing that
     // has lost it.

@@ -10,6 +10,7 @@ use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
 use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
+use hob_storage::unflushed_mark::UnflushedMark;
 
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
@@ -140,8 +141,8 @@ impl Shard {
                 self.collect_flash(now);
                 let _ = answer.send(Ok(()));
             }
-            ShardCall::AddDisk { id, config, backing, answer } => {
-                self.add_disk(now, id, config, backing, answer);
+            ShardCall::AddDisk { id, config, backing, mark, answer } => {
+                self.add_disk(now, id, config, backing, mark, answer);
             }
             ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
             ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
@@ -287,6 +288,7 @@ impl Shard {
         id: DiskId,
         config: DiskConfig,
         mut backing: Backing,
+        mark: Option<UnflushedMark>,
         answer: Answer<()>,
     ) {
         let index = id.0 as usize;
@@ -305,6 +307,7 @@ impl Shard {
         }
         backing.attach(&mut self.ring, now, owner);
         self.backings[index] = Some(backing);
+        self.marks.extend(mark.map(|mark| (id, mark)));
         self.gate_backing(id);
         self.ring.arena_mut().join(id, config.datastore);
         let command = self.commands.next(Waiting::Plain(answer));

@@ -17,6 +17,7 @@ mod recorders;
 mod rest;
 mod vhost_user_clients;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -31,6 +32,7 @@ use hob_storage::backing::{Backing, StatusExtent};
 use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
+use hob_storage::unflushed_mark::UnflushedMark;
 
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
@@ -129,6 +131,8 @@ struct Shard {
     flash: Flash,
     /// Backings, indexed by disk id.
     backings: Vec<Option<Backing>>,
+    /// Marks of the disks whose unflushed changes are lost if this process is killed.
+    marks: BTreeMap<DiskId, UnflushedMark>,
     areas: Areas,
     clients: Clients,
     files: Files,
@@ -173,6 +177,7 @@ impl Shard {
             engine,
             flash,
             backings: Vec::new(),
+            marks: BTreeMap::new(),
             areas: Areas::default(),
             clients: Clients::default(),
             files: Files::default(),
@@ -244,6 +249,9 @@ impl Shard {
             is_device_bound,
         );
         progress |= self.drain_engine(now);
+        for (disk, mark) in &mut self.marks {
+            mark.set(self.engine.guests_at_risk(*disk));
+        }
         self.vhost_user.flush(&mut self.ring);
         let is_without_device = self.ring.unsubmitted() == 0;
         self.turns_without_device =
@@ -319,6 +327,9 @@ impl Shard {
         if backing.is_closed() {
             let changed = backing.change_mark();
             self.backings[disk.0 as usize] = None;
+            if let Some(mark) = self.marks.remove(&disk) {
+                mark.remove();
+            }
             self.leases.forget(disk);
             self.commands.backing_closed(disk, changed);
         }
@@ -363,6 +374,7 @@ impl Shard {
         let mut look = None;
         while let Some(reply) = self.engine.poll_reply() {
             progress = true;
+            self.mark_unflushed(reply.disk);
             look = look.or_else(|| self.leases.look());
             if let Some(reply) = self.leases.pass(look, reply) {
                 self.deliver(now, &reply);
@@ -381,6 +393,14 @@ impl Shard {
         }
         progress |= self.drain_events(now);
         progress
+    }
+
+    /// Records whether a kill of this process would lose changes of a disk. Must precede the reply
+    /// to a change.
+    fn mark_unflushed(&mut self, disk: DiskId) {
+        if let Some(mark) = self.marks.get_mut(&disk) {
+            mark.set(self.engine.guests_at_risk(disk));
+        }
     }
 
     /// Delivers a reply to the front end that sent the request.

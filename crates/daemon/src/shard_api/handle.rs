@@ -18,6 +18,7 @@ use hob_engine::vscsi::Histograms;
 use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE};
+use hob_storage::unflushed_mark::UnflushedMark;
 use tokio::sync::oneshot;
 
 use super::{Answer, AtRest, Counter, CountsAsked, FileRights, Gone, Noted, ShardCall, ShardError};
@@ -52,6 +53,22 @@ fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
             None
         }
     }
+}
+
+/// Creates the mark of a backing that loses unflushed changes if the process is killed. It is on a
+/// tmpfs, so this does not wait.
+fn create_mark(backing: &[u8; 16]) -> Option<UnflushedMark> {
+    if cfg!(test) {
+        return None;
+    }
+    UnflushedMark::create(backing)
+        .inspect_err(|error| {
+            tracing::warn!(
+                "if hob is killed, it cannot report lost writes to guests: {error}; free space in /dev/shm, \
+                 or set {DIRECTORY_VARIABLE}"
+            );
+        })
+        .ok()
 }
 
 impl ShardHandle {
@@ -89,7 +106,8 @@ impl ShardHandle {
         config: DiskConfig,
         backing: Backing,
     ) -> Result<(), ShardError> {
-        self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
+        let mark = backing.memory_id().and_then(|backing| create_mark(&backing));
+        self.ask(|answer| ShardCall::AddDisk { id, config, backing, mark, answer }).await
     }
 
     /// Fails the next flush of `count` guests of a disk once.

@@ -48,6 +48,10 @@ const INHERITED_MAX: u32 = 64;
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
+/// Number of writes that stands for the changes from before the engine had the disk, which may not
+/// be durable either.
+const WRITES_BEFORE: u64 = 1;
+
 /// Durability of one disk's backing, and which failures were reported to guests.
 pub(super) struct Backed {
     /// Size of the disk, bytes.
@@ -164,10 +168,9 @@ impl Backed {
     pub(super) fn new(disk_bytes: u64) -> Backed {
         Backed {
             disk_bytes,
-            // Changes from before the engine had the disk may not be durable either.
-            writes: 1,
+            writes: WRITES_BEFORE,
             flushed: 0,
-            bypassed: 1,
+            bypassed: WRITES_BEFORE,
             doubts: 0,
             failures: 0,
             discards: 0,
@@ -340,6 +343,16 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.has_changed)
     }
 
+    /// Returns the number of guests whose acknowledged changes exist only in the backing and are
+    /// covered by no flush. At least one if there are such changes.
+    fn guests_at_risk(&self) -> u32 {
+        if self.bypassed <= self.flushed.max(WRITES_BEFORE) {
+            return 0;
+        }
+        let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
+        (self.absent.len() + guests.count()).max(1) as u32
+    }
+
     /// Returns the number of guests that changed data and have not received a report of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
         let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
@@ -378,6 +391,13 @@ impl Engine {
             disk.backed.discards += 1;
             disk.backed.inherited = count.min(INHERITED_MAX);
         }
+    }
+
+    /// Returns the number of guests of a disk that lose acknowledged changes if the backing loses
+    /// its unflushed data now. Zero if hob still has all of these changes on flash.
+    pub fn guests_at_risk(&self, disk: DiskId) -> u32 {
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        disk.map_or(0, |disk| disk.backed.guests_at_risk())
     }
 
     /// Returns true if the session's next flush will fail because acknowledged changes of the disk

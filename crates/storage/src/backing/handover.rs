@@ -300,6 +300,10 @@ impl Driver for Handover {
         self.own.is_lost()
     }
 
+    fn memory_id(&self) -> Option<[u8; 16]> {
+        self.own.memory_id()
+    }
+
     fn lock(&self) -> Option<Lock> {
         self.own.lock()
     }

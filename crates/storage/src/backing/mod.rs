@@ -369,6 +369,10 @@ pub trait Driver: Send {
     fn witness(&self) -> Option<ChangeDetector> {
         None
     }
+    /// See [`Backing::memory_id`].
+    fn memory_id(&self) -> Option<[u8; 16]> {
+        None
+    }
     /// See [`Backing::lock`].
     fn lock(&self) -> Option<Lock> {
         None
@@ -552,6 +556,12 @@ impl Backing {
     /// Returns the backing's change detector, if it has one.
     pub fn witness(&self) -> Option<ChangeDetector> {
         self.driver.witness()
+    }
+
+    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory, so
+    /// that a kill of the process loses them. `None` if the process can be killed without loss.
+    pub fn memory_id(&self) -> Option<[u8; 16]> {
+        self.driver.memory_id()
     }
 
     /// Returns the backing's lock, if it has one.

@@ -6,15 +6,16 @@
 
 use hob_engine::Engine;
 use hob_engine::command::{CacheChange, Command};
-use hob_engine::units::{BufferId, IoId, SECTOR_BYTES};
+use hob_engine::units::{BufferId, DiskId, IoId, SECTOR_BYTES};
 
 use super::scenario::End;
-use super::{Event, Simulation, trace};
+use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 use crate::content::{self, Tag, UNIT_BYTES};
 use crate::ensure;
 use crate::media::Crash;
 use crate::model::Loss;
+use crate::rng::SimRng;
 
 /// Maximum time that a stopping daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
@@ -188,6 +189,9 @@ impl Simulation<'_> {
     fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
         self.bitmaps_are_lost(index);
         self.forget_extra_reads(index);
+        if self.backings_in_memory && kind == Crash::Kill {
+            self.lose_memory(index, end);
+        }
         let disk = &mut self.disks[index];
         disk.backing.crash(kind, &mut self.rng);
         let lags = disk.model.lags();
@@ -221,6 +225,21 @@ impl Simulation<'_> {
             None => self.free.extend(segments),
         }
         Ok(())
+    }
+
+    /// Ends a process that keeps the unflushed data of a backing in its memory. The engine says
+    /// whether acknowledged changes are only there: then all of the data survives, because the
+    /// daemon would report the loss. Otherwise a kill loses all or a part of the data, and nobody
+    /// may notice. A daemon that stops flushes the data.
+    fn lose_memory(&mut self, index: usize, end: End) {
+        let disk = &mut self.disks[index];
+        let at_risk = self.engine.guests_at_risk(DiskId(index as u32)) > 0;
+        let is_killed = disk.present && end == End::Kill;
+        if is_killed && (!at_risk || self.options.sabotage == Some(Sabotage::UnmarkedMemory)) {
+            // A generator of its own, so that other decisions of the history stay the same.
+            disk.backing.lose(&mut SimRng::new(self.now.0 ^ index as u64));
+        }
+        disk.backing.shut_down();
     }
 
     /// Adds a disk to the engine, with its earlier cache if that is persistent.

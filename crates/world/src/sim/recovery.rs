@@ -390,7 +390,7 @@ impl Simulation<'_> {
         let tags = self.flash[usize::from(segment.device.0)].inspect(offset, PAGE_BYTES as u64)?;
         let mut bytes = self.written.bytes(tags);
         if self.options.sabotage == Some(Sabotage::ReorderedRecords) {
-            super::sabotage::reorder_records(&mut bytes);
+            super::journal_defects::reorder_records(&mut bytes);
         }
         Some(bytes)
     }

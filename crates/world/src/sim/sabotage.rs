@@ -1,64 +1,81 @@
-//! Deliberate defects of journal pages. Each defect tests whether the checkers notice a wrong
-//! recovery.
+//! Deliberate defects that the checkers must notice (tests/sabotage.rs).
 
-/// Offsets of fields in a journal page (docs/FORMAT.md).
-const CRC: usize = 4;
-const CHANGES: usize = 0x26;
-const RECORDS: usize = 0x280;
-const RECORD_BYTES: usize = 16;
+use crate::media::DeviceDefect;
 
-/// Reverses the order of a journal page's change records and corrects the page's checksum.
-pub(super) fn reorder_records(page: &mut [u8]) {
-    let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
-    let end = RECORDS + changes * RECORD_BYTES;
-    if &page[..4] != b"hobJ" || changes < 2 || end > page.len() || !is_valid(page) {
-        return;
-    }
-    let turned: Vec<u8> = page[RECORDS..end].chunks(RECORD_BYTES).rev().flatten().copied().collect();
-    page[RECORDS..end].copy_from_slice(&turned);
-    let sum = checksum(page);
-    page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
-}
-
-fn is_valid(page: &[u8]) -> bool {
-    page[CRC..CRC + 4] == checksum(page).to_le_bytes()
-}
-
-/// Returns the CRC-32C of a journal page, computed with zeroes in the checksum field.
-fn checksum(page: &[u8]) -> u32 {
-    let mut sum = u32::MAX;
-    for (at, byte) in page.iter().enumerate() {
-        sum ^= u32::from(if (CRC..CRC + 4).contains(&at) { 0 } else { *byte });
-        for _ in 0..8 {
-            sum = sum >> 1 ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
-        }
-    }
-    !sum
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_turned_around_and_the_page_stays_valid() {
-        let mut page = vec![0; 4096];
-        page[..4].copy_from_slice(b"hobJ");
-        page[CHANGES] = 3;
-        for n in 0..3 {
-            page[RECORDS + n * RECORD_BYTES] = n as u8 + 1;
-        }
-        let sum = checksum(&page);
-        page[CRC..CRC + 4].copy_from_slice(&sum.to_le_bytes());
-        reorder_records(&mut page);
-        let kinds: Vec<u8> = (0..3).map(|n| page[RECORDS + n * RECORD_BYTES]).collect();
-        assert_eq!(kinds, [3, 2, 1]);
-        assert!(is_valid(&page));
-        let torn = {
-            page[9] ^= 1;
-            page.clone()
-        };
-        reorder_records(&mut page);
-        assert_eq!(page, torn, "what is no page is left alone");
-    }
+/// Deliberate defects of the engine or of its simulated environment: devices, daemon and guests.
+/// Each defect tests whether the checkers notice a violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// A simulated device has this defect.
+    Defect(DeviceDefect),
+    /// Another program sometimes changes a backing without hob's knowledge, so that flash has stale
+    /// data.
+    WriteBehind,
+    /// The simulation delivers some replies twice.
+    RepeatedReply,
+    /// The simulation loses some replies.
+    LostReply,
+    /// The simulation releases some buffers twice.
+    RepeatedRelease,
+    /// The simulation sends some flash I/O to another segment.
+    MisroutedIo,
+    /// The simulation omits some requests from its own counts, so they differ from the engine's
+    /// statistics.
+    Uncounted,
+    /// The simulation loses some I/O completions.
+    LostCompletion,
+    /// Recovery accepts every sector of a journal tail without verification.
+    UncheckedTail,
+    /// Change records of a journal page are applied in the wrong order.
+    ReorderedRecords,
+    /// Recovery ignores the crash log.
+    IgnoredCrashLog,
+    /// Recovery ignores the newest journal ring, and old rings are kept.
+    IgnoredNewestRing,
+    /// The cache serves clean data although the backing has changed.
+    ServedStale,
+    /// The cache serves clean data without comparing it with the backing, although the backing may
+    /// have changed.
+    TrustedUnproven,
+    /// Clean data is compared with an earlier content of the backing.
+    StaleComparison,
+    /// The daemon records that a backing is unchanged before all cached data was compared with the
+    /// backing.
+    EvidenceTooEarly,
+    /// The memory tier is not updated by some writes.
+    LostRenewal,
+    /// After some writes of a part of a sector, the rest of the sector is not copied.
+    LostEdge,
+    /// The memory tier sometimes keeps an old copy of a sector that a guest wrote in part.
+    OldRecentEdge,
+    /// The buffer from which zeroes are written is sometimes not zeroed.
+    LostZeroes,
+    /// Some dirty bitmaps that were lost in a crash restart empty.
+    FreshBitmap,
+    /// The engine uses journal rings that were invalidated. A ring is invalidated if the backing
+    /// changes before its cache is recovered.
+    KeptVoidRings,
+    /// The daemon hides that a guest writes to memory into which the engine reads.
+    SecretScribbles,
+    /// Extra fills read an older content of the backing, as if a write that arrives meanwhile did
+    /// not wait for them.
+    StaleExtraFill,
+    /// The daemon hides that a parent disk serves some of the data that the engine reads.
+    UntoldSharing,
+    /// The daemon does not tell the engine that a backing restarted.
+    UntoldRestart,
+    /// A failed flush of a backing that lost data is reported as a success.
+    TrustedFlush,
+    /// A failed flush of flash that lost data is reported as a success.
+    TrustedFlashFlush,
+    /// The tail of a recovered journal, which a power failure may undo, is not written again.
+    TrustedTail,
+    /// The engine is told that the loss of a journal is recorded, but the loss is not recorded.
+    UnrecordedLoss,
+    /// The daemon does not report that a kill lost unflushed data in its memory.
+    UnmarkedMemory,
+    /// All guests of a disk share one session, so only the first guest gets an error.
+    OneSession,
+    /// The pool frees a segment when destaging of its dirty data begins, not when it ends.
+    EarlyGift,
 }

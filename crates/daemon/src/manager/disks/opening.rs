@@ -402,6 +402,9 @@ impl Disks {
             self.keep_generation(name, taken).await?;
         }
         self.forget_foreign(name).await?;
+        if let Some(memory) = backing.memory_id() {
+            notes.extend(self.registry.note_killed(name, &memory).await?);
+        }
         shard.add_disk(id, config, backing).await?;
         shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
         if let Some(taken) = taken {

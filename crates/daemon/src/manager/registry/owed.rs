@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::units::DiskId;
+use hob_storage::unflushed_mark;
 use tokio::time::Instant;
 
 use super::{DiskEntry, Registry};
+use crate::manager::api_error::ApiError;
 
 /// Delay before a lower number is saved if the rate limit is exceeded.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
@@ -45,6 +47,36 @@ impl Owed {
 }
 
 impl Registry {
+    /// Records the guests whose changes were lost because hob was killed, for a backing that keeps
+    /// unflushed changes in hob's memory ([`memory_id`](hob_storage::backing::Backing::memory_id)). Must precede serving the disk.
+    /// Returns a note for the operator.
+    pub(in crate::manager) async fn note_killed(
+        self: &Arc<Self>,
+        name: &str,
+        backing: &[u8; 16],
+    ) -> Result<Option<String>, ApiError> {
+        let guests = match unflushed_mark::guests_with_losses(backing) {
+            Ok(0) => return Ok(None),
+            Ok(guests) => guests,
+            Err(error) => {
+                return Ok(Some(format!(
+                    "hob does not know whether it was killed with unflushed writes in memory: {error}"
+                )));
+            }
+        };
+        {
+            let mut inner = self.inner();
+            let owed = &mut inner.disk_mut(name)?.wanted.flush_failures_owed;
+            *owed = guests.max(*owed);
+        }
+        self.save_owed().await;
+        Ok(Some(
+            "hob was killed and lost writes that were not in the object store yet; the next flush of each \
+             guest that wrote them fails"
+                .to_owned(),
+        ))
+    }
+
     /// Handles a new number from the engine.
     pub(in crate::manager) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
@@ -54,7 +86,8 @@ impl Registry {
         if count > *kept || count < *kept && entry.owed.may_lower(Instant::now()) {
             *kept = count;
             if !std::mem::replace(&mut inner.saves_owed, true) {
-                tokio::spawn(self.clone().save_owed());
+                let registry = self.clone();
+                tokio::spawn(async move { registry.save_owed().await });
             }
         } else if count < *kept && !std::mem::replace(&mut entry.owed.is_lowered_soon, true) {
             let registry = self.clone();
@@ -76,7 +109,7 @@ impl Registry {
             && std::mem::replace(&mut entry.wanted.flush_failures_owed, now) != now
     }
 
-    async fn save_owed(self: Arc<Self>) {
+    async fn save_owed(self: &Arc<Self>) {
         self.inner().saves_owed = false;
         if let Err(error) = self.save().await {
             tracing::error!("{error}");

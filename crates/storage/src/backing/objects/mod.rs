@@ -7,7 +7,8 @@
 //! # Durability
 //! Writes are collected in memory. A flush writes them to the object store, and completes when its
 //! manifest is durable. A durable write is a write and a flush. Unflushed data is lost if the
-//! process ends.
+//! process is killed; the [mark](crate::unflushed_mark) of the disk then fails each guest's next
+//! flush.
 //!
 //! # Writers
 //! A disk has one owner. If another owner takes the disk, the former owner detects it at the next
@@ -369,6 +370,10 @@ impl Driver for Objects {
 
     fn witness(&self) -> Option<ChangeDetector> {
         evidence(&self.worker).map(ChangeDetector::said)
+    }
+
+    fn memory_id(&self) -> Option<[u8; 16]> {
+        (!self.info.read_only).then_some(self.worker.disk.shape.uuid.0)
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

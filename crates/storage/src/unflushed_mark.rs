@@ -1,0 +1,94 @@
+//! Marks disks whose unflushed changes are only in this process's memory, so that the next daemon
+//! knows what a kill lost.
+//!
+//! Each such disk has a file in the [directory of the crash logs](crate::crash_log). Its only byte is
+//! the number of guests whose acknowledged changes would be lost. The shard writes it before it
+//! acknowledges a change. A restart of the host removes the file, and ends the guests too, so nobody
+//! needs a report then. A disk that is closed cleanly has no file.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use rustix::fs::OFlags;
+
+use crate::crash_log;
+
+/// The mark of one disk.
+#[derive(Debug)]
+pub struct UnflushedMark {
+    file: File,
+    path: PathBuf,
+    guests: u8,
+}
+
+fn path_of(backing: &[u8; 16]) -> PathBuf {
+    crash_log::directory().join(format!("hob-unflushed-{:032x}", u128::from_le_bytes(*backing)))
+}
+
+/// Returns the number of guests whose acknowledged changes a killed daemon lost. Zero if the last
+/// daemon closed the disk, or if the host has started since.
+///
+/// # Errors
+/// The system's error, or an error if another user can write to the mark.
+pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
+    let mut guests = [0];
+    match crash_log::open(&path_of(backing), OFlags::RDONLY) {
+        Ok(mut file) => file.read(&mut guests).map(|_| u32::from(guests[0])),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+impl UnflushedMark {
+    /// Creates the mark of a disk without unflushed changes, in place of the mark of an earlier
+    /// daemon. `backing` is [`Backing::memory_id`](crate::backing::Backing::memory_id).
+    ///
+    /// # Errors
+    /// The system's error, or an error if another user can write to the mark.
+    pub fn create(backing: &[u8; 16]) -> io::Result<UnflushedMark> {
+        let path = path_of(backing);
+        let file = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        file.write_all_at(&[0], 0)?;
+        Ok(UnflushedMark { file, path, guests: 0 })
+    }
+
+    /// Records the number of guests whose acknowledged changes are not flushed.
+    pub fn set(&mut self, guests: u32) {
+        let guests = u8::try_from(guests).unwrap_or(u8::MAX);
+        if guests != self.guests {
+            // The page exists since the mark was created, so a tmpfs does not refuse this.
+            if let Err(error) = self.file.write_all_at(&[guests], 0) {
+                tracing::warn!("{}: {error}; a kill of hob may lose writes silently", self.path.display());
+            }
+            self.guests = guests;
+        }
+    }
+
+    /// Removes the mark of a disk that is closed.
+    pub fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_there_for_the_next_process_until_it_is_removed_or_created_again() {
+        let backing = (u128::from(std::process::id()) << 64 | 0x6d61_726b).to_le_bytes();
+        assert_eq!(guests_with_losses(&backing).unwrap(), 0);
+        let mut mark = UnflushedMark::create(&backing).unwrap();
+        mark.set(3);
+        drop(mark);
+        assert_eq!(guests_with_losses(&backing).unwrap(), 3);
+        let mut mark = UnflushedMark::create(&backing).unwrap();
+        assert_eq!(guests_with_losses(&backing).unwrap(), 0);
+        mark.set(1000);
+        assert_eq!(guests_with_losses(&backing).unwrap(), 255);
+        mark.remove();
+        assert_eq!(guests_with_losses(&backing).unwrap(), 0);
+    }
+}
