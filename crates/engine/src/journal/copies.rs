@@ -5,7 +5,7 @@
 use super::Replay;
 use super::proof::Proof;
 use crate::index::restore::Copy;
-use crate::units::FrameNo;
+use crate::units::{BlockNo, FrameNo};
 
 impl Replay {
     /// Drops the wrong copy of a dirty sector if the other copy is correct. If the second copy is
@@ -42,7 +42,7 @@ impl Replay {
             }
             match self.restoring.find(block, Copy::First) {
                 Some(first) if first.0 < self.frames && second.0 < self.frames => {
-                    self.agree(first, second, proof)
+                    self.agree(block, first, second, proof)
                 }
                 Some(first) if first.0 >= self.frames => {
                     // The second copy, present or missing, has all dirty data of the first.
@@ -63,7 +63,7 @@ impl Replay {
 
     /// Drops sectors of the second copy that differ from the first. If only one copy has a known
     /// checksum, both get it. If neither copy has one, the content of flash decides.
-    fn agree(&mut self, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
+    fn agree(&mut self, block: BlockNo, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
             let (one, two) = (index.first_sector(first) + i, index.first_sector(second) + i);
@@ -75,7 +75,9 @@ impl Replay {
                 (false, false) if sum == index.sum(two) => self.restoring.set(two, sum, dirty),
                 (true, false) if index.is_dirty(two) => self.restoring.set(one, index.sum(two), true),
                 (true, true) => {
-                    self.parted += u64::from(proof.sum(one).is_none() || proof.sum(one) != proof.sum(two));
+                    if proof.sum(one).is_none() || proof.sum(one) != proof.sum(two) {
+                        self.parted.push((u64::from(block.0) << self.plan.block_shift) + i);
+                    }
                     match proof.choose(one, two, sum) {
                         Some(right) => {
                             [one, two].into_iter().for_each(|at| self.restoring.set(at, right, true))

@@ -11,6 +11,7 @@ pub struct Recovered {
     pub(crate) index: Index,
     /// Dirty cache sectors that the journal does not record as durable.
     pub(super) tail: Vec<u64>,
+    pub(super) parted: Vec<u64>,
     /// State of the journal, and numbers of sectors that the recovery found.
     pub summary: Summary,
     pub(super) block_shift: u32,
@@ -111,6 +112,12 @@ impl Recovered {
                 Some(DirtySector { sector, place: places.next()?, second: places.next() })
             })
         })
+    }
+
+    /// Returns the dirty sectors of the disk whose two copies differed without a commit that decides.
+    /// Recovery chose one of the copies, which is the wrong one if its device damaged the data.
+    pub fn parted(&self) -> &[u64] {
+        &self.parted
     }
 
     /// Treats the tail as durable. This is correct if the power has failed since the tail was

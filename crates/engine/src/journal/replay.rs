@@ -91,8 +91,8 @@ pub struct Replay {
     scratch: Box<FrameState>,
     /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
-    /// Number of dirty sectors without a recorded checksum whose two copies differ.
-    pub(super) parted: u64,
+    /// Dirty sectors of the disk without a recorded checksum whose two copies differ.
+    pub(super) parted: Vec<u64>,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
@@ -137,7 +137,7 @@ impl Replay {
             zones: [0; ZONES / 8],
             scratch: Box::new(FrameState::new()),
             doubtful: Vec::new(),
-            parted: 0,
+            parted: Vec::new(),
             ahead: (Vec::new(), Vec::new()),
             plan,
         })
@@ -275,7 +275,7 @@ impl Replay {
             sectors_valid: index.sectors_valid(),
             sectors_dirty: index.dirty_sectors(),
             sectors_undone,
-            sectors_parted: self.parted,
+            sectors_parted: self.parted.len() as u64,
             sectors_distrusted,
             sectors_missing,
             disk_bytes: self.plan.disk_bytes,
@@ -286,6 +286,7 @@ impl Replay {
         Recovered {
             index,
             tail,
+            parted: self.parted,
             summary,
             block_shift: self.plan.block_shift,
             segment_frames: self.plan.segment_frames,

@@ -8,7 +8,7 @@
 //! expects no durability.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
-use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
+use hob_engine::journal::{DirtySector, FlashSector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 
 use super::owner::Owner;
@@ -264,8 +264,8 @@ impl Simulation<'_> {
 
     /// Excuses lost sectors whose only copy is on an unreliable device: the device may lose sectors
     /// of the journal tail although an earlier recovery read them. The content of sectors without a
-    /// checksum is then unknown (docs/decisions/0006). The simulation repairs garbage in these
-    /// sectors.
+    /// checksum is then unknown (docs/decisions/0006), even if another device has a copy, because
+    /// recovery may choose the damaged one. The simulation repairs garbage in these sectors.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -276,7 +276,9 @@ impl Simulation<'_> {
         let singles = recovered.dirty().filter(|dirty| dirty.second.is_none());
         // Of data in flight to two devices, only one may have the data.
         let loose: Vec<DirtySector> = singles.filter(|dirty| is_loose(dirty.sector)).collect();
-        let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
+        let is_unknown =
+            |dirty: &DirtySector| dirty.place.sum.is_none() || recovered.parted().contains(&dirty.sector);
+        let unknown: Vec<_> = recovered.dirty().filter(is_unknown).collect();
         let (parted, undone) = (recovered.summary.sectors_parted > 0, recovered.summary.sectors_undone > 0);
         let unproven = parted || !unknown.is_empty();
         if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| unproven || !loose.is_empty()) {
@@ -291,19 +293,21 @@ impl Simulation<'_> {
             self.distrust_bitmaps(index);
         }
         for dirty in loose.into_iter().filter(|_| parted).chain(unknown) {
-            self.put_right(index, dirty, segments);
+            for place in [Some(dirty.place), dirty.second].into_iter().flatten() {
+                self.put_right(index, dirty.sector, place, segments);
+            }
         }
     }
 
     /// Replaces unknown content of a sector without a checksum by the backing's content. The
     /// replacement must precede the first read of the sector, because the read makes the sector's
     /// checksum known.
-    fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
-        let segment = segments[dirty.place.segment as usize].place;
-        let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
+    fn put_right(&mut self, index: usize, sector: u64, place: FlashSector, segments: &[DataSegment]) {
+        let segment = segments[place.segment as usize].place;
+        let offset = segment.offset + place.sector * SECTOR_BYTES;
         let (disk, flash) = (&self.disks[index], &mut self.flash[usize::from(segment.device.0)]);
         let Some(found) = flash.inspect(offset, SECTOR_BYTES) else { return };
-        let first = dirty.sector as usize * SECTOR_UNITS;
+        let first = sector as usize * SECTOR_UNITS;
         let units = (first..).zip(found).map(|(unit, tag)| {
             let may_be = unit >= disk.model.units() || disk.model.may_hold(*tag, unit as u32);
             if may_be { *tag } else { disk.backing.now()[unit] }
