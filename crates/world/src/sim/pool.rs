@@ -327,7 +327,11 @@ impl Simulation<'_> {
         let disk = &mut self.disks[index];
         // The disk may have a volatile cache that an earlier command created meanwhile.
         let is_recovering = disk.recovering.is_some();
-        let never_was = |owner: &&mut Owner| !owner.exists && !is_recovering && !pending;
+        // Later commands with a journal ring cannot create the cache that this command would have
+        // created.
+        let hopeless = !pending
+            || matches!(asked.command, Command::Cache(CacheChange::Enable(_))) && asked.ring().is_some();
+        let never_was = |owner: &&mut Owner| !owner.exists && !is_recovering && hopeless;
         if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
         }
