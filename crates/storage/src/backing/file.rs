@@ -32,6 +32,7 @@
 //! On a network filesystem, requests wait while the file is opened again after ESTALE; see `stale`.
 
 mod end;
+mod holes;
 mod parts;
 mod probe;
 mod stale;
@@ -80,9 +81,6 @@ const RETRY_NS: u64 = 20_000_000;
 /// Number of I/Os per file that may each occupy a worker thread of the kernel. A shard has 1,024
 /// kernel workers, so even if one filesystem hangs, other files have workers left.
 const WORKERS_MAX: usize = 64;
-
-/// Assumed limit of growth by other programs while hob opens a file without its lock, bytes.
-const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
@@ -262,19 +260,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     if direct.is_some() {
         let _ = rustix::fs::fadvise(&buffered, 0, None, rustix::fs::Advice::Random);
     }
-    // Beyond the end nothing is lost, and the result is the same. Without the lock, another program
-    // may extend the file at this moment.
-    let grows_max = if options.locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
-    let beyond = size_bytes.next_multiple_of(SECTOR_BYTES) + grows_max;
-    let probe = || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES);
-    let can_punch = write && (is_block_device || may_punch(probe()));
-    if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {
-        // The probe changes the file. The change must not look like another program's change if hob
-        // ends before it has recorded the time. If the time cannot be restored, it does look so,
-        // and clean data is dropped unnecessarily. Without the lock, other programs may change the
-        // file now.
-        let _ = buffered.set_modified(modified);
-    }
+    let can_punch =
+        write && (is_block_device || holes::can_punch(&buffered, path, &metadata, options.locked));
     let kind = if is_block_device { "block device" } else { "file" };
     let identity_text = match is_block_device {
         true => identity::of_block_device(Path::new(identity::SYS_BLOCK), metadata.rdev(), size_bytes),
@@ -598,13 +585,6 @@ impl FileBacking {
             self.end_step(ring, now, slot);
         }
     }
-}
-
-/// Returns true unless the result of making a hole means that the file system cannot make holes.
-/// Another error may be gone at the next attempt. Clients that connect again would still discard.
-fn may_punch(result: Result<(), Errno>) -> bool {
-    let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
-    result.err().is_none_or(|error| !unsupported.contains(&error))
 }
 
 /// Returns the first step of an I/O that consists of several operations.

@@ -13,17 +13,6 @@ use crate::ring::RingConfig;
 const CHANGES: u32 = 200;
 
 #[test]
-fn only_an_unsupported_operation_disables_discards() {
-    assert!(may_punch(Ok(())));
-    for error in [Errno::NOMEM, Errno::IO, Errno::NOSPC, Errno::INTR] {
-        assert!(may_punch(Err(error)), "{error}");
-    }
-    for error in [Errno::OPNOTSUPP, Errno::NOSYS] {
-        assert!(!may_punch(Err(error)), "{error}");
-    }
-}
-
-#[test]
 fn sixty_four_operations_of_a_file_occupy_workers_and_the_others_wait() {
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("disk.img");
