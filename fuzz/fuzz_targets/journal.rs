@@ -1,6 +1,6 @@
-//! Fuzzes pages of a journal ring, unchanged and with corrected checksums. Recovery does not panic,
-//! and its memory is limited by the number of pages. The recovered index can be sampled, exported
-//! and discarded.
+//! Fuzzes pages of a journal ring, unchanged and with corrected checksums, and records of a crash
+//! log. Recovery does not panic, and its memory is limited by the size of the input. The recovered
+//! index can be sampled, exported and discarded.
 #![no_main]
 
 use hob_engine::journal::replay_bytes;

@@ -34,12 +34,12 @@ pub const CHANGES_MAX: usize = 54;
 /// Maximum number of zones of a disk.
 pub const ZONES: usize = 4096;
 
-/// Recovers from a journal ring of arbitrary bytes, 4096 per page, for fuzzers. With `sealed`, each
-/// page gets the correct magic, checksum and position first. Returns the summary of a successful
-/// recovery.
+/// Recovers from a journal ring of arbitrary bytes, 4096 per page, for fuzzers. The bytes after the
+/// last whole page are records of a crash log. With `sealed`, each page gets the correct magic,
+/// checksum and position first. Returns the summary of a successful recovery.
 #[doc(hidden)]
 pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
-    let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
+    let (pages, logged) = bytes.as_chunks::<PAGE_BYTES>();
     let mut pages = pages.to_vec();
     let cache: [u8; 16] = *pages.first()?.get(0x10..)?.first_chunk()?;
     if sealed {
@@ -51,11 +51,13 @@ pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
         let sequence = u64::from_le_bytes(*page[8..].first_chunk()?);
         survey.page(0, sequence % count, page);
     }
-    let Ring::Whole(plan) = survey.finish() else { return None };
+    let Ring::Whole(mut plan) = survey.finish() else { return None };
     // In the daemon the pool defines the size and number of segments.
     if plan.segment_frames > 1 << 12 {
         return None;
     }
+    let (logged, _) = logged.as_chunks::<{ format::RECORD_BYTES }>();
+    plan.continue_with_records(logged.iter().map_while(format::Record::read).collect());
     let segment_bytes = u64::from(plan.block_bytes) * u64::from(plan.segment_frames);
     let sequences = plan.begin..=plan.end;
     let mut replay = Replay::new(plan, segment_bytes, &[0]).ok()?;

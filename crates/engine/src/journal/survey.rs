@@ -289,7 +289,10 @@ impl Plan {
     /// Continues the journal with the records of a crash log, if the log belongs to it. The log is
     /// used only if the host has not lost power since it was written.
     pub fn continue_with(&mut self, log: &[u8]) {
-        let records = crash_log::records_after(log, &self.cache, self.ring, self.end);
+        self.continue_with_records(crash_log::records_after(log, &self.cache, self.ring, self.end));
+    }
+
+    pub(super) fn continue_with_records(&mut self, records: Vec<Record>) {
         let fits = |record: &Record| {
             let sectors = sectors_of_block(self.disk_bytes, self.block_shift, record.block);
             u16::from(record.first) + record.count <= sectors
