@@ -183,11 +183,9 @@ impl<'a> Round<'a> {
                 Shared::new(format!("d{at}.{number}"), Model::new(origin, number * units, units))
             });
             let guests: Vec<Arc<Shared>> = guests.collect();
-            if let Backing::Server(server) = &backing {
+            if let Some(behaviour) = backing.behaviour() {
                 let concerned = guests.clone();
-                server
-                    .behaviour()
-                    .on_loss(Box::new(move || concerned.iter().for_each(|guest| guest.model().loss())));
+                behaviour.on_loss(Box::new(move || concerned.iter().for_each(|guest| guest.model().loss())));
             }
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
@@ -498,14 +496,12 @@ impl<'a> Round<'a> {
             Fault::ShutDown { disk, refuses, away } => {
                 self.with_server(disk, refuses + away, |server| server.shut_down(refuses, away));
             }
-            Fault::Hang { disk, time } => {
-                self.with_server(disk, time, |server| server.behaviour().hang(time))
-            }
+            Fault::Hang { disk, time } => self.with_behaviour(disk, time, |it| it.hang(time)),
             Fault::Slow { disk, delay, time } => {
-                self.with_server(disk, time + delay, |server| server.behaviour().slow(delay, time));
+                self.with_behaviour(disk, time + delay, |it| it.slow(delay, time));
             }
             Fault::LosingFlush { disk } => {
-                self.with_server(disk, Duration::ZERO, |server| server.behaviour().lose_at_flush());
+                self.with_behaviour(disk, Duration::ZERO, Behaviour::lose_at_flush);
             }
             Fault::Errors { disk, operation, from, sixteenths, error, time } => {
                 let piece = DISK_BYTES / 16;
@@ -526,13 +522,14 @@ impl<'a> Round<'a> {
 
     fn with_behaviour(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Behaviour)) {
         self.excuse(disk, excuse);
-        self.disks[disk].backing.behaviour().map(act);
+        act(self.disks[disk].backing.behaviour().expect("the plan gives this fault to no other disk"));
     }
 
     fn with_server(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Server)) {
         self.excuse(disk, excuse);
-        if let Backing::Server(server) = &self.disks[disk].backing {
-            act(server);
+        match &self.disks[disk].backing {
+            Backing::Server(server) => act(server),
+            Backing::File(_) | Backing::Volatile(..) => unreachable!("the plan gives this fault to servers"),
         }
     }
 
