@@ -37,6 +37,8 @@ enum Kind {
     Growth,
     /// Persistent caches with restarts and backings that change silently while no engine runs
     Silent,
+    /// Persistent caches with restarts that also fill data which no guest asked for
+    Fill,
     /// Persistent caches with restarts and without device faults
     Sound,
     /// Persistent caches with restarts, where the only device faults are failed flushes of flash
