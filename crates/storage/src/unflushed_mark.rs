@@ -66,6 +66,11 @@ impl UnflushedMark {
         }
     }
 
+    /// Returns true if a guest's acknowledged changes are not flushed.
+    pub fn has_guests(&self) -> bool {
+        self.guests > 0
+    }
+
     /// Removes the mark of a disk that is closed.
     pub fn remove(self) {
         let _ = std::fs::remove_file(&self.path);

@@ -158,11 +158,8 @@ impl Flash {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let id = pool.add_device(&spec, overwrite).map_err(|error| refuse(&error))?;
-                // Caches may allocate journals at any time, and the shards need a while to open a
-                // remote device.
-                if pool.devices().iter().any(|device| device.id == id && device.access == "remote") {
-                    set(pool, id, Admission::Out);
-                }
+                // Caches may allocate journals at any time, and the shards do not know the device yet.
+                set(pool, id, Admission::Out);
                 Ok(id)
             }
             None => {

@@ -250,7 +250,7 @@ impl Shard {
         );
         progress |= self.drain_engine(now);
         for (disk, mark) in &mut self.marks {
-            mark.set(self.engine.guests_at_risk(*disk));
+            self.engine.guests_at_risk(*disk).into_iter().for_each(|guests| mark.set(guests));
         }
         self.vhost_user.flush(&mut self.ring);
         let is_without_device = self.ring.unsubmitted() == 0;
@@ -325,10 +325,16 @@ impl Shard {
             self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {
-            let changed = backing.change_mark();
+            let (changed, has_lost) = (backing.change_mark(), backing.has_lost());
+            let description = backing.info().description.clone();
             self.backings[disk.0 as usize] = None;
-            if let Some(mark) = self.marks.remove(&disk) {
-                mark.remove();
+            match self.marks.remove(&disk) {
+                // The mark tells the next daemon.
+                Some(mark) if has_lost && mark.has_guests() => tracing::error!(
+                    "{description}: acknowledged writes could not be stored and are lost; the next flush of \
+                     each guest that wrote them fails"
+                ),
+                mark => mark.into_iter().for_each(UnflushedMark::remove),
             }
             self.leases.forget(disk);
             self.commands.backing_closed(disk, changed);
@@ -398,8 +404,10 @@ impl Shard {
     /// Records whether a kill of this process would lose changes of a disk. Must precede the reply
     /// to a change.
     fn mark_unflushed(&mut self, disk: DiskId) {
-        if let Some(mark) = self.marks.get_mut(&disk) {
-            mark.set(self.engine.guests_at_risk(disk));
+        if let Some(mark) = self.marks.get_mut(&disk)
+            && let Some(guests) = self.engine.guests_at_risk(disk)
+        {
+            mark.set(guests);
         }
     }
 

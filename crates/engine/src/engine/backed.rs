@@ -394,10 +394,11 @@ impl Engine {
     }
 
     /// Returns the number of guests of a disk that lose acknowledged changes if the backing loses
-    /// its unflushed data now. Zero if hob still has all of these changes on flash.
-    pub fn guests_at_risk(&self, disk: DiskId) -> u32 {
+    /// its unflushed data now. Zero if hob still has all of these changes on flash. `None` for a
+    /// removed disk, whose last flush may have failed.
+    pub fn guests_at_risk(&self, disk: DiskId) -> Option<u32> {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
-        disk.map_or(0, |disk| disk.backed.guests_at_risk())
+        disk.map(|disk| disk.backed.guests_at_risk())
     }
 
     /// Returns true if the session's next flush will fail because acknowledged changes of the disk

@@ -50,7 +50,6 @@ use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 
 use self::end::FileEnd;
 use super::evidence::{self, ChangeDetector};

@@ -300,6 +300,10 @@ impl Driver for Handover {
         self.own.is_lost()
     }
 
+    fn has_lost(&self) -> bool {
+        self.own.has_lost()
+    }
+
     fn memory_id(&self) -> Option<[u8; 16]> {
         self.own.memory_id()
     }

@@ -369,6 +369,10 @@ pub trait Driver: Send {
     fn witness(&self) -> Option<ChangeDetector> {
         None
     }
+    /// See [`Backing::has_lost`].
+    fn has_lost(&self) -> bool {
+        false
+    }
     /// See [`Backing::memory_id`].
     fn memory_id(&self) -> Option<[u8; 16]> {
         None
@@ -556,6 +560,12 @@ impl Backing {
     /// Returns the backing's change detector, if it has one.
     pub fn witness(&self) -> Option<ChangeDetector> {
         self.driver.witness()
+    }
+
+    /// Returns true if the backing was closed and could not store all acknowledged changes that it
+    /// had in memory.
+    pub fn has_lost(&self) -> bool {
+        self.driver.has_lost()
     }
 
     /// Returns the id of a writable backing that keeps unflushed changes in this process's memory, so

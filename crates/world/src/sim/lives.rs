@@ -233,7 +233,7 @@ impl Simulation<'_> {
     /// may notice. A daemon that stops flushes the data.
     fn lose_memory(&mut self, index: usize, end: End) {
         let disk = &mut self.disks[index];
-        let at_risk = self.engine.guests_at_risk(DiskId(index as u32)) > 0;
+        let at_risk = self.engine.guests_at_risk(DiskId(index as u32)).is_some_and(|guests| guests > 0);
         let is_killed = disk.present && end == End::Kill;
         if is_killed && (!at_risk || self.options.sabotage == Some(Sabotage::UnmarkedMemory)) {
             // A generator of its own, so that other decisions of the history stay the same.

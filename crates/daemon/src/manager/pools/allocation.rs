@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use hob_control::Size;
+use hob_control::{DeviceState, Size};
 use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, Mode, NewRing, Segment, Vacate};
 use hob_engine::units::{DeviceId, DiskId};
 
@@ -21,6 +21,7 @@ use crate::manager::registry::ENLARGING;
 use crate::manager::registry::{DiskEntry, DiskPhase};
 use crate::manager::settings::engine_config;
 use crate::shard_api::{ShardError, ShardHandle};
+use crate::state::JournalSpec;
 
 /// Treatment of a request for more space than the pool has free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,18 +199,66 @@ impl Pools {
     /// Removes a cache from the shard, after its dirty data was written to the backing. The daemon
     /// keeps the cache's configuration.
     pub(in crate::manager) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
-        let (shard, id, pool) = {
+        let (shard, id) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
-            let (true, Some(spec)) = (disk.has_cache, disk.cache()) else { return Ok(()) };
-            (disk.shard()?, disk.id, spec.pool.clone())
+            let (true, Some(_)) = (disk.has_cache, disk.cache()) else { return Ok(()) };
+            (disk.shard()?, disk.id)
         };
+        let abandoned = self.abandon_rings(name, &shard, id).await?;
+        let result = self.take_from_shard(name, &shard, id).await;
+        if let (Err(_), Some(journal)) = (&result, abandoned) {
+            // The cache is still there.
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                spec.journal = Some(journal);
+            }
+            self.registry.save().await?;
+            self.tune(name, &shard, id).await?;
+        }
+        result
+    }
+
+    /// Saves that a cache's journal rings do not count any more, if one of them is on a failed
+    /// device. That device may refuse to record the end of the cache, and work again after the next
+    /// start: then old dirty data would replace newer data of the backing. The cache is drained
+    /// first, so that no dirty data is lost if hob ends now. Returns the former journal.
+    async fn abandon_rings(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Option<JournalSpec>, ApiError> {
+        {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let devices = || inner.pools.values().flat_map(|pool| &pool.devices);
+            let online = devices().filter(|device| device.state == DeviceState::Online);
+            let online: Vec<DeviceId> =
+                online.filter_map(|device| device.ids).map(|ids| ids.on_shards).collect();
+            let works = |segment: &Segment| online.contains(&segment.device);
+            let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
+            if !is_persistent || disk.ring.iter().all(works) {
+                return Ok(None);
+            }
+        }
+        self.clean(name, shard, id).await?;
+        let former = {
+            let mut inner = self.registry.inner();
+            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            spec.journal.replace(JournalSpec::new())
+        };
+        self.registry.save_first().await?;
+        Ok(former)
+    }
+
+    async fn take_from_shard(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<(), ApiError> {
+        let pool = self.registry.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?.pool.clone();
         let mut result = shard.change_cache(id, CacheChange::Disable).await;
         if result == Err(ShardError::Command(CommandError::Dirty)) {
-            self.clean(name, &shard, id).await?;
+            self.clean(name, shard, id).await?;
             result = shard.change_cache(id, CacheChange::Disable).await;
             if result.is_err() {
-                self.tune(name, &shard, id).await?;
+                self.tune(name, shard, id).await?;
             }
         }
         if result == Err(ShardError::Command(CommandError::JournalFailed)) {
@@ -388,8 +437,8 @@ impl Pools {
                 }
                 // A fence has taken the segments already.
                 Err(error) if error.is(CommandError::NoCache) => {
-                    self.let_go(name, &[], |segment| segment.device == device);
                     self.registry.give_back(pool, &places(&replacements)).await;
+                    self.take_cache(name).await?;
                     return Ok(Vec::new());
                 }
                 Err(error) => {

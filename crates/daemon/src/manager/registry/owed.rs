@@ -67,12 +67,12 @@ impl Registry {
         {
             let mut inner = self.inner();
             let owed = &mut inner.disk_mut(name)?.wanted.flush_failures_owed;
-            *owed = guests.max(*owed);
+            *owed = owed.saturating_add(guests);
         }
         self.save_owed().await;
         Ok(Some(
-            "hob was killed and lost writes that were not in the object store yet; the next flush of each \
-             guest that wrote them fails"
+            "hob ended before acknowledged writes were in the object store, and lost them; the next flush of \
+             each guest that wrote them fails"
                 .to_owned(),
         ))
     }

@@ -372,6 +372,10 @@ impl Driver for Objects {
         evidence(&self.worker).map(ChangeDetector::said)
     }
 
+    fn has_lost(&self) -> bool {
+        self.worker.completions.has_lost.load(Ordering::Acquire)
+    }
+
     fn memory_id(&self) -> Option<[u8; 16]> {
         (!self.info.read_only).then_some(self.worker.disk.shape.uuid.0)
     }

@@ -69,6 +69,8 @@ pub(super) struct CompletionQueue {
     event: Arc<OwnedFd>,
     /// Whether another writer has taken the disk.
     pub(super) lost: AtomicBool,
+    /// False if all acknowledged changes were stored when the disk was closed.
+    pub(super) has_lost: AtomicBool,
     /// Whether the worker has ended, so that no job completes any more.
     pub(super) closed: AtomicBool,
 }
@@ -114,6 +116,7 @@ impl Worker {
             ended: Mutex::default(),
             event,
             lost: AtomicBool::new(false),
+            has_lost: AtomicBool::new(true),
             closed: AtomicBool::new(false),
         });
         let (jobs, inbox) = unbounded_channel();
@@ -223,7 +226,12 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
     let _ = close.send(true);
     while jobs.join_next().await.is_some() {}
     disk.store.set_wait(CLOSE_WAIT_MAX);
-    match timeout(CLOSE_MAX, disk.close()).await {
+    let flush_and_close = async {
+        disk.flush().await?;
+        completions.has_lost.store(false, Ordering::Release);
+        disk.close().await
+    };
+    match timeout(CLOSE_MAX, flush_and_close).await {
         Ok(Ok(())) => {}
         _ => tracing::warn!(
             "cannot close the disk in the object store; the next host that opens it checks whether \
