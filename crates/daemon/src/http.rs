@@ -46,7 +46,7 @@ pub use auth::Role;
 pub(crate) use listener::{ControlListener, Guard};
 pub use loopback::Loopback;
 
-use super::manager::Manager;
+use super::services::Services;
 use super::watchdog::contained_task;
 use extract::Answer;
 
@@ -58,7 +58,7 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 const REQUEST_SECONDS_MAX: u64 = 30;
 
 /// Returns the router of the whole API.
-pub(crate) fn router(manager: Arc<Manager>) -> Router {
+pub(crate) fn router(services: Arc<Services>) -> Router {
     page::with_page(Router::new())
         .route("/healthz", get(monitor::healthz))
         .route("/metrics", get(monitor::metrics))
@@ -99,10 +99,10 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
                 "this path does not support the method; see /openapi.json",
             )
         })
-        .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))
+        .layer(Extension(events::EventBroadcaster::new(Arc::clone(&services))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
-        .with_state(manager)
+        .with_state(services)
 }
 
 async fn in_time(request: Request, next: Next) -> Response {

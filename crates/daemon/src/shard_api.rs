@@ -3,7 +3,7 @@
 //!
 //! A call is a value sent through a channel, followed by a wake-up. The shard answers through the
 //! call's own one-shot channel. Changes have no time-out here: a change that has started must
-//! finish, because it returns segments that must not be lost. The manager runs each change as a
+//! finish, because it returns segments that must not be lost. The services run each change as a
 //! task, and the caller of that task may stop waiting after [`PATIENCE`]. Queries fail after
 //! [`PATIENCE`].
 

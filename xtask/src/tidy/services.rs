@@ -4,9 +4,9 @@
 use super::source::{code_only, identifiers};
 use super::{none, sources};
 
-const MANAGER: &str = "crates/daemon/src/manager/";
+const SERVICES: &str = "crates/daemon/src/services/";
 
-/// A service or shared module in `manager/`, and the other modules that it may use.
+/// A service or shared module in `services/`, and the other modules that it may use.
 struct Rule {
     /// Name of a folder or file, without `.rs`.
     name: &'static str,
@@ -46,12 +46,12 @@ const RULES: &[Rule] = &[
 /// service changes it.
 const FIELDS_OF_ENTRIES: [&str; 4] = ["disks", "exports", "observe", "pools"];
 
-/// Maximum number of `impl Manager` blocks. New methods belong into a service.
-const MANAGER_BLOCKS_MAX: usize = 1;
+/// Maximum number of `impl Services` blocks. New methods belong into a service.
+const CONNECTING_BLOCKS_MAX: usize = 1;
 
-/// Maximum number of methods of `Manager`: it connects the services, and sets values before the
+/// Maximum number of methods of `Services`: it connects the services, and sets values before the
 /// start.
-const MANAGER_METHODS_MAX: usize = 5;
+const CONNECTING_METHODS_MAX: usize = 5;
 
 impl Rule {
     fn may_use(&self, name: &str) -> bool {
@@ -60,15 +60,15 @@ impl Rule {
     }
 }
 
-/// Returns the names of modules and items directly below `manager` that a file uses. `path` is
-/// relative to `manager/`.
+/// Returns the names of modules and items directly below `services` that a file uses. `path` is
+/// relative to `services/`.
 fn used(path: &str, text: &str) -> Vec<String> {
     let code = code_only(text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text));
     let parts = path.trim_end_matches(".rs").split('/');
     let depth = parts.filter(|part| *part != "mod").count();
     let mut found = Vec::new();
-    for (at, _) in code.match_indices("daemon::manager::") {
-        found.extend(first_names(&code[at + "daemon::manager::".len()..]));
+    for (at, _) in code.match_indices("daemon::services::") {
+        found.extend(first_names(&code[at + "daemon::services::".len()..]));
     }
     for (at, _) in code.match_indices("super::") {
         if code[..at].ends_with("super::") {
@@ -123,14 +123,14 @@ fn services_use_only_lower_layers() {
     let sources = sources();
     let mut broken = Vec::new();
     for rule in RULES {
-        let files = sources.iter().filter_map(|s| Some((s.path.strip_prefix(MANAGER)?, &s.text)));
+        let files = sources.iter().filter_map(|s| Some((s.path.strip_prefix(SERVICES)?, &s.text)));
         let mut files = files.filter(|(path, _)| is_below(path, rule.name)).peekable();
-        assert!(files.peek().is_some(), "{MANAGER}{} is gone", rule.name);
+        assert!(files.peek().is_some(), "{SERVICES}{} is gone", rule.name);
         for (path, text) in files {
             let names = used(path, text).into_iter().filter(|name| !rule.may_use(name));
             broken.extend(names.map(|name| format!("{path} uses {name}")));
-            if identifiers(&code_only(text)).any(|(_, name)| name == "Manager") {
-                broken.push(format!("{path} names Manager"));
+            if identifiers(&code_only(text)).any(|(_, name)| name == "Services") {
+                broken.push(format!("{path} names Services"));
             }
         }
     }
@@ -140,7 +140,7 @@ fn services_use_only_lower_layers() {
 #[test]
 fn every_module_has_a_rule_and_uses_only_earlier_ones() {
     let sources = sources();
-    let root = format!("{}.rs", MANAGER.trim_end_matches('/'));
+    let root = format!("{}.rs", SERVICES.trim_end_matches('/'));
     let root = sources.iter().find(|s| s.path == root).expect("the file that connects the services");
     let code = code_only(&root.text);
     let modules = code.lines().filter_map(|line| line.trim_start_matches("pub(crate) ").strip_prefix("mod "));
@@ -157,23 +157,23 @@ fn every_module_has_a_rule_and_uses_only_earlier_ones() {
 }
 
 #[test]
-fn the_manager_only_connects_the_services() {
+fn the_struct_services_only_connects_the_services() {
     let sources = sources();
-    let below = sources.iter().filter(|s| s.path.starts_with(MANAGER.trim_end_matches('/')));
+    let below = sources.iter().filter(|s| s.path.starts_with(SERVICES.trim_end_matches('/')));
     let code: Vec<String> = below.map(|s| code_only(&s.text)).collect();
-    let blocks: usize = code.iter().map(|code| code.matches("impl Manager {").count()).sum();
-    let block = |code: &String| Some(code.split("impl Manager {").nth(1)?.split("\n}\n").next()?.to_owned());
+    let blocks: usize = code.iter().map(|code| code.matches("impl Services {").count()).sum();
+    let block = |code: &String| Some(code.split("impl Services {").nth(1)?.split("\n}\n").next()?.to_owned());
     let methods: usize = code.iter().filter_map(block).map(|block| block.matches(" fn ").count()).sum();
     assert!(
-        blocks <= MANAGER_BLOCKS_MAX && methods <= MANAGER_METHODS_MAX,
-        "{blocks} `impl Manager` blocks with {methods} methods; {MANAGER_BLOCKS_MAX} with \
-         {MANAGER_METHODS_MAX} are allowed: put the new methods into a service"
+        blocks <= CONNECTING_BLOCKS_MAX && methods <= CONNECTING_METHODS_MAX,
+        "{blocks} `impl Services` blocks with {methods} methods; {CONNECTING_BLOCKS_MAX} with \
+         {CONNECTING_METHODS_MAX} are allowed: put the new methods into a service"
     );
 }
 
 #[test]
 fn uses_are_found() {
-    let text = "use super::super::flash;\nuse super::{Place, work};\nuse crate::daemon::manager::pools::{a, b};\n\
+    let text = "use super::super::flash;\nuse super::{Place, work};\nuse crate::daemon::services::pools::{a, b};\n\
         fn f() { super::super::tasks::g() }\n";
     assert_eq!(used("swap/work.rs", text), ["flash", "pools", "tasks"]);
     assert_eq!(

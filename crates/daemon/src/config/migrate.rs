@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::ControlConfig;
 use super::check::Findings;
-use crate::manager::MigrationTls;
+use crate::services::MigrationTls;
 
 /// Credentials of this host as a client of other daemons. Defaults are those of `[control.tls]`.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -2,12 +2,12 @@
 //! the OpenAPI document.
 //!
 //! ```text
-//! endpoints! { manager;
+//! endpoints! { services;
 //!     /// Renames a bitmap.
 //!     post "/v1/disks/{disk}/bitmaps/{bitmap}"
 //!     bitmap_rename(disk = "disk": "The disk", bitmap = "bitmap": "Its name"; to: Rename)
 //!         -> Bitmaps, "4XX", "5XX" {
-//!         manager.exports.bitmap_rename(disk, bitmap, to).await
+//!         services.exports.bitmap_rename(disk, bitmap, to).await
 //!     }
 //! }
 //! ```
@@ -17,14 +17,14 @@
 
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.
 macro_rules! endpoints {
-    ($manager:ident; $(
+    ($services:ident; $(
         $(#[$($attribute:tt)*])*
         $method:ident $path:tt
         $name:ident($($part:ident = $key:tt: $about:tt),* $(; $body:ident: $Body:ty)?)
             -> $Answer:ty $(, $failure:tt)* $block:block
     )+) => {
         /// Returns the routes of the table.
-        pub(super) fn table() -> axum::Router<std::sync::Arc<crate::manager::Manager>> {
+        pub(super) fn table() -> axum::Router<std::sync::Arc<crate::services::Services>> {
             axum::Router::new()$(.route($path, axum::routing::$method($name)))+
         }
 
@@ -46,15 +46,15 @@ macro_rules! endpoints {
                 )
             )]
             async fn $name(
-                axum::extract::State($manager): axum::extract::State<
-                    std::sync::Arc<crate::manager::Manager>,
+                axum::extract::State($services): axum::extract::State<
+                    std::sync::Arc<crate::services::Services>,
                 >,
                 axum::extract::Path(($($part,)*)): axum::extract::Path<
                     ($($crate::http::endpoints::string_for!($part),)*)
                 >,
                 $($crate::http::extract::Body($body): $crate::http::extract::Body<$Body>,)?
             ) -> $crate::http::extract::Answer<$Answer> {
-                let answer: Result<$Answer, crate::manager::ApiError> = async move { $block }.await;
+                let answer: Result<$Answer, crate::services::ApiError> = async move { $block }.await;
                 answer.into()
             }
         )+

@@ -77,7 +77,7 @@ impl Commands {
         id
     }
 
-    /// Reports an event to the manager. The event is dropped when the manager has ended.
+    /// Reports an event to the services. The event is dropped when the services have ended.
     pub(super) fn report(&self, event: ShardEvent) {
         let _ = self.events.send(event);
     }
@@ -361,7 +361,7 @@ impl Shard {
         self.commands.check_over();
     }
 
-    /// Forwards an event of the engine to the manager.
+    /// Forwards an event of the engine to the services.
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         let report = match event {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),

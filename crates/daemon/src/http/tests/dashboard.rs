@@ -141,7 +141,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
             ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
                 .await
                 .unwrap();
-        tokio::spawn(listener.serve(router(manager())));
+        tokio::spawn(listener.serve(router(services())));
         let mut asleep = listen(&endpoint).await;
         tokio::time::sleep(Duration::from_secs(6 * 3600)).await;
         let mut taken = Vec::new();
