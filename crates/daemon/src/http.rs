@@ -42,7 +42,6 @@ use axum::{Extension, Router};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
-pub use auth::Role;
 pub(crate) use listener::{ControlListener, Guard};
 pub use loopback::Loopback;
 

@@ -2,6 +2,8 @@
 //! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
 
 mod allow;
+mod api_error;
+mod cache_settings;
 mod cluster;
 mod config;
 mod descriptors;
@@ -12,6 +14,7 @@ mod half_open;
 mod hardware;
 mod http;
 mod image;
+mod lease_clock;
 mod lifecycle;
 mod listening_sockets;
 mod metrics;
@@ -36,13 +39,13 @@ mod vhost_user;
 mod watchdog;
 
 pub use allow::{AllowEntry, ClientMatch};
+pub use cache_settings::simulated as simulated_cache;
 pub use config::{
-    CONTROL_SOCKET, Config, ConfigError, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind,
+    CONTROL_SOCKET, Config, ConfigError, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Role, ring_kind,
 };
-pub use http::{Loopback, Role, openapi_json};
+pub use http::{Loopback, openapi_json};
 pub use metrics::docs_page as metrics_page;
 pub use one_disk::OneDisk;
-pub use services::simulated_cache;
 pub use socket_access::SocketSettings;
 pub use swap::turn_off_as_child;
 pub use tls::{CertificateMatch, TlsFiles};

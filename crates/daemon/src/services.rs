@@ -11,9 +11,7 @@
 //! change of a disk or pool runs at a time. A second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 
-mod api_error;
 mod cluster;
-pub(crate) mod definitions;
 mod disks;
 mod ending;
 mod events;
@@ -29,7 +27,6 @@ mod pools;
 mod qos;
 mod registry;
 mod remote_flash;
-mod settings;
 mod shutdown;
 mod startup;
 mod swap;
@@ -43,7 +40,6 @@ use super::hardware::BackingOptions;
 use super::shard_api::ShardHandle;
 use super::state::Store;
 use super::swap::{HostKernel, SwapKernel};
-pub(crate) use api_error::{ApiError, ErrorKind};
 use cluster::ClusterService;
 pub(crate) use disks::wait_max;
 use disks::{DiskOwner, Disks};
@@ -58,14 +54,13 @@ use moves::Moves;
 pub(crate) use observe::Recording;
 use observe::{DiskDetail, Observe};
 use ownership::Ownership;
+pub(crate) use peer_access::MigrationTransport;
 use peer_access::PeerAccess;
-pub(crate) use peer_access::{MigrationTls, MigrationTransport};
 use pools::Pools;
 use qos::QosService;
 use registry::{Registry, SaveObserver};
 use remote_flash::RemoteFlash;
 pub(crate) use remote_flash::{Ended, FlashExports};
-pub use settings::simulated as simulated_cache;
 use shutdown::Shutdown;
 use startup::Startup;
 use swap::Swaps;

@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod handle;
 mod lease;
+mod vhost_user;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,16 +31,30 @@ use hob_engine::units::{DeviceId, DiskId, Instant};
 use hob_engine::vscsi::Histograms;
 use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::cluster::LeaseClock;
 use super::hardware::{Area, Backing, ChangeDetector, ChangeMark, DeviceCounts, FlashDevice};
-use super::nbd_listener::{ConnectionPermit, Transport};
+use super::lease_clock::LeaseClock;
 use super::request_recorder::Recorder;
-use super::shard::{TransferCall, VhostUserCall};
+pub(crate) use cache_transfer::{PeerAttachment, Progress, TransferCall};
 pub(crate) use error::ShardError;
 pub(crate) use event::{EventSender, ShardEvent};
 pub(crate) use handle::{PATIENCE, ShardHandle};
+pub(crate) use vhost_user::VhostUserCall;
+
+/// One of the connections that a listener may have; further clients wait in the kernel's queue.
+/// Released when the last clone is dropped: a shard may close its side of a connection before the
+/// TLS relay does.
+pub(crate) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
+
+/// The peer of a shard's socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// The client.
+    Direct,
+    /// A TLS relay thread of this process.
+    Relayed,
+}
 
 /// Sends a shard's answer to a call. A dropped sender means that the shard has ended.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;

@@ -54,7 +54,7 @@ macro_rules! endpoints {
                 >,
                 $($crate::http::extract::Body($body): $crate::http::extract::Body<$Body>,)?
             ) -> $crate::http::extract::Answer<$Answer> {
-                let answer: Result<$Answer, crate::services::ApiError> = async move { $block }.await;
+                let answer: Result<$Answer, crate::api_error::ApiError> = async move { $block }.await;
                 answer.into()
             }
         )+

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::services::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind};
 
 /// A JSON body of type `T`, whatever the content type is.
 pub(super) struct Body<T>(pub(super) T);

@@ -8,7 +8,8 @@ use axum::routing::{delete, get, post};
 use hob_control::{Problem, Task};
 
 use super::extract::Answer;
-use crate::services::{ApiError, Services};
+use crate::api_error::ApiError;
+use crate::services::Services;
 
 type App = State<Arc<Services>>;
 

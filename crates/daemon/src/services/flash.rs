@@ -16,7 +16,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea};
 
-use super::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;

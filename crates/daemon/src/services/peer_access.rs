@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 
 use hob_control::{ClientTls, Endpoint};
 
-use super::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, host_name};
+use crate::config::MigrationTls;
 
 /// TLS files for connections to other hosts, and the directory for the local sockets of these
 /// connections.
@@ -17,15 +18,6 @@ pub(crate) struct MigrationTransport {
     pub(crate) tls: Option<MigrationTls>,
     /// Directory for local sockets.
     pub(crate) directory: PathBuf,
-}
-
-/// Files with certificates for migrations.
-#[derive(Clone, Debug)]
-pub(crate) struct MigrationTls {
-    pub(crate) cert: PathBuf,
-    pub(crate) key: PathBuf,
-    /// Trusted certificate authorities.
-    pub(crate) ca: PathBuf,
 }
 
 /// The access to peers; see the module.

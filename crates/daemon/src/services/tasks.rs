@@ -12,8 +12,8 @@ use hob_control::{Task, TaskState};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::api_error::ApiError;
 use super::registry::{Registry, StatePart};
+use crate::api_error::ApiError;
 use crate::shard_api::PATIENCE;
 use crate::state::{FailedTask, State};
 

@@ -39,6 +39,7 @@ use tempfile::TempDir;
 
 use super::registry::DiskPhase;
 use super::*;
+use crate::api_error::{ApiError, ErrorKind};
 use crate::config::Config;
 use crate::fake_shard::FakeShard;
 use crate::shard_api::ShardEvent;

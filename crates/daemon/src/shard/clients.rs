@@ -22,8 +22,7 @@ use hob_storage::token::Token;
 
 use super::maps;
 use super::recorders::Recorders;
-use crate::nbd_listener::{ConnectionPermit, Transport};
-use crate::shard_api::ClientAtRest;
+use crate::shard_api::{ClientAtRest, ConnectionPermit, Transport};
 
 const RECEIVE: u16 = Token::CALLER;
 const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;

@@ -13,7 +13,7 @@ use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
 
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
-use super::vhost_user_clients::VhostUserCall;
+use crate::shard_api::VhostUserCall;
 use crate::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
 /// Calls that are not answered yet.

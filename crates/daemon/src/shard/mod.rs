@@ -35,13 +35,11 @@ use hob_storage::token::Token;
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use cache_transfer::CacheTransfers;
-pub(crate) use cache_transfer::{PeerAttachment, Progress, TransferCall};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
 use held::Leases;
 use parents::Parents;
-pub(crate) use vhost_user_clients::VhostUserCall;
 use vhost_user_clients::VhostUserClients;
 
 /// Maximum time the shard waits for more events to arrive together. docs/decisions/0004 has the

@@ -20,11 +20,12 @@ use hob_nbd::server::handshake::Negotiated;
 use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE};
 use tokio::sync::oneshot;
 
-use super::{Answer, AtRest, Counter, CountsAsked, FileRights, Gone, Noted, ShardCall, ShardError};
+use super::{
+    Answer, AtRest, ConnectionPermit, Counter, CountsAsked, FileRights, Gone, Noted, ShardCall, ShardError,
+    Transport, VhostUserCall,
+};
 use crate::hardware::{Area, Backing, DeviceCounts, FlashDevice};
-use crate::nbd_listener::{ConnectionPermit, Transport};
 use crate::request_recorder::Recorder;
-use crate::shard::VhostUserCall;
 
 /// Maximum time a caller waits for a shard's answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

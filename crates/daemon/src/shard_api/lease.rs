@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hob_engine::units::DiskId;
 
 use super::{ShardCall, ShardError, ShardHandle};
-use crate::cluster::LeaseClock;
+use crate::lease_clock::LeaseClock;
 
 impl ShardHandle {
     /// Makes the shard serve a disk under this etcd lease from now on. The shard applies the lease

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::tls::{ADMIN, READER, site};
 use super::*;
+use crate::config::Role;
 use crate::listening_sockets::ListeningSockets;
 
 /// Returns a response as it is sent, up to the end of the connection.

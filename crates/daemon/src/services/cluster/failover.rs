@@ -27,13 +27,14 @@ use hob_storage::backing::offline_writer::{OfflineWriter, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
-use super::super::api_error::{ApiError, open_error};
 use super::super::disks::{Dirty, Source};
 use super::super::flash::blocking;
 use super::super::registry::DiskPhase;
 use super::ClusterService;
-use crate::cluster::{Cluster, FailoverCandidate, LeaseClock, Taken, now};
+use crate::api_error::{ApiError, open_error};
+use crate::cluster::{Cluster, FailoverCandidate, Taken};
 use crate::hardware::{Backing, BackingInfo};
+use crate::lease_clock::{LeaseClock, now};
 use crate::state::CacheOwner;
 
 /// Time before an unusable replica is examined again.

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterPool, Disk, DiskChanged};
 
-use super::api_error::ApiError;
 use super::disks::{DiskOwner, Disks, Open, Opened};
 use super::ending::Ending;
 use super::migration::Migrations;
@@ -24,6 +23,7 @@ use super::ownership::{Ownership, refuse};
 use super::registry::{ClusterWait, DiskPhase, Registry};
 use super::remote_flash::RemoteFlash;
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, TakeError, Took};
 use placement::Rates;
 

@@ -12,8 +12,8 @@ use hob_engine::placement::{Bounds, Disk, Host, place};
 use hob_engine::sizing::{BlockSizing, Sizing};
 use tokio::time::Instant;
 
-use super::super::api_error::ApiError;
 use super::ClusterService;
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, DiskLearnt, HostLearnt};
 
 /// Maximum number of moves advised at once. Further advice is better after these moves.

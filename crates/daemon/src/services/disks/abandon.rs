@@ -19,7 +19,7 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::timeout;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::{Gone, ShardError, ShardHandle};

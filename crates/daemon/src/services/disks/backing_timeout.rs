@@ -6,7 +6,7 @@ use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::Inner;
 
 impl Disks {

@@ -7,7 +7,7 @@ use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 /// The cache in a pool whose dirty data is read. Creating this value needs the pool. The slow
 /// reading does not.

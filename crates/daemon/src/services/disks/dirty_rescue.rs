@@ -6,7 +6,7 @@ use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::pools::no_cache;
 use crate::services::pools::release_owner;
 use crate::services::registry::DiskPhase;

@@ -14,7 +14,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::dirty::{Dirty, Source};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;

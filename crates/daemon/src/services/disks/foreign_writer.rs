@@ -15,7 +15,7 @@ use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::state::JournalSpec;
 
 impl Disks {

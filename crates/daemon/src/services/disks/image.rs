@@ -11,9 +11,9 @@ use std::path::Path;
 use hob_storage::backing::{Format, ImageFile};
 
 use super::Disks;
+use crate::api_error::{ApiError, open_error};
 use crate::hardware::{Backing, BackingOptions};
 use crate::image::{check_format, files_of};
-use crate::services::api_error::{ApiError, open_error};
 use crate::services::flash::blocking;
 use crate::services::registry::ADDING;
 use crate::state::{DiskState, FileSpec, FormatName, ImageSpec};

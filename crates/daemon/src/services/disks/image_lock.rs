@@ -4,7 +4,7 @@
 //! without a lock and without a cache, and passes all requests through.
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::blocking;
 
 impl Disks {

@@ -5,7 +5,7 @@ use hob_control::{DiskChanged, Effect, LifeEvent};
 
 use super::Disks;
 use super::dirty_rescue::Afterwards;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 impl Disks {
     /// Handles a life-cycle event of the guest. A drain that the event requires has started when

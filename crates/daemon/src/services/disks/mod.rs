@@ -33,7 +33,6 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use hob_control::DiskChanged;
 
-use super::api_error::ApiError;
 use super::exports::ExportService;
 use super::observe::Observe;
 use super::peer_access::PeerAccess;
@@ -41,6 +40,7 @@ use super::pools::Pools;
 use super::qos::QosService;
 use super::registry::Registry;
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::hardware::BackingOptions;
 pub(crate) use backing_timeout::wait_max;
 pub(super) use dirty::{Dirty, Source};

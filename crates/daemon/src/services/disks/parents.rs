@@ -15,12 +15,12 @@ use hob_engine::units::DiskId;
 use hob_storage::backing::Parent;
 
 use super::Disks;
+use crate::api_error::ApiError;
+use crate::cache_settings::new_spec;
 use crate::hardware::Backing;
-use crate::services::api_error::ApiError;
 use crate::services::flash;
 use crate::services::qos::plain;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
-use crate::services::settings::new_spec;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, ShareSpec};
 

@@ -11,7 +11,7 @@ use hob_storage::pool::OwnerId;
 use hob_storage::pool::recovery::Found;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::pools::no_device;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::CacheOwner;

@@ -7,10 +7,10 @@ use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Previ
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Disks;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
+use crate::cache_settings::changed_spec;
 use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
-use crate::services::settings::changed_spec;
 use crate::state::CacheSpec;
 
 /// Number of user counts before a disk counts as used. A shard notices the end of a client with a

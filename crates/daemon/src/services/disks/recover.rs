@@ -21,12 +21,12 @@ use tokio::time::Instant;
 
 use super::Disks;
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
+use crate::api_error::ApiError;
+use crate::cache_settings::engine_config;
 use crate::hardware::{Backing, BackingInfo, ChangeMark, Reader};
-use crate::services::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::services::pools::{Restructure, places};
 use crate::services::registry::{DeviceEntry, DiskPhase};
-use crate::services::settings::engine_config;
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, Closed, JournalSpec};
 use crate::watchdog::contained;

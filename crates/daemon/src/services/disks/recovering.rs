@@ -21,8 +21,8 @@ use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::recover::{Reading, Served, Source};
+use crate::api_error::ApiError;
 use crate::hardware::{BackingInfo, Reader};
-use crate::services::api_error::ApiError;
 use crate::services::pools::Restructure;
 use crate::services::registry::DiskPhase;
 use crate::services::registry::OperationGuard;

@@ -14,8 +14,8 @@ use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
 use super::Disks;
+use crate::api_error::ApiError;
 use crate::hardware::{BackingInfo, ChangeDetector, Monitor, SizeProbe};
-use crate::services::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::shard_api::ShardHandle;
 

@@ -9,8 +9,8 @@ use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 
 use super::ExportService;
+use crate::api_error::ApiError;
 use crate::exports::Export;
-use crate::services::api_error::ApiError;
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, Inner};
 use crate::shard_api::ShardHandle;

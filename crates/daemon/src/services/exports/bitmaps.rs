@@ -17,8 +17,8 @@ use hob_nbd::wire::QEMU_DIRTY_BITMAP;
 use hob_storage::bitmap::{self, Kept};
 
 use super::ExportService;
+use crate::api_error::ApiError;
 use crate::hardware::{BackingInfo, ChangeMark};
-use crate::services::api_error::ApiError;
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{Gone, ShardError, ShardHandle};

@@ -14,8 +14,8 @@ use std::time::Duration;
 use hob_engine::io::Promote;
 
 use super::ExportService;
+use crate::api_error::{ApiError, ErrorKind};
 use crate::mount::{Mount, MountError, check_path, clear_stale};
-use crate::services::api_error::{ApiError, ErrorKind};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::FileRights;

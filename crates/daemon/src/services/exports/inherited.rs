@@ -10,8 +10,8 @@ use std::sync::{MutexGuard, PoisonError};
 use hob_frontends::fuse::Attributes;
 
 use super::ExportService;
+use crate::api_error::ApiError;
 use crate::mount::Mount;
-use crate::services::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::services::registry::DiskEntry;
 

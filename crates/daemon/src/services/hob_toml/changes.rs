@@ -5,8 +5,8 @@ use hob_control::{
     PlannedPoolChange, PoolCreate, QosPatch,
 };
 
-use super::super::api_error::ApiError;
 use super::HobToml;
+use crate::api_error::ApiError;
 use crate::config::DiskEntry;
 
 /// A change that resolves a difference.

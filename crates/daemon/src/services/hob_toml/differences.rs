@@ -8,12 +8,12 @@ use hob_control::{
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
-use super::super::qos::{QosService, datastore_patch, patched};
+use super::super::qos::QosService;
 use super::super::registry::{DiskEntry as Served, Inner, Registry};
-use super::super::settings::new_spec;
 use super::changes::Change;
+use crate::cache_settings::new_spec;
 use crate::config::{Config, DiskEntry};
-use crate::state::{CacheSpec, DatastoreState};
+use crate::state::{CacheSpec, DatastoreState, patched_qos};
 
 /// A difference, and the change that resolves it, if there is one.
 pub(super) struct Found {
@@ -198,7 +198,7 @@ impl Inner {
         let change = match &patch.policy {
             Some(policy) if now.policy.as_ref() == Some(policy) => return,
             Some(_) => patch.clone(),
-            None => match patched(Qos::default(), patch) {
+            None => match patched_qos(Qos::default(), patch) {
                 Ok(wanted) if now.policy.is_none() && now.own == wanted => return,
                 Ok(wanted) if now.policy.is_none() => whole_patch(wanted),
                 Ok(wanted) => QosPatch { policy: Some(String::new()), ..whole_patch(wanted) },
@@ -314,7 +314,7 @@ impl Inner {
 fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
     let mut found = Vec::new();
     for policy in &config.policies {
-        let Ok(wanted) = patched(Qos::default(), &policy.qos) else { continue };
+        let Ok(wanted) = patched_qos(Qos::default(), &policy.qos) else { continue };
         let change = || Change::Policy(policy.name.clone(), whole_patch(wanted));
         match qos.policy_rules(&policy.name) {
             None => found.push(added("storage-policy", &policy.name, &json(&wanted), change())),
@@ -333,10 +333,9 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
         }
     }
     for store in &config.datastores {
-        let patch = datastore_patch(store);
         let known = qos.datastore_settings(&store.name);
         let now = known.unwrap_or_else(|| DatastoreState::new(&store.name));
-        let Ok(wanted) = DatastoreState::new(&store.name).patched(&patch) else { continue };
+        let Ok(wanted) = store.settings() else { continue };
         if wanted != now {
             // A capacity that the file omits is removed.
             let patch = DatastorePatch {

@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hob_control::{ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy};
 
-use super::api_error::ApiError;
 use super::disks::Disks;
 use super::flash::blocking;
 use super::pools::Pools;
 use super::qos::QosService;
 use super::registry::{Registry, StatePart};
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::config::Config;
 use crate::state::State;
 use crate::watchdog::contained;

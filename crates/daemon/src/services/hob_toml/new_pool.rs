@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use hob_control::{PoolCreate, Size};
 use hob_storage::pool::{Overwrite, SEGMENT_BYTES_DEFAULT};
 
-use super::super::api_error::ApiError;
 use super::super::flash::{Flash, Opened, are_pool_devices};
 use super::super::pools::device_spec;
 use super::HobToml;
+use crate::api_error::ApiError;
 
 impl HobToml {
     /// Creates a new pool of hob.toml, or opens it where it was created before.

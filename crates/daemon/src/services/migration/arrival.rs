@@ -8,12 +8,12 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::backing::Format;
 
-use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
 use super::super::disks::image_asked;
 use super::super::registry::{DiskEntry, DiskPhase, Inner, MIGRATING};
-use super::super::settings::new_spec;
 use super::Migrations;
+use crate::api_error::ApiError;
+use crate::cache_settings::new_spec;
 use crate::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
 };

@@ -11,7 +11,6 @@ use hob_engine::migration::Record;
 use hob_engine::units::DiskId;
 use hob_storage::backing::Format;
 
-use super::super::api_error::{ApiError, open_error};
 use super::super::disks::Measure;
 use super::super::disks::{Open, open_gateway};
 use super::super::flash::blocking;
@@ -19,6 +18,7 @@ use super::super::qos::datastore_of;
 use super::super::registry::DiskPhase;
 use super::Migrations;
 use super::data_socket::{DataSocket, ReadyConnections};
+use crate::api_error::{ApiError, open_error};
 use crate::exports::export_info;
 use crate::hardware::{Backing, BackingOptions};
 use crate::shard_api::ShardHandle;

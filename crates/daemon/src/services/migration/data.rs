@@ -21,7 +21,7 @@ use super::source::Leaving;
 use crate::allow::{AllowList, Peer, Visible};
 use crate::exports::{Export, Exports};
 use crate::nbd_listener::negotiate_with_peer;
-use crate::shard::PeerAttachment;
+use crate::shard_api::PeerAttachment;
 
 /// Pause after a failed attempt to open a connection.
 const RETRY_EVERY: Duration = Duration::from_millis(250);

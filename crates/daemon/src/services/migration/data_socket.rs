@@ -17,8 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::flow::{self, Bandwidth};
-use crate::nbd_listener::bind_socket;
-use crate::socket_access::SocketAccess;
+use crate::socket_access::{SocketAccess, bind_socket};
 
 /// Maximum number of ready connections: data connections to the source that no client of the socket
 /// uses yet. If the source opens one more, the oldest is closed.

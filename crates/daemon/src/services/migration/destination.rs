@@ -16,7 +16,7 @@ use super::data_socket::{DataConnections, DataSocket};
 use super::source::serves_after;
 use super::status::Shared;
 use super::{Clock, calls};
-use crate::shard::Progress;
+use crate::shard_api::Progress;
 
 /// Interval between two checks of the pull's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -473,8 +473,8 @@ impl IncomingDisk {
         &self,
         act: DestinationAct,
         arrival: Option<&Arrival>,
-    ) -> Result<Option<DataSocket>, super::super::api_error::ApiError> {
-        use super::super::api_error::ApiError;
+    ) -> Result<Option<DataSocket>, crate::api_error::ApiError> {
+        use crate::api_error::ApiError;
         let (migrations, name) = (&self.migrations, &self.name);
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {

@@ -9,13 +9,13 @@ use hob_engine::migration::{Call, Destination, Message, Record, Refusal as Refus
 use hob_engine::units::Instant;
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::api_error::{ApiError, ErrorKind};
 use super::super::registry::MIGRATING;
 use super::Migrations;
 use super::data_socket::{DataConnections, ReadyConnections};
 use super::destination::{self, CallIn, IncomingDisk};
 use super::status::Shared;
 use super::{Handle, Inputs, awaited, calls};
+use crate::api_error::{ApiError, ErrorKind};
 
 /// Maximum time to answer a call of a source host. After that time, the call gets an error.
 const CALL_MAX: Duration = Duration::from_secs(27);

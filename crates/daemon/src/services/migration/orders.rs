@@ -10,7 +10,6 @@ use hob_control::{
 use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::api_error::ApiError;
 use super::super::observe::DiskDetail;
 use super::super::registry::{DiskPhase, MIGRATING, OperationGuard};
 use super::Migrations;
@@ -19,6 +18,7 @@ use super::flow::Bandwidth;
 use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
 use super::{Handle, Inputs, awaited};
+use crate::api_error::ApiError;
 use crate::state::RecordSpec;
 
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.

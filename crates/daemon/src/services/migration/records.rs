@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use hob_engine::migration::{Record, Session};
 
-use super::super::api_error::ApiError;
 use super::super::registry::DiskPhase;
 use super::Migrations;
+use crate::api_error::ApiError;
 use crate::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 
 /// Maximum number of recorded disks whose migration to this host was cancelled.

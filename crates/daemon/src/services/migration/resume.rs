@@ -7,11 +7,11 @@ use hob_control::Side;
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Source};
 
-use super::super::api_error::ApiError;
 use super::super::registry::{DiskPhase, MIGRATING};
 use super::Migrations;
 use super::orders;
 use super::status::Shared;
+use crate::api_error::ApiError;
 use crate::state::DiskState;
 
 /// Pause between two attempts to continue a migration whose disk is not online yet.

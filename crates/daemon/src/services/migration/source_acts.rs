@@ -11,11 +11,11 @@ use hob_engine::migration::{Record, SourceAct};
 use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
 
-use super::super::api_error::ApiError;
 use super::super::flash::blocking;
 use super::super::registry::{DiskEntry, DiskPhase};
 use super::Migrations;
 use super::source::Leaving;
+use crate::api_error::ApiError;
 use crate::state::CacheSpec;
 
 /// Pause between two attempts to stop a drain that may not have started.

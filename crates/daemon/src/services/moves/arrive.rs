@@ -10,10 +10,10 @@ use hob_engine::migration::Record;
 use hob_storage::backing::Format;
 use tokio::time::Instant;
 
-use super::super::api_error::{ApiError, open_error};
 use super::super::flash::blocking;
 use super::super::registry::{ClusterWait, DiskPhase};
 use super::Moves;
+use crate::api_error::{ApiError, open_error};
 use crate::cluster::{Cluster, OrderFound};
 use crate::hardware::{Backing, BackingOptions};
 use crate::state::JournalSpec;

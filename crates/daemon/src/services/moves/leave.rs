@@ -9,10 +9,10 @@ use hob_engine::migration::{Order as MigrationOrder, Record};
 use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
-use super::super::api_error::ApiError;
 use super::super::registry::{ClusterWait, DiskPhase};
 use super::Moves;
 use super::lost;
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, Order, OrderFound};
 use crate::exports::export_info;
 use crate::shard_api::ShardHandle;

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use hob_control::{ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, check_name};
 
-use super::api_error::ApiError;
 use super::disks::Disks;
 use super::exports::ExportService;
 use super::migration::Migrations;
@@ -27,6 +26,7 @@ use super::observe::Observe;
 use super::ownership::{Ownership, PROMISED_MAX};
 use super::pools::Pools;
 use super::registry::Registry;
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, Order, OrderFound};
 use crate::state::CacheOwner;
 

@@ -13,7 +13,7 @@ use hob_engine::preset::MODES;
 
 use super::Observe;
 use super::figures::percent;
-use crate::services::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind};
 
 /// A cache with data in a smaller percentage of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;

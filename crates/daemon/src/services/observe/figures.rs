@@ -12,7 +12,7 @@ use hob_engine::stats;
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Observe;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 const KIB: f64 = 1024.0;
 

@@ -4,8 +4,8 @@ use hob_control::TraceRecord;
 use hob_engine::units::DiskId;
 
 use super::Observe;
+use crate::api_error::ApiError;
 use crate::request_recorder::{self, Reader};
-use crate::services::api_error::ApiError;
 use crate::shard_api::ShardHandle;
 
 /// Maximum number of concurrent recordings. A recording takes 3 MiB and one connection of the

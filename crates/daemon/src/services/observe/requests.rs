@@ -9,7 +9,7 @@ use hob_engine::vscsi::{CLASSES, Histograms, METRICS};
 
 use super::Observe;
 use super::figures::{percent, recent};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::shard_api::{Counter, ShardHandle};
 
 /// Maximum deviation of a simplified curve, as a hit ratio.

@@ -8,10 +8,10 @@ use hob_engine::command::Copies;
 use hob_storage::pool::OwnerId;
 
 use super::Observe;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
+use crate::cache_settings::preset_of;
 use crate::services::registry::{DRAINING, MIGRATING, REPARTITIONING, SHRINKING};
 use crate::services::registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry};
-use crate::services::settings::preset_of;
 use crate::state::{CacheOwner, CacheSpec};
 
 impl Observe {

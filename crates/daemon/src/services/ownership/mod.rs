@@ -13,10 +13,10 @@ use std::time::Duration;
 use hob_engine::command::Mode;
 use hob_engine::migration::Record;
 
-use super::api_error::ApiError;
 use super::peer_access::PeerAccess;
 use super::pools::Pools;
 use super::registry::{ClusterWait, DiskEntry, DiskPhase, Registry, SaveObserver};
+use crate::api_error::ApiError;
 use crate::cluster::{Cluster, OtherOwner, TakeError, Took};
 pub(super) use orders::{Orders, PROMISED_MAX};
 

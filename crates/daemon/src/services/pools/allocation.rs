@@ -15,11 +15,11 @@ use hob_engine::units::{DeviceId, DiskId};
 use super::Pools;
 use super::caches::no_cache;
 use super::rings::journal_room;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
+use crate::cache_settings::engine_config;
 use crate::services::flash::Wanted;
 use crate::services::registry::ENLARGING;
 use crate::services::registry::{DiskEntry, DiskPhase};
-use crate::services::settings::engine_config;
 use crate::shard_api::{ShardError, ShardHandle};
 
 /// Treatment of a request for more space than the pool has free.

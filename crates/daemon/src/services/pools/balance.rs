@@ -16,7 +16,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Pools;
 use super::allocation::places;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::SPREADING;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 

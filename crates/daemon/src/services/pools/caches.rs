@@ -11,9 +11,9 @@ use hob_engine::units::DiskId;
 
 use super::Pools;
 use super::allocation::AllocationRule;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
+use crate::cache_settings::{CacheContext, changed_spec, engine_config, new_spec};
 use crate::services::registry::{Inner, OperationGuard};
-use crate::services::settings::{CacheContext, changed_spec, engine_config, new_spec};
 use crate::shard_api::ShardHandle;
 use crate::state::CacheSpec;
 

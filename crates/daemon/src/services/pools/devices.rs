@@ -10,7 +10,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
 
 use super::{Pools, Sharing};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::{Flash, Opened};
 use crate::services::registry::{DeviceEntry, POOLS_MAX, PoolEntry};
 use crate::state::PeerState;

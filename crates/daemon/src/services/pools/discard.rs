@@ -8,7 +8,7 @@ use hob_engine::units::DiskId;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Pools;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 

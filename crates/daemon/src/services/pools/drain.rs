@@ -18,10 +18,10 @@ use tracing::Instrument as _;
 
 use super::Pools;
 use super::caches::no_cache;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
+use crate::cache_settings::engine_config;
 use crate::services::registry::{DRAINING, SHRINKING, is_own_work};
 use crate::services::registry::{DiskEntry, DiskPhase};
-use crate::services::settings::engine_config;
 use crate::shard_api::{ShardError, ShardHandle};
 
 /// Interval between two reads of the amount of dirty data.

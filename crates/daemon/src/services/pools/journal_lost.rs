@@ -20,7 +20,7 @@ use super::Pools;
 use super::allocation::AllocationRule;
 use super::caches::no_cache;
 use super::rings::release_owner;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::JOURNAL_LOST;
 use crate::services::registry::{DiskEntry, DiskPhase, PoolEntry};
 use crate::state::JournalSpec;

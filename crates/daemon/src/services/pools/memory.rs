@@ -4,8 +4,8 @@ use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
 
 use super::Pools;
+use crate::api_error::ApiError;
 use crate::hardware::Area;
-use crate::services::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::state::CacheSpec;
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use hob_control::CacheSettings;
 
-    use crate::services::settings::{CacheContext, new_spec};
+    use crate::cache_settings::{CacheContext, new_spec};
 
     const MACHINE: HostMemory = HostMemory { total: 16 << 30, available: 3 << 30 };
 

@@ -13,7 +13,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::{DeviceSpec, Overwrite};
 
 use super::Pools;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::DiskEntry;
 use crate::state::PeerState;
 

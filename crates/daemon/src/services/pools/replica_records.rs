@@ -6,7 +6,7 @@
 //! before any write continues without it. Without a cluster, the functions here do nothing.
 
 use super::Pools;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::DiskPhase;
 
 impl Pools {

@@ -8,7 +8,7 @@ use hob_storage::pool::OwnerId;
 use super::Pools;
 use super::allocation::places;
 use super::rings::ring_segments;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::state::CacheSpec;
 

@@ -7,7 +7,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Pools;
 use super::caches::no_cache;
-use crate::services::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind};
 use crate::services::flash::RingCopies;
 use crate::services::registry::COPYING;
 use crate::services::registry::Inner;

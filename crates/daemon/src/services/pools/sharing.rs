@@ -20,7 +20,7 @@ use tokio::time::Instant as Clock;
 use super::Pools;
 use super::allocation::AllocationRule;
 use super::rings::ring_segments;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work};
 use crate::shard_api::{CountsAsked, ShardHandle};

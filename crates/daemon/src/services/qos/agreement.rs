@@ -9,8 +9,8 @@ use std::time::Duration;
 use hob_engine::qos::{Report, Resource, agree};
 
 use super::QosService;
+use crate::api_error::ApiError;
 use crate::cluster::Cluster;
-use crate::services::api_error::ApiError;
 use crate::shard_api::ShardHandle;
 
 /// Interval between two agreements.

@@ -17,8 +17,7 @@ use hob_nbd::uri::{Address, NbdUri};
 use hob_storage::backing::objects;
 
 use super::{QosService, Rules};
-use crate::config;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
 use crate::state::{ControlSpec, DatastoreState};
@@ -146,7 +145,7 @@ impl QosService {
                 {
                     let mut rules = service.rules();
                     let (id, store) = rules.find_datastore(&name)?;
-                    let spec = store.spec.patched(&patch)?;
+                    let spec = store.spec.patched(&patch).map_err(ApiError::invalid)?;
                     let reserved = rules.reserved(&service.registry.inner(), &name);
                     if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
                         return Err(ApiError::conflict(format!(
@@ -208,28 +207,6 @@ impl QosService {
                 tracing::debug!("datastore {name}: {error}");
             }
         }
-    }
-}
-
-impl DatastoreState {
-    /// Returns the settings changed by `patch`.
-    pub(in crate::services) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, ApiError> {
-        let mut spec = self.clone();
-        if let Some(control) = &patch.control {
-            spec.control = control.parse().map_err(|()| {
-                ApiError::invalid(format!(
-                    "a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'"
-                ))
-            })?;
-        }
-        if let Some(latency_ms) = patch.latency_ms {
-            spec.latency_ms = latency_ms;
-        }
-        if let Some(capacity) = patch.capacity {
-            spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
-        }
-        spec.check().map_err(ApiError::invalid)?;
-        Ok(spec)
     }
 }
 
@@ -318,12 +295,6 @@ pub(in crate::services) fn plain(text: &str) -> String {
     let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
     let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }
-}
-
-/// Converts a datastore entry of hob.toml into a patch.
-pub(in crate::services) fn datastore_patch(store: &config::DatastoreEntry) -> DatastorePatch {
-    let config::DatastoreEntry { name: _, throttle, latency_ms, capacity } = store.clone();
-    DatastorePatch { control: throttle, latency_ms, capacity }
 }
 
 #[cfg(test)]

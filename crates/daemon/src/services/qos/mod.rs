@@ -7,17 +7,17 @@ mod datastores;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
-use hob_engine::qos::{self, Entitlement, SHARES_MAX};
+use hob_control::{DiskQos, Qos, QosPatch, StoragePolicy, check_name};
+use hob_engine::qos::{self, Entitlement};
 
-use super::api_error::ApiError;
 use super::registry::{DiskEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::config::{Config, PolicyEntry};
-use crate::state::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, State, check_qos};
+use crate::state::{ControlSpec, DiskQosSpec, PolicyState, State, patched_qos};
 pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
-pub(super) use datastores::{datastore_of, datastore_patch, plain};
+pub(super) use datastores::{datastore_of, plain};
 
 /// Maximum number of storage policies.
 const POLICIES_MAX: usize = 1024;
@@ -159,7 +159,7 @@ impl QosService {
                     policy",
                 )));
             }
-            let qos = patched(Qos::default(), qos).map_err(named)?;
+            let qos = patched_qos(Qos::default(), qos).map_err(ApiError::invalid).map_err(named)?;
             rules.policies.insert(name.clone(), qos);
         }
         for store in &config.datastores {
@@ -167,8 +167,8 @@ impl QosService {
                 continue;
             }
             let name = &store.name;
-            let spec = DatastoreState::new(name)
-                .patched(&datastore_patch(store))
+            let spec = store
+                .settings()
                 .map_err(|error| ApiError::invalid(format!("datastore {name} of hob.toml: {error}")))?;
             rules.datastores.push(DatastoreEntry::new(spec));
         }
@@ -200,7 +200,7 @@ impl QosService {
                     wanted = DiskQosSpec { policy: Some(policy.to_owned()), own: rules.policy(policy)? };
                 }
             }
-            wanted.own = patched(wanted.own, patch)?;
+            wanted.own = patched_qos(wanted.own, patch).map_err(ApiError::invalid)?;
             inner.disk_mut(name)?.wanted.qos = Some(wanted);
             match rules.check_reservations(&inner) {
                 Ok(notes) => (before, notes),
@@ -237,7 +237,7 @@ impl QosService {
                     which is the maximum"
                 )));
             }
-            let wanted = patched(before.unwrap_or_default(), patch)?;
+            let wanted = patched_qos(before.unwrap_or_default(), patch).map_err(ApiError::invalid)?;
             rules.policies.insert(name.to_owned(), wanted);
             if let Err(error) = rules.check_reservations(&inner) {
                 match before {
@@ -283,7 +283,8 @@ impl Rules {
         if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
             return Err(two_rules());
         }
-        Ok(DiskQosSpec { policy: patch.policy.clone(), own: patched(own, patch)? })
+        let own = patched_qos(own, patch).map_err(ApiError::invalid)?;
+        Ok(DiskQosSpec { policy: patch.policy.clone(), own })
     }
 
     fn policy(&self, name: &str) -> Result<Qos, ApiError> {
@@ -399,27 +400,4 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
         backing: Entitlement { shares, reservation, limit, bytes_limit },
         flash: Entitlement { shares, reservation: 0, limit: flash_limit, bytes_limit: None },
     }
-}
-
-pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, ApiError> {
-    // 0 removes a limit.
-    let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
-    let shares = match patch.shares.as_deref() {
-        None => before.shares,
-        Some("low") => 500,
-        Some("normal") => 1000,
-        Some("high") => 2000,
-        Some(number) => number.parse().map_err(|_| {
-            ApiError::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
-        })?,
-    };
-    let wanted = Qos {
-        shares,
-        reservation: patch.reservation.unwrap_or(before.reservation),
-        limit: rate(patch.limit, before.limit),
-        bytes_limit: patch.bytes_limit.or(before.bytes_limit).filter(|limit| *limit > Size(0)),
-        flash_limit: rate(patch.flash_limit, before.flash_limit),
-    };
-    check_qos(&wanted).map_err(ApiError::invalid)?;
-    Ok(wanted)
 }

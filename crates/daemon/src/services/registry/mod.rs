@@ -25,9 +25,9 @@ use hob_engine::command::{MemoryConfig, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::OwnerId;
 
-use super::api_error::ApiError;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools};
+use crate::api_error::ApiError;
 use crate::hardware::Lock;
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;

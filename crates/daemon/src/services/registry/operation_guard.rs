@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{DiskPhase, Registry, away};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 /// Name of the drain operation. All these names complete the phrase "is being …".
 pub(in crate::services) const DRAINING: &str = "drained";

@@ -4,7 +4,7 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 
 use super::{ClusterWait, DiskEntry, DiskPhase, Registry};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 impl Registry {
     /// Returns true if this host owns the disk once it has acquired it. False for incoming,

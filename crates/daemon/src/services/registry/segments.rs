@@ -9,7 +9,7 @@ use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
 use super::{DeviceEntry, DeviceIds, Inner, PoolEntry, Registry};
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::{Owner, Wanted};
 use crate::services::pools::Stalls;
 use crate::state::CacheSpec;

@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::RemoteFlash;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::services::flash::blocking;
 use crate::state::CacheOwner;
 use record::{EndedBy, Kept, check_readable, failed, make_file, remove, remove_record, write_record};

@@ -15,10 +15,9 @@ use hob_control::{ClientTls, FlashLease, FlashLeaseRequest, Problem};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::RemoteFlash;
-use crate::nbd_listener::bind_socket;
+use crate::api_error::{ApiError, ErrorKind};
 use crate::relay;
-use crate::services::api_error::{ApiError, ErrorKind};
-use crate::socket_access::SocketAccess;
+use crate::socket_access::{SocketAccess, bind_socket};
 use crate::state::PeerState;
 
 /// Maximum time for a lender to answer a request.

@@ -8,13 +8,13 @@ use hob_engine::command::Mode;
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
-use super::api_error::ApiError;
 use super::ending::Ending;
 use super::exports::ExportService;
 use super::flash::blocking;
 use super::migration::Migrations;
 use super::pools::Pools;
 use super::registry::{DiskEntry, DiskPhase, Registry};
+use crate::api_error::ApiError;
 use crate::shard_api::ShardHandle;
 use crate::state::Closed;
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, is_segment_size};
 
-use super::api_error::ApiError;
 use super::disks::Disks;
 use super::exports::ExportService;
 use super::flash::Flash;
@@ -21,6 +20,7 @@ use super::registry::Registry;
 use super::remote_flash::RemoteFlash;
 use super::swap::Swaps;
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::config::Config;
 use crate::state::{PoolState, State};
 pub(super) use new_disks::told_apart;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use hob_storage::backing::Format;
 
-use super::super::settings::new_spec;
 use super::Startup;
+use crate::cache_settings::new_spec;
 use crate::config::DiskEntry;
 use crate::state::{DiskState, ImageSpec, ShareSpec};
 

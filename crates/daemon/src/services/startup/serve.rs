@@ -5,12 +5,12 @@ use std::path::Path;
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for};
 
-use super::super::api_error::ApiError;
 use super::super::disks::image_asked;
 use super::super::flash::{Flash, Opened, are_pool_devices};
 use super::super::pools::{AllocationRule, journal_room};
-use super::super::settings::{CacheContext, new_spec};
 use super::Startup;
+use crate::api_error::ApiError;
+use crate::cache_settings::{CacheContext, new_spec};
 use crate::state::{CacheOwner, CacheSpec, DiskState, JournalSpec};
 use crate::swap::{FileId, loops_over};
 

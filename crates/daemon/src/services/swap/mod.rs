@@ -18,10 +18,10 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 use hob_storage::ring::FdClass;
 
-use super::api_error::ApiError;
 use super::flash::{self, Flash};
 use super::registry::{DeviceEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
+use crate::api_error::ApiError;
 use crate::hardware::FlashDevice;
 use crate::state::{CacheOwner, State, SwapSpec};
 use crate::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};

@@ -12,9 +12,9 @@ use hob_storage::pool::Uuid;
 use hob_storage::ring::FdClass;
 use tokio::sync::watch;
 
-use super::super::api_error::ApiError;
 use super::super::flash;
 use super::{AreaLocation, IN_PARTS, SwapEntry, Swaps, being_removed, refuse};
+use crate::api_error::ApiError;
 use crate::hardware::LocalFlash;
 use crate::swap::{Active, Area, Memory, Spot, SwapError};
 

@@ -3,7 +3,7 @@
 use hob_control::Task;
 
 use super::super::Pools;
-use crate::services::api_error::ApiError;
+use crate::api_error::ApiError;
 
 impl Pools {
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the

@@ -8,7 +8,7 @@ use std::path::Path;
 use hob_control::{Problem, Size};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::services::api_error::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind};
 use crate::state::create_private;
 
 /// The record of a flash lease.

@@ -14,15 +14,15 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::allow::{AllowList, Peer, Visible};
+use crate::api_error::{ApiError, open_error};
 use crate::exports::{Export, Exports, export_info};
 use crate::hardware::Backing;
-use crate::nbd_listener::{Transport, negotiate_with_peer};
+use crate::nbd_listener::negotiate_with_peer;
 use crate::relay;
-use crate::services::api_error::{ApiError, open_error};
 use crate::services::flash::blocking;
 use crate::services::qos::datastore_of;
 use crate::services::remote_flash::RemoteFlash;
-use crate::shard_api::ShardHandle;
+use crate::shard_api::{ShardHandle, Transport};
 use crate::state::CacheOwner;
 
 /// Maximum number of connections per borrower: one for each of its shards, and one for metadata. If

@@ -31,14 +31,14 @@ impl LeaseClock {
     }
 
     /// Extends the lease, unless it has ended.
-    pub(super) fn extend(&self, until: Instant) {
+    pub(crate) fn extend(&self, until: Instant) {
         let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |known| {
             (known != 0).then_some(until.0.max(known))
         });
     }
 
     /// Ends the lease.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
 

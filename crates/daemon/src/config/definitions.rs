@@ -9,10 +9,8 @@ use hob_engine::granularity::Fill;
 use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_storage::pool::SEGMENT_BYTES_MIN;
 
-use super::qos::{datastore_patch, patched};
-use super::settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
-use crate::config::DatastoreEntry;
-use crate::state::DatastoreState;
+use crate::cache_settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
+use crate::state::patched_qos;
 
 /// Number of devices in a pool.
 #[derive(Clone, Copy, Debug)]
@@ -95,13 +93,7 @@ pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
             limits"
             .to_owned());
     }
-    patched(Qos::default(), patch).map(drop).map_err(|error| error.to_string())
-}
-
-/// Checks the settings of a datastore.
-pub(crate) fn datastore_fault(store: &DatastoreEntry) -> Result<(), String> {
-    let patch = datastore_patch(store);
-    DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|error| error.to_string())
+    patched_qos(Qos::default(), patch).map(drop)
 }
 
 fn word<T: FromStr<Err: std::fmt::Display>>(text: &Option<String>) -> Option<String> {

@@ -8,7 +8,7 @@ use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
-use super::api_error::ApiError;
+use crate::api_error::ApiError;
 use crate::state::{CacheSpec, DestageSpec, JournalSpec, SharedSize};
 
 /// Maximum size of a cache in bytes.
@@ -18,22 +18,22 @@ const SIZE_MAX: u64 = 1 << 60;
 const SHARES_MAX: u32 = 1_000_000;
 
 /// Number of devices that two copies need.
-pub(super) const DEVICES_FOR_COPIES: usize = 2;
+pub(crate) const DEVICES_FOR_COPIES: usize = 2;
 
 /// Properties of a pool (the flash devices that caches share) that restrict the settings of its
 /// caches.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CacheContext {
+pub(crate) struct CacheContext {
     /// Segment size in bytes.
-    pub(super) segment_bytes: u64,
+    pub(crate) segment_bytes: u64,
     /// Number of local devices that allow allocation.
-    pub(super) devices: usize,
+    pub(crate) devices: usize,
     /// Number of devices on other hosts.
-    pub(super) peers: usize,
+    pub(crate) peers: usize,
 }
 
 /// Returns the configuration of a new cache, and notes for the operator.
-pub(super) fn new_spec(
+pub(crate) fn new_spec(
     pool: String,
     size: Option<Size>,
     settings: &CacheSettings,
@@ -81,7 +81,7 @@ pub fn simulated(
 }
 
 /// Returns the changed configuration of a cache, and notes for the operator.
-pub(super) fn changed_spec(
+pub(crate) fn changed_spec(
     before: &CacheSpec,
     size: Option<Size>,
     settings: &CacheSettings,
@@ -147,7 +147,7 @@ fn apply_shared(
 }
 
 /// Converts a cache's configuration into the engine's settings.
-pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
+pub(crate) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
     let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
     Ok(CacheConfig {
         block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
@@ -163,7 +163,7 @@ pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<Cach
 }
 
 /// Returns the name of the preset that matches a cache.
-pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
+pub(crate) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
     let is_like = |row: &&Preset| {
         let other = of_preset(row);
         let copies =
@@ -366,7 +366,7 @@ fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     Ok(())
 }
 
-pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
+pub(crate) fn policy_name(name: &str) -> Result<String, ApiError> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {

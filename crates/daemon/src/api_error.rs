@@ -91,7 +91,7 @@ impl From<StateError> for ApiError {
 }
 
 /// Converts the error of opening a backing.
-pub(super) fn open_error(error: &OpenError) -> ApiError {
+pub(crate) fn open_error(error: &OpenError) -> ApiError {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,
         OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => ErrorKind::Conflict,
