@@ -459,7 +459,8 @@ impl State {
                 Waiting::Remove(answer, id) => {
                     let backing = self.backings.remove(&id);
                     let changed = backing.as_ref().and_then(|backing| backing.change_mark());
-                    let witness = backing.as_ref().and_then(Backing::witness).map(ChangeDetector::keep_open);
+                    let witness =
+                        backing.as_ref().and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
                     let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);

@@ -461,8 +461,8 @@ impl Shard {
             (Waiting::Remove(answer), Ok(released)) => {
                 self.ring.arena_mut().leave(disk);
                 let backing = self.backings[disk.0 as usize].as_ref();
-                let changed = backing.and_then(Backing::change_mark);
-                let witness = backing.and_then(Backing::witness).map(ChangeDetector::keep_open);
+                let changed = backing.and_then(|backing| backing.change_mark());
+                let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
                 let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);

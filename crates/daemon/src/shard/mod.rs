@@ -301,7 +301,8 @@ impl Shard {
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
-        while let Some((id, status)) = self.backings[disk.0 as usize].as_mut().and_then(Backing::poll_status)
+        while let Some((id, status)) =
+            self.backings[disk.0 as usize].as_mut().and_then(|backing| backing.poll_status())
         {
             self.answer_status(
                 disk,

@@ -17,7 +17,7 @@
 //! # Flushes
 //! A server that fails may lose acknowledged writes that were not flushed. If a connection breaks
 //! while there are such writes, the waiting flushes fail, and
-//! [`Backing::take_loss`](super::Backing::take_loss) reports a loss. An earlier daemon may also
+//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. An earlier daemon may also
 //! have left such writes, so they are assumed until the first flush succeeds. FUA writes and
 //! flushed writes are safe. With [`BackingOptions::keeps_writes`], other code ensures that the
 //! server is the same as before, so a lost connection loses nothing.
