@@ -11,6 +11,32 @@
 //! change of a disk or pool runs at a time. A second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 
+/// Defines a service, and `new`, which takes the services and values that it uses. `with` lists the
+/// service's own state, which is empty at first.
+macro_rules! service {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $Service:ident {
+            $($(#[$about_used:meta])* $used:ident: $Used:ty,)*
+        } with {
+            $($(#[$about_state:meta])* $state:ident: $State:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $Service {
+            $($(#[$about_used])* $used: $Used,)*
+            $($(#[$about_state])* $state: $State,)*
+        }
+
+        impl $Service {
+            #[allow(clippy::too_many_arguments, reason = "services of lower layers")]
+            pub(super) fn new($($used: &$Used),*) -> $Service {
+                $Service { $($used: $used.clone(),)* $($state: Default::default(),)* }
+            }
+        }
+    };
+}
+
 mod cluster;
 mod disks;
 mod ending;
@@ -115,92 +141,62 @@ impl Services {
         let peers = Arc::new(PeerAccess::default());
         let tasks = Tasks::default();
         tasks.connect(&registry);
-        let qos = QosService::new(registry.clone(), tasks.clone());
-        let swap = Swaps::new(registry.clone(), tasks.clone(), kernel);
-        let exports = ExportService::new(registry.clone(), tasks.clone(), exports, bitmaps);
-        let remote_flash = RemoteFlash::new(
-            registry.clone(),
-            tasks.clone(),
-            qos.clone(),
-            peers.clone(),
-            backing_options.clone(),
-        );
-        let observe = Observe::new(registry.clone(), tasks.clone(), qos.clone(), swap.clone(), peers.clone());
-        let pools = Pools::new(
-            registry.clone(),
-            tasks.clone(),
-            swap.clone(),
-            remote_flash.clone(),
-            observe.clone(),
-            peers.clone(),
-        );
-        let disks = Disks::new(
-            registry.clone(),
-            tasks.clone(),
-            exports.clone(),
-            qos.clone(),
-            pools.clone(),
-            observe.clone(),
-            peers.clone(),
-            backing_options.clone(),
-        );
-        let ownership = Ownership::new(registry.clone(), pools.clone(), peers.clone());
-        let migrations = Migrations::new(
-            registry.clone(),
-            tasks.clone(),
-            exports.clone(),
-            qos.clone(),
-            pools.clone(),
-            disks.clone(),
-            observe.clone(),
-            ownership.clone(),
-            peers.clone(),
-            backing_options,
-        );
-        let moves = Moves::new(
-            registry.clone(),
-            exports.clone(),
-            pools.clone(),
-            disks.clone(),
-            observe.clone(),
-            ownership.clone(),
-            migrations.clone(),
-        );
-        let cluster = ClusterService::new(
-            registry.clone(),
-            tasks.clone(),
-            observe.clone(),
-            remote_flash.clone(),
-            disks.clone(),
-            ownership.clone(),
-            migrations.clone(),
-            moves.clone(),
-        );
-        let hob_toml =
-            HobToml::new(registry.clone(), tasks.clone(), qos.clone(), pools.clone(), disks.clone());
+        let qos = QosService::new(&registry, &tasks);
+        let swap = Swaps::new(&registry, &tasks, &kernel);
+        let exports = ExportService::new(&registry, &tasks, &exports, &bitmaps);
+        let remote_flash = RemoteFlash::new(&registry, &tasks, &qos, &peers, &backing_options);
+        let observe = Observe::new(&registry, &tasks, &qos, &swap, &peers);
+        let pools = Pools::new(&registry, &tasks, &swap, &remote_flash, &observe, &peers);
+        let disks = Disks::new(&registry, &tasks, &exports, &qos, &pools, &observe, &peers, &backing_options);
+        let ownership = Arc::new(Ownership::new(&registry, &pools, &peers));
+        let migrations = Arc::new(Migrations::new(
+            &registry,
+            &tasks,
+            &exports,
+            &qos,
+            &pools,
+            &disks,
+            &observe,
+            &ownership,
+            &peers,
+            &backing_options,
+        ));
+        let moves =
+            Arc::new(Moves::new(&registry, &exports, &pools, &disks, &observe, &ownership, &migrations));
+        let cluster = Arc::new(ClusterService::new(
+            &registry,
+            &tasks,
+            &observe,
+            &remote_flash,
+            &disks,
+            &ownership,
+            &migrations,
+            &moves,
+        ));
+        let hob_toml = HobToml::new(&registry, &tasks, &qos, &pools, &disks);
         let startup = Startup::new(
-            registry.clone(),
-            tasks.clone(),
-            qos.clone(),
-            swap.clone(),
-            exports.clone(),
-            remote_flash.clone(),
-            pools.clone(),
-            disks.clone(),
-            migrations.clone(),
-            hob_toml.clone(),
+            &registry,
+            &tasks,
+            &qos,
+            &swap,
+            &exports,
+            &remote_flash,
+            &pools,
+            &disks,
+            &migrations,
+            &hob_toml,
         );
-        let shutdown = Shutdown::new(registry.clone(), exports.clone(), pools.clone(), migrations.clone());
+        let shutdown = Shutdown::new(&registry, &exports, &pools, &migrations);
         let events = Events::new(
-            registry.clone(),
-            peers.clone(),
-            qos.clone(),
-            exports.clone(),
-            observe.clone(),
-            remote_flash.clone(),
-            pools.clone(),
-            disks.clone(),
-            migrations.clone(),
+            &registry,
+            &peers,
+            &qos,
+            &exports,
+            &observe,
+            &remote_flash,
+            &pools,
+            &disks,
+            &migrations,
         );
         let parts =
             vec![qos.state_part(), swap.state_part(), hob_toml.state_part(), Arc::new(tasks.clone()) as _];

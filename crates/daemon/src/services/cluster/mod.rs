@@ -43,23 +43,10 @@ const ORDERS_LOOKS: u32 = 15;
 /// Number of checks between two publications of placement data.
 const TELL_LOOKS: u32 = 12;
 
-/// The cluster service; see the module.
-#[derive(Debug)]
-pub(crate) struct ClusterService {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    observe: Observe,
-    remote_flash: RemoteFlash,
-    disks: Disks,
-    ownership: Arc<Ownership>,
-    migrations: Arc<Migrations>,
-    moves: Arc<Moves>,
-    rates: Rates,
-}
-
-impl ClusterService {
-    #[expect(clippy::too_many_arguments, reason = "most services of lower layers")]
-    pub(super) fn new(
+service! {
+    /// The cluster service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct ClusterService {
         registry: Arc<Registry>,
         tasks: Tasks,
         observe: Observe,
@@ -68,21 +55,12 @@ impl ClusterService {
         ownership: Arc<Ownership>,
         migrations: Arc<Migrations>,
         moves: Arc<Moves>,
-    ) -> Arc<ClusterService> {
-        let rates = Rates::default();
-        Arc::new(ClusterService {
-            registry,
-            tasks,
-            observe,
-            remote_flash,
-            disks,
-            ownership,
-            migrations,
-            moves,
-            rates,
-        })
+    } with {
+        rates: Rates,
     }
+}
 
+impl ClusterService {
     /// Returns this host's state as a cluster member.
     pub(crate) fn view(&self) -> Result<View, ApiError> {
         Ok(self.ownership.cluster_or_refuse()?.view())

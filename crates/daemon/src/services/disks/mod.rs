@@ -5,9 +5,9 @@
 //! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
 //! the disk.
 //!
-//! The submodules are, in order: [`opening`], then [`recover`] and [`recovering`] with the table in
-//! [`fencing`], then [`dirty_rescue`] and [`abandon`] for discarded data, then [`resize`],
-//! [`image`] and [`parents`].
+//! The submodules are, in order: [`opening`], then [`recover`]  and [`recovering`]
+//! with the table in [`fencing`], then [`dirty_rescue`] and [`abandon`] for
+//! discarded data, then [`resize`], [`image`] and [`parents`].
 
 mod abandon;
 mod backing_timeout;
@@ -64,23 +64,10 @@ pub(super) trait DiskOwner: std::fmt::Debug + Send + Sync {
     fn remove_absent(self: Arc<Self>, disk: String) -> Answer<Option<DiskChanged>>;
 }
 
-/// The disk service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Disks {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    exports: ExportService,
-    qos: QosService,
-    pools: Pools,
-    observe: Observe,
-    peers: Arc<PeerAccess>,
-    backing_options: BackingOptions,
-    owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
-}
-
-impl Disks {
-    #[expect(clippy::too_many_arguments, reason = "all services of lower layers")]
-    pub(super) fn new(
+service! {
+    /// The disk service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Disks {
         registry: Arc<Registry>,
         tasks: Tasks,
         exports: ExportService,
@@ -89,11 +76,12 @@ impl Disks {
         observe: Observe,
         peers: Arc<PeerAccess>,
         backing_options: BackingOptions,
-    ) -> Disks {
-        let owner = Arc::default();
-        Disks { registry, tasks, exports, qos, pools, observe, peers, backing_options, owner }
+    } with {
+        owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
     }
+}
 
+impl Disks {
     /// Sets the service that decides about ownership. Later calls have no effect.
     pub(super) fn connect(&self, owner: Weak<dyn DiskOwner>) {
         let _ = self.owner.set(owner);

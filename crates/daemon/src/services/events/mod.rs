@@ -24,23 +24,10 @@ use crate::shard_api::ShardEvent;
 /// Interval between two attempts to open offline objects.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
-/// The event service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Events {
-    registry: Arc<Registry>,
-    peers: Arc<PeerAccess>,
-    qos: QosService,
-    exports: ExportService,
-    observe: Observe,
-    remote_flash: RemoteFlash,
-    pools: Pools,
-    disks: Disks,
-    migrations: Arc<Migrations>,
-}
-
-impl Events {
-    #[expect(clippy::too_many_arguments, reason = "most services of lower layers")]
-    pub(super) fn new(
+service! {
+    /// The event service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Events {
         registry: Arc<Registry>,
         peers: Arc<PeerAccess>,
         qos: QosService,
@@ -50,10 +37,10 @@ impl Events {
         pools: Pools,
         disks: Disks,
         migrations: Arc<Migrations>,
-    ) -> Events {
-        Events { registry, peers, qos, exports, observe, remote_flash, pools, disks, migrations }
-    }
+    } with {}
+}
 
+impl Events {
     /// Handles shard events and retries offline objects, until dropped.
     pub(crate) async fn tend(self, mut events: UnboundedReceiver<ShardEvent>) {
         let mut retry = tokio::time::interval(RETRY_EVERY);

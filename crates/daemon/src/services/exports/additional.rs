@@ -22,27 +22,26 @@ const EXPORTS_MAX: usize = 16;
 impl ExportService {
     /// Adds an export to a disk and saves it.
     pub(in crate::services) async fn add(&self, disk: &str, export: ExportSpec) -> Result<(), ApiError> {
-        let guard = self.0.registry.guard_disk_for_command(disk, "given another export").await?;
-        self.0.registry.inner().check_export(disk, &export)?;
+        let guard = self.registry.guard_disk_for_command(disk, "given another export").await?;
+        self.registry.inner().check_export(disk, &export)?;
         if let Some(path) = &export.fuse {
             self.check_file(path)?;
         }
-        self.0.registry.inner().disk_mut(disk)?.wanted.exports.push(export.clone());
+        self.registry.inner().disk_mut(disk)?.wanted.exports.push(export.clone());
         if let Err(error) = self.open_export(disk, &export).await {
-            self.0.table.remove(&export.name);
-            self.0.registry.inner().disk_mut(disk)?.forget_export(&export.name);
+            self.table.remove(&export.name);
+            self.registry.inner().disk_mut(disk)?.forget_export(&export.name);
             return Err(error);
         }
         drop(guard);
-        self.0.registry.save().await
+        self.registry.save().await
     }
 
     /// Removes an export, closes the connections of its clients, and saves that. Fails if the
     /// export's file is open.
     pub(in crate::services) async fn remove(&self, disk: &str, export: String) -> Result<(), ApiError> {
-        let guard = self.0.registry.guard_disk_for_command(disk, "deprived of an export").await?;
-        let known =
-            self.0.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
+        let guard = self.registry.guard_disk_for_command(disk, "deprived of an export").await?;
+        let known = self.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
         if !known {
             let hint = match export == disk {
                 true => "the disk's own export is removed with the disk: hob disk remove",
@@ -55,20 +54,20 @@ impl ExportService {
             .hint(hint));
         }
         self.hide_export(disk, &export).await?;
-        self.0.registry.inner().disk_mut(disk)?.forget_export(&export);
-        self.0.table.remove(&export);
-        if let Ok((shard, id)) = self.0.registry.shard_of(disk) {
+        self.registry.inner().disk_mut(disk)?.forget_export(&export);
+        self.table.remove(&export);
+        if let Ok((shard, id)) = self.registry.shard_of(disk) {
             shard.close_export(id, export);
         }
         drop(guard);
-        self.0.registry.save().await
+        self.registry.save().await
     }
 
     /// Opens an additional export of a disk to all its front ends. An offline disk gets it when it
     /// comes online.
     async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
         // The disk's own export exists while the disk is online.
-        let Some(own) = self.0.table.get(disk) else { return Ok(()) };
+        let Some(own) = self.table.get(disk) else { return Ok(()) };
         let further = further(&own, export);
         if let Some(path) = &export.vhost_user {
             let (place, name, of) = (self.socket_at(path), export.name.clone(), further.clone());
@@ -77,13 +76,13 @@ impl ExportService {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
                 ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"))
             })?;
-            self.0.table.listen_vhost_user(disk, &export.name, gateway);
+            self.table.listen_vhost_user(disk, &export.name, gateway);
         }
         if let Some(path) = &export.fuse {
             self.show_export(disk, &export.name, path).await?;
         }
         // This step is last, so that clients never connect to an export that is not complete.
-        self.0.table.insert(&export.name, further);
+        self.table.insert(&export.name, further);
         Ok(())
     }
 
@@ -96,7 +95,7 @@ impl ExportService {
         mut info: ExportInfo,
     ) {
         let (bitmaps, further_ones) = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.disk(name).map_or((Vec::new(), Vec::new()), |disk| {
                 (disk.wanted.bitmaps.clone(), disk.wanted.exports.clone())
             })
@@ -107,7 +106,7 @@ impl ExportService {
             let export = further(&own, spec);
             if let Some(path) = &spec.vhost_user {
                 match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
-                    Ok(gateway) => self.0.table.listen_vhost_user(name, &spec.name, gateway),
+                    Ok(gateway) => self.table.listen_vhost_user(name, &spec.name, gateway),
                     Err(error) => {
                         tracing::error!(
                             "export {}: cannot open the vhost-user socket {path}: {error}",
@@ -116,9 +115,9 @@ impl ExportService {
                     }
                 }
             }
-            self.0.table.insert(&spec.name, export);
+            self.table.insert(&spec.name, export);
         }
-        self.0.table.insert(name, own);
+        self.table.insert(name, own);
     }
 }
 

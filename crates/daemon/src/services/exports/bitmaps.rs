@@ -32,7 +32,7 @@ impl ExportService {
     /// Returns a disk's bitmaps.
     pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps, ApiError> {
         let (specs, online) = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let entry = inner.disk(&disk)?;
             (entry.wanted.bitmaps.clone(), entry.shard().ok().map(|shard| (shard, entry.id)))
         };
@@ -60,14 +60,13 @@ impl ExportService {
     /// Adds a bitmap to a disk.
     pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run("bitmap add", disk.clone(), async move {
-                let guard = service.0.registry.guard_disk_for_command(&disk, "given a bitmap").await?;
+                let guard = service.registry.guard_disk_for_command(&disk, "given a bitmap").await?;
                 let path = service.bitmap_path(&disk, &add.name)?;
                 service.check_new_bitmap(&disk, &add.name)?;
-                let (shard, id) = service.0.registry.shard_of(&disk)?;
-                let size = service.0.registry.inner().disk(&disk)?.size_bytes;
+                let (shard, id) = service.registry.shard_of(&disk)?;
+                let size = service.registry.inner().disk(&disk)?.size_bytes;
                 let granules = granules(size, add.granularity)?;
                 let granularity = Size(granules.granule_bytes());
                 // An existing file is a leftover.
@@ -81,8 +80,8 @@ impl ExportService {
                 shard.change_bitmaps(id, BitmapChange::Add(Box::new(made))).await?;
                 let spec =
                     BitmapSpec { name: add.name.clone(), granularity, frozen: false, everything: None };
-                service.0.registry.inner().disk_mut(&disk)?.wanted.bitmaps.push(spec);
-                if let Err(error) = service.0.registry.save_first().await {
+                service.registry.inner().disk_mut(&disk)?.wanted.bitmaps.push(spec);
+                if let Err(error) = service.registry.save_first().await {
                     service.forget_bitmap(&disk, &add.name)?;
                     shard.change_bitmaps(id, BitmapChange::Remove(add.name)).await?;
                     return Err(error);
@@ -97,19 +96,18 @@ impl ExportService {
     /// Removes a bitmap of a disk.
     pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run("bitmap remove", disk.clone(), async move {
-                let guard = service.0.registry.guard_disk_for_command(&disk, "deprived of a bitmap").await?;
+                let guard = service.registry.guard_disk_for_command(&disk, "deprived of a bitmap").await?;
                 service.bitmap_spec(&disk, &name)?;
                 let path = service.bitmap_path(&disk, &name)?;
                 service.forget_bitmap(&disk, &name)?;
                 service.offer_bitmaps(&disk)?;
-                if let Ok((shard, id)) = service.0.registry.shard_of(&disk) {
+                if let Ok((shard, id)) = service.registry.shard_of(&disk) {
                     shard.change_bitmaps(id, BitmapChange::Remove(name)).await?;
                 }
                 drop(guard);
-                service.0.registry.save().await?;
+                service.registry.save().await?;
                 remove_file(path).await;
                 service.bitmaps(disk).await
             })
@@ -119,16 +117,15 @@ impl ExportService {
     /// Clears a bitmap of a disk.
     pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run("bitmap clear", disk.clone(), async move {
-                let guard = service.0.registry.guard_disk_for_command(&disk, "changed").await?;
+                let guard = service.registry.guard_disk_for_command(&disk, "changed").await?;
                 service.recording_bitmap(&disk, &name)?;
-                let (shard, id) = service.0.registry.shard_of(&disk)?;
+                let (shard, id) = service.registry.shard_of(&disk)?;
                 shard.change_bitmaps(id, BitmapChange::Clear(name.clone())).await?;
                 service.with_bitmap(&disk, &name, |spec| spec.everything = None)?;
                 drop(guard);
-                service.0.registry.save().await?;
+                service.registry.save().await?;
                 service.bitmaps(disk).await
             })
             .await
@@ -142,15 +139,14 @@ impl ExportService {
         rotate: BitmapRotate,
     ) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run("bitmap rotate", disk.clone(), async move {
-                let guard = service.0.registry.guard_disk_for_command(&disk, "changed").await?;
+                let guard = service.registry.guard_disk_for_command(&disk, "changed").await?;
                 let frozen = rotate.frozen;
                 let path = service.bitmap_path(&disk, &frozen)?;
                 let spec = service.recording_bitmap(&disk, &name)?;
                 service.check_new_bitmap(&disk, &frozen)?;
-                let (shard, id) = service.0.registry.shard_of(&disk)?;
+                let (shard, id) = service.registry.shard_of(&disk)?;
                 let change = BitmapChange::Rotate { name: name.clone(), frozen: frozen.clone() };
                 shard.change_bitmaps(id, change).await?;
                 if let Err(error) = service.keep_frozen(&disk, &shard, id, spec, frozen.clone(), path).await {
@@ -162,7 +158,7 @@ impl ExportService {
                 service.with_bitmap(&disk, &name, |spec| spec.everything = None)?;
                 service.offer_bitmaps(&disk)?;
                 drop(guard);
-                service.0.registry.save().await?;
+                service.registry.save().await?;
                 service.bitmaps(disk).await
             })
             .await
@@ -181,14 +177,14 @@ impl ExportService {
         let whole = shard.bitmaps(id, Some(frozen.clone())).await?.whole;
         let granules =
             whole.ok_or_else(|| ApiError::failed("the frozen bitmap was lost before it was saved"))?.granules;
-        let identity = self.0.registry.inner().disk(disk)?.identity;
+        let identity = self.registry.inner().disk(disk)?.identity;
         let kept = Kept { granules, identity, changed: None };
         flash::blocking(move || bitmap::write(&path, &kept))
             .await?
             .map_err(|error| cannot("kept", disk, &error))?;
         let frozen = BitmapSpec { name: frozen, frozen: true, ..spec };
-        self.0.registry.inner().disk_mut(disk)?.wanted.bitmaps.push(frozen);
-        self.0.registry.save_first().await
+        self.registry.inner().disk_mut(disk)?.wanted.bitmaps.push(frozen);
+        self.registry.save_first().await
     }
 
     /// Merges a bitmap into a recording one, and removes it.
@@ -199,10 +195,9 @@ impl ExportService {
         merge: BitmapMerge,
     ) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run("bitmap merge", disk.clone(), async move {
-                let guard = service.0.registry.guard_disk_for_command(&disk, "changed").await?;
+                let guard = service.registry.guard_disk_for_command(&disk, "changed").await?;
                 let into = merge.into;
                 let from = service.bitmap_spec(&disk, &name)?;
                 service.recording_bitmap(&disk, &into)?;
@@ -210,7 +205,7 @@ impl ExportService {
                     return Err(ApiError::invalid("a bitmap cannot be merged with itself"));
                 }
                 let path = service.bitmap_path(&disk, &name)?;
-                let (shard, id) = service.0.registry.shard_of(&disk)?;
+                let (shard, id) = service.registry.shard_of(&disk)?;
                 let change = BitmapChange::Merge { from: name.clone(), into: into.clone() };
                 shard.change_bitmaps(id, change).await?;
                 service.with_bitmap(&disk, &into, |spec| {
@@ -219,7 +214,7 @@ impl ExportService {
                 service.forget_bitmap(&disk, &name)?;
                 service.offer_bitmaps(&disk)?;
                 drop(guard);
-                service.0.registry.save().await?;
+                service.registry.save().await?;
                 remove_file(path).await;
                 service.bitmaps(disk).await
             })
@@ -234,7 +229,7 @@ impl ExportService {
         because: &str,
     ) -> Result<(), ApiError> {
         let (names, online) = {
-            let mut inner = self.0.registry.inner();
+            let mut inner = self.registry.inner();
             let entry = inner.disk_mut(disk)?;
             let online = entry.shard().ok().map(|shard| (shard, entry.id));
             let recording = entry.wanted.bitmaps.iter_mut().filter(|spec| !spec.frozen);
@@ -254,7 +249,7 @@ impl ExportService {
                 shard.change_bitmaps(id, BitmapChange::InsertAll(name)).await?;
             }
         }
-        self.0.registry.save_first().await
+        self.registry.save_first().await
     }
 
     /// Gives a disk its saved bitmaps. The shard has the disk, but clients cannot write to it yet.
@@ -265,7 +260,7 @@ impl ExportService {
         info: &BackingInfo,
     ) -> Result<(), ApiError> {
         let (specs, id) = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let entry = inner.disk(disk)?;
             (entry.wanted.bitmaps.clone(), entry.id)
         };
@@ -295,7 +290,7 @@ impl ExportService {
 
     /// Removes the saved bitmaps before clients may write, because they become outdated.
     pub(in crate::services) async fn begin_recording(&self, disk: &str) -> Result<(), ApiError> {
-        let specs = self.0.registry.inner().disk(disk)?.wanted.bitmaps.clone();
+        let specs = self.registry.inner().disk(disk)?.wanted.bitmaps.clone();
         for spec in specs.into_iter().filter(|spec| !spec.frozen) {
             let path = self.bitmap_path(disk, &spec.name)?;
             flash::blocking(move || bitmap::remove(&path))
@@ -313,7 +308,7 @@ impl ExportService {
         id: DiskId,
     ) -> Result<Gone, ShardError> {
         let mut gone = shard.remove_disk(id).await?;
-        if let Ok(entry) = self.0.registry.inner().disk_mut(disk) {
+        if let Ok(entry) = self.registry.inner().disk_mut(disk) {
             entry.set_owed(gone.failures_owed);
         }
         let bitmaps = std::mem::take(&mut gone.bitmaps);
@@ -323,7 +318,7 @@ impl ExportService {
 
     /// Saves the bitmaps of a closed disk. A bitmap that cannot be saved restarts fully marked.
     async fn keep_bitmaps(&self, disk: &str, bitmaps: Vec<Bitmap>, changed: Option<ChangeMark>) {
-        let Ok(identity) = self.0.registry.inner().disk(disk).map(|entry| entry.identity) else { return };
+        let Ok(identity) = self.registry.inner().disk(disk).map(|entry| entry.identity) else { return };
         for Bitmap { name, granules, .. } in bitmaps.into_iter().filter(|bitmap| bitmap.is_recording) {
             let Ok(path) = self.bitmap_path(disk, &name) else { continue };
             let kept = Kept { granules, identity, changed };
@@ -341,7 +336,7 @@ impl ExportService {
 
     /// Deletes the bitmaps of a removed disk.
     pub(in crate::services) async fn forget_bitmaps(&self, disk: &str) {
-        let Some(directory) = self.0.bitmaps.as_ref().map(|all| all.join(disk)) else { return };
+        let Some(directory) = self.bitmaps.as_ref().map(|all| all.join(disk)) else { return };
         let _ = flash::blocking(move || std::fs::remove_dir_all(directory)).await;
     }
 
@@ -352,13 +347,13 @@ impl ExportService {
 
     /// Offers the current bitmaps to clients that connect from now on.
     fn offer_bitmaps(&self, disk: &str) -> Result<(), ApiError> {
-        let contexts = Self::bitmap_contexts(&self.0.registry.inner().disk(disk)?.wanted.bitmaps);
-        self.0.table.set_contexts(disk, &contexts);
+        let contexts = Self::bitmap_contexts(&self.registry.inner().disk(disk)?.wanted.bitmaps);
+        self.table.set_contexts(disk, &contexts);
         Ok(())
     }
 
     fn bitmap_spec(&self, disk: &str, name: &str) -> Result<BitmapSpec, ApiError> {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let found = inner.disk(disk)?.wanted.bitmaps.iter().find(|spec| spec.name == name).cloned();
         found.ok_or_else(|| {
             ApiError::not_found(format!("{disk} has no bitmap '{name}'"))
@@ -379,7 +374,7 @@ impl ExportService {
 
     fn check_new_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let specs = &inner.disk(disk)?.wanted.bitmaps;
         if specs.iter().any(|spec| spec.name == name) {
             return Err(ApiError::conflict(format!("{disk} has a bitmap '{name}' already"))
@@ -396,7 +391,7 @@ impl ExportService {
     }
 
     fn with_bitmap(&self, disk: &str, name: &str, f: impl FnOnce(&mut BitmapSpec)) -> Result<(), ApiError> {
-        let mut inner = self.0.registry.inner();
+        let mut inner = self.registry.inner();
         let specs = &mut inner.disk_mut(disk)?.wanted.bitmaps;
         if let Some(spec) = specs.iter_mut().find(|spec| spec.name == name) {
             f(spec);
@@ -405,14 +400,14 @@ impl ExportService {
     }
 
     fn forget_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
-        self.0.registry.inner().disk_mut(disk)?.wanted.bitmaps.retain(|spec| spec.name != name);
+        self.registry.inner().disk_mut(disk)?.wanted.bitmaps.retain(|spec| spec.name != name);
         Ok(())
     }
 
     fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf, ApiError> {
         // Both names become parts of a path.
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
-        let directory = self.0.bitmaps.as_ref().ok_or_else(|| {
+        let directory = self.bitmaps.as_ref().ok_or_else(|| {
             ApiError::conflict("'hob serve' saves no state, so it cannot have dirty bitmaps")
                 .hint("serve the disk with 'hob daemon', which has a state directory")
         })?;

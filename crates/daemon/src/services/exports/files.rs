@@ -71,7 +71,7 @@ impl ExportService {
     pub(in crate::services) fn check_file(&self, path: &str) -> Result<(), ApiError> {
         check_path(path)
             .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
         match files.find(|(_, known)| *known == path) {
             Some((export, _)) => Err(ApiError::conflict(format!("{path} is the file of {export}"))),
@@ -83,7 +83,7 @@ impl ExportService {
     /// stale mount.
     pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let files = inner.disk(name)?.wanted.files();
             // An inherited file is not stale: programs that use it wait for this daemon.
             files
@@ -98,7 +98,7 @@ impl ExportService {
     /// Tries every file and returns the first error.
     pub(in crate::services) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
         let wanted: Vec<(String, String)> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let files = inner.disk(name)?.wanted.files();
             files.map(|(export, path)| (export.to_owned(), path.to_owned())).collect()
         };
@@ -117,7 +117,7 @@ impl ExportService {
         path: &str,
     ) -> Result<(), ApiError> {
         let result = self.mount_file(name, export, path).await;
-        if let Ok(disk) = self.0.registry.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let file = disk.files.entry(export.to_owned()).or_default();
             file.reason = result.as_ref().err().map(|error| error.problem.error.clone());
         }
@@ -126,7 +126,7 @@ impl ExportService {
 
     async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
         let (backing, size, rights, id, shard) = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if disk.files.get(export).is_some_and(|file| file.mount.is_some()) {
                 return Ok(());
@@ -152,8 +152,7 @@ impl ExportService {
     }
 
     fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), ApiError> {
-        self.0.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount =
-            Some(mount);
+        self.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
         Ok(())
     }
 
@@ -161,7 +160,7 @@ impl ExportService {
     fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
         let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
         // The backing may be read-only although the export is not.
-        let offered = self.0.table.get(&disk.wanted.name);
+        let offered = self.table.get(&disk.wanted.name);
         let read_only = disk.wanted.read_only
             || spec.is_some_and(|spec| spec.read_only)
             || offered.is_some_and(|offered| offered.info.read_only);
@@ -172,8 +171,8 @@ impl ExportService {
 
     /// Retries to mount files that could not be mounted.
     pub(in crate::services) async fn show_file_again(self, name: String) {
-        let Ok(_guard) = self.0.registry.guard_disk(&name, "mounted") else { return };
-        let reason = || self.0.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
+        let Ok(_guard) = self.registry.guard_disk(&name, "mounted") else { return };
+        let reason = || self.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
         let before = reason();
         if let Err(error) = self.show_file(&name).await
             && before != reason()
@@ -184,7 +183,7 @@ impl ExportService {
 
     /// Returns the online disks that lack a file.
     pub(in crate::services) fn without_file(&self) -> Vec<String> {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let is_without = |disk: &&DiskEntry| {
             let lacks_one = disk.files.values().any(|file| file.reason.is_some());
             matches!(disk.phase, DiskPhase::Online(_)) && lacks_one && disk.busy.is_none()
@@ -194,7 +193,7 @@ impl ExportService {
 
     /// Unmounts all files of a disk, unless one of them is open.
     pub(in crate::services) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
-        let exports: Vec<String> = self.0.registry.inner().disk(name)?.files.keys().cloned().collect();
+        let exports: Vec<String> = self.registry.inner().disk(name)?.files.keys().cloned().collect();
         for export in exports {
             if let Err(error) = self.hide_export(name, &export).await {
                 // The disk stays, and its other files are mounted again.
@@ -208,7 +207,7 @@ impl ExportService {
     /// Unmounts the file of one export, unless it is open.
     pub(in crate::services) async fn hide_export(&self, name: &str, export: &str) -> Result<(), ApiError> {
         let mount =
-            self.0.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
+            self.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
         let Some(mut mount) = mount else { return Ok(()) };
         let (mount, result) = flash::blocking(move || {
             let result = mount.unmount();
@@ -224,7 +223,7 @@ impl ExportService {
 
     /// Unmounts a disk's files when the disk or the daemon ends, even if they are open.
     pub(in crate::services) async fn hide_file_at_end(&self, name: &str) {
-        let mounts = self.0.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
+        let mounts = self.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
         if mounts.is_empty() {
             return;
         }
@@ -249,7 +248,7 @@ impl ExportService {
         // This also unmounts inherited files whose disks never came online.
         drop(self.leave_left_files());
         let names: Vec<String> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let is_file = |disk: &&DiskEntry| disk.files.values().any(|file| file.mount.is_some());
             inner.disks.values().filter(is_file).map(|disk| disk.wanted.name.clone()).collect()
         };

@@ -35,7 +35,7 @@ impl ExportService {
     /// Releases all mounts without unmounting them. Returns each export, its mount point, and
     /// whether the file below was created for the mount.
     pub(crate) fn leave_mounts(&self) -> Vec<(String, PathBuf, bool)> {
-        let mut inner = self.0.registry.inner();
+        let mut inner = self.registry.inner();
         let mounted = inner.disks.values_mut().flat_map(DiskEntry::take_mounts);
         let leave = |(export, mount): (String, Mount)| {
             let (path, made) = mount.leave();
@@ -51,7 +51,7 @@ impl ExportService {
     }
 
     fn inherited(&self) -> MutexGuard<'_, BTreeMap<String, InheritedFile>> {
-        self.0.inherited.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the inherited files whose disks never came online, for the next daemon process.
@@ -87,7 +87,7 @@ impl ExportService {
     /// Unmounts inherited files whose disk or export no longer exists.
     pub(crate) async fn drop_unwanted_files(&self) {
         let known: BTreeSet<String> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let files = inner.disks.values().flat_map(|disk| disk.wanted.files());
             files.map(|(export, _)| export.to_owned()).collect()
         };

@@ -22,50 +22,39 @@ use crate::vhost_user::SocketPlace;
 pub(super) use files::FileEntry;
 pub(crate) use inherited::InheritedFile;
 
-/// The export service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct ExportService(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    table: Exports,
-    /// Directory of the dirty bitmaps; `None` if no state is saved.
-    bitmaps: Option<PathBuf>,
-    /// Access rights of the disks' sockets.
-    socket_access: OnceLock<SocketAccess>,
-    /// FUSE files inherited from the previous daemon process, by export.
-    inherited: Mutex<BTreeMap<String, InheritedFile>>,
+service! {
+    /// The export service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct ExportService {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        /// The table that listeners read.
+        table: Exports,
+        /// Directory of the dirty bitmaps; `None` if no state is saved.
+        bitmaps: Option<PathBuf>,
+    } with {
+        /// Access rights of the disks' sockets.
+        socket_access: Arc<OnceLock<SocketAccess>>,
+        /// FUSE files inherited from the previous daemon process, by export.
+        inherited: Arc<Mutex<BTreeMap<String, InheritedFile>>>,
+    }
 }
 
 impl ExportService {
-    /// Creates the service for the table that listeners read. `bitmaps` is the directory of dirty
-    /// bitmaps.
-    pub(super) fn new(
-        registry: Arc<Registry>,
-        tasks: Tasks,
-        table: Exports,
-        bitmaps: Option<PathBuf>,
-    ) -> ExportService {
-        let (socket_access, inherited) = (OnceLock::new(), Mutex::default());
-        ExportService(Arc::new(Shared { registry, tasks, table, bitmaps, socket_access, inherited }))
-    }
-
     /// Sets the access rights of the disks' sockets. The caller does this before it opens the first
     /// disk.
     pub(crate) fn set_socket_access(&self, access: SocketAccess) {
-        let _ = self.0.socket_access.set(access);
+        let _ = self.socket_access.set(access);
     }
 
     /// Returns a socket address at `path` with the configured access rights.
     pub(super) fn socket_at(&self, path: &str) -> SocketPlace {
-        SocketPlace { path: path.into(), access: self.0.socket_access.get().copied().unwrap_or_default() }
+        SocketPlace { path: path.into(), access: self.socket_access.get().copied().unwrap_or_default() }
     }
 
     /// Returns the table of exports: the NBD exports and vhost-user sockets through which clients
     /// use the disks.
     pub(super) fn table(&self) -> &Exports {
-        &self.0.table
+        &self.table
     }
 }

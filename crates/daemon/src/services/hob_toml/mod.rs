@@ -27,17 +27,20 @@ use crate::state::State;
 use crate::watchdog::contained;
 use differences::{Found, definitions_of, differences};
 
-/// The hob.toml service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct HobToml {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    qos: QosService,
-    pools: Pools,
-    disks: Disks,
-    /// Configuration at the daemon's start.
-    running: Arc<OnceLock<Box<Config>>>,
-    definitions: Arc<Mutex<Definitions>>,
+service! {
+    /// The hob.toml service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct HobToml {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        qos: QosService,
+        pools: Pools,
+        disks: Disks,
+    } with {
+        /// Configuration at the daemon's start.
+        running: Arc<OnceLock<Box<Config>>>,
+        definitions: Arc<Mutex<Definitions>>,
+    }
 }
 
 /// Definitions of hob.toml when it was last read, by kind and name.
@@ -51,17 +54,6 @@ impl StatePart for Mutex<Definitions> {
 }
 
 impl HobToml {
-    pub(super) fn new(
-        registry: Arc<Registry>,
-        tasks: Tasks,
-        qos: QosService,
-        pools: Pools,
-        disks: Disks,
-    ) -> HobToml {
-        let (running, definitions) = (Arc::default(), Arc::default());
-        HobToml { registry, tasks, qos, pools, disks, running, definitions }
-    }
-
     pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
         self.definitions.clone()
     }

@@ -44,21 +44,24 @@ pub(crate) use data_socket::DataConnection;
 pub(crate) use destination::CallIn;
 use status::Shared;
 
-/// The migration service; see the module.
-#[derive(Debug)]
-pub(crate) struct Migrations {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    exports: ExportService,
-    qos: QosService,
-    pools: Pools,
-    disks: Disks,
-    observe: Observe,
-    ownership: Arc<Ownership>,
-    peers: Arc<PeerAccess>,
-    backing_options: BackingOptions,
-    /// Migrations by disk name.
-    handles: Mutex<BTreeMap<String, Handle>>,
+service! {
+    /// The migration service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct Migrations {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        exports: ExportService,
+        qos: QosService,
+        pools: Pools,
+        disks: Disks,
+        observe: Observe,
+        ownership: Arc<Ownership>,
+        peers: Arc<PeerAccess>,
+        backing_options: BackingOptions,
+    } with {
+        /// Migrations by disk name.
+        handles: Mutex<BTreeMap<String, Handle>>,
+    }
 }
 
 /// A migration in progress, or the last migration of a disk.
@@ -82,34 +85,6 @@ impl Handle {
 }
 
 impl Migrations {
-    #[expect(clippy::too_many_arguments, reason = "all services of lower layers")]
-    pub(super) fn new(
-        registry: Arc<Registry>,
-        tasks: Tasks,
-        exports: ExportService,
-        qos: QosService,
-        pools: Pools,
-        disks: Disks,
-        observe: Observe,
-        ownership: Arc<Ownership>,
-        peers: Arc<PeerAccess>,
-        backing_options: BackingOptions,
-    ) -> Arc<Migrations> {
-        Arc::new(Migrations {
-            registry,
-            tasks,
-            exports,
-            qos,
-            pools,
-            disks,
-            observe,
-            ownership,
-            peers,
-            backing_options,
-            handles: Mutex::default(),
-        })
-    }
-
     fn handles(&self) -> MutexGuard<'_, BTreeMap<String, Handle>> {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -43,17 +43,20 @@ const LOOKS_APART: Duration = Duration::from_millis(50);
 /// Maximum number of orders that a host executes at once.
 const AT_ONCE_MAX: usize = 8;
 
-/// The move service; see the module.
-#[derive(Debug)]
-pub(crate) struct Moves {
-    registry: Arc<Registry>,
-    exports: ExportService,
-    pools: Pools,
-    disks: Disks,
-    observe: Observe,
-    ownership: Arc<Ownership>,
-    migrations: Arc<Migrations>,
-    running: Running,
+service! {
+    /// The move service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct Moves {
+        registry: Arc<Registry>,
+        exports: ExportService,
+        pools: Pools,
+        disks: Disks,
+        observe: Observe,
+        ownership: Arc<Ownership>,
+        migrations: Arc<Migrations>,
+    } with {
+        running: Running,
+    }
 }
 
 /// The orders that this host executes.
@@ -101,19 +104,6 @@ impl Running {
 }
 
 impl Moves {
-    pub(super) fn new(
-        registry: Arc<Registry>,
-        exports: ExportService,
-        pools: Pools,
-        disks: Disks,
-        observe: Observe,
-        ownership: Arc<Ownership>,
-        migrations: Arc<Migrations>,
-    ) -> Arc<Moves> {
-        let running = Running::default();
-        Arc::new(Moves { registry, exports, pools, disks, observe, ownership, migrations, running })
-    }
-
     /// Returns true if there were no orders at the last read.
     pub(super) fn are_none(&self) -> bool {
         self.ownership.orders().are_none() && self.running.progress().disks.is_empty()

@@ -36,7 +36,7 @@ impl Observe {
     /// Explains why a disk's I/O is, or is not, served from flash.
     pub(crate) async fn explain(&self, name: &str) -> Result<Explanation, ApiError> {
         let disk = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.disk(name)?.view(&inner)
         };
         let stats = match self.stats(name).await {

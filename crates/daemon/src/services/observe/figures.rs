@@ -20,14 +20,14 @@ impl Observe {
     /// Returns a disk's statistics.
     pub(crate) async fn stats(&self, name: &str) -> Result<DiskStats, ApiError> {
         let (shard, id, block_size) = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             (disk.shard()?, disk.id, disk.cache().filter(|_| disk.has_cache).map(|spec| spec.block_size))
         };
         let stats = shard.stats(id).await?;
         let mut report = report(name, block_size.unwrap_or_default(), &stats);
         report.recent = recent(&shard.sizing(id).await?.recent);
-        report.destage_rate_bytes = self.0.registry.inner().disk(name)?.watch.rate();
+        report.destage_rate_bytes = self.registry.inner().disk(name)?.watch.rate();
         Ok(report)
     }
 }

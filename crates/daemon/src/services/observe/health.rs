@@ -33,7 +33,7 @@ impl Observe {
     /// Returns all metrics as text. Without `latencies`, the number of disks decides how many
     /// histograms are included.
     pub(crate) async fn metrics(&self, form: Form, latencies: Option<Latencies>) -> String {
-        let suitable = || Latencies::for_disks(self.0.registry.inner().disks.len());
+        let suitable = || Latencies::for_disks(self.registry.inner().disks.len());
         let latencies = latencies.unwrap_or_else(suitable);
         let began = Instant::now();
         let answers = self.ask_shards(PING_MAX).await;
@@ -45,7 +45,7 @@ impl Observe {
             page.add_disk(disk, stats);
         })
         .await;
-        page.add_qos(&self.0.qos.disks(), &self.datastores_now(&shards).await.unwrap_or_default());
+        page.add_qos(&self.qos.disks(), &self.datastores_now(&shards).await.unwrap_or_default());
         let counts = sum(answers);
         for (pool, counts) in self.pools_with(counts.as_ref()) {
             page.add_pool(&pool, &counts);
@@ -65,7 +65,7 @@ impl Observe {
     /// would wait for the hung shard in vain.
     pub(in crate::services) async fn datastores_now(&self, shards: &[bool]) -> Option<Vec<Datastore>> {
         let all_answer = shards.iter().all(|answers| *answers);
-        let asked = async { self.0.qos.datastores().await.ok() };
+        let asked = async { self.qos.datastores().await.ok() };
         if all_answer { tokio::time::timeout(PING_MAX, asked).await.ok().flatten() } else { None }
     }
 
@@ -89,7 +89,7 @@ impl Observe {
 
     /// Returns a short summary of the number of disks and their states.
     pub(crate) fn summary(&self) -> String {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_))).count();
         match inner.disks.len() {
             0 => "no disks".to_owned(),
@@ -108,10 +108,10 @@ impl Observe {
     /// `patience`.
     pub(in crate::services) async fn ask_shards(&self, patience: Duration) -> Vec<Option<ShardDevices>> {
         let mut pings = JoinSet::new();
-        for (number, shard) in self.0.registry.shards.iter().cloned().enumerate() {
+        for (number, shard) in self.registry.shards.iter().cloned().enumerate() {
             pings.spawn(async move { (number, shard.devices(patience).await) });
         }
-        let mut answers = vec![None; self.0.registry.shards.len()];
+        let mut answers = vec![None; self.registry.shards.len()];
         while let Some(ping) = pings.join_next().await {
             if let Ok((number, devices)) = ping {
                 answers[number] = devices;
@@ -126,14 +126,14 @@ impl Observe {
         counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,
     ) -> Vec<(Pool, Vec<Option<DeviceCounts>>)> {
         let mut pools: Vec<(Pool, Vec<Option<DeviceCounts>>)> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let of = |device: &DeviceEntry| counts?.get(&device.ids?.on_shards).copied();
             let view = |(name, pool): (&String, &PoolEntry)| {
                 (pool.view(name, &inner), pool.devices.iter().map(of).collect())
             };
             inner.pools.iter().map(view).collect()
         };
-        pools.iter_mut().for_each(|(pool, _)| pool.swap = self.0.swap.rooms(&pool.name));
+        pools.iter_mut().for_each(|(pool, _)| pool.swap = self.swap.rooms(&pool.name));
         pools
     }
 
@@ -145,7 +145,7 @@ impl Observe {
     ) {
         let deadline = Instant::now() + ROUND_MAX;
         let disks: Vec<(Disk, Option<(ShardHandle, DiskId)>)> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             let place = |disk: &DiskEntry| match &disk.phase {
                 DiskPhase::Online(shard) => Some((shard.clone(), disk.id)),
                 _ => None,
@@ -154,7 +154,7 @@ impl Observe {
         };
         for (disk, place) in disks {
             let asked = place.filter(|(shard, _)| {
-                let number = self.0.registry.shards.iter().position(|known| known.is_same(shard));
+                let number = self.registry.shards.iter().position(|known| known.is_same(shard));
                 number.is_some_and(|number| answering[number])
             });
             let stats = match asked {
@@ -179,10 +179,10 @@ impl Observe {
             let why = cluster.why.unwrap_or_else(|| "etcd does not answer".to_owned());
             problems.push(problem(ProblemKind::ClusterAway, &cluster.host, why));
         }
-        let failed = self.0.tasks.failed().into_iter();
+        let failed = self.tasks.failed().into_iter();
         problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
-        let missing = self.0.swap.missing();
-        let inner = self.0.registry.inner();
+        let missing = self.swap.missing();
+        let inner = self.registry.inner();
         if let Some(why) = &inner.config_refused {
             problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.clone()));
         }

@@ -33,44 +33,34 @@ pub(super) trait DiskDetail: std::fmt::Debug + Send + Sync {
     fn add_to(&self, disk: &mut Disk);
 }
 
-/// The observation service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Observe(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    qos: QosService,
-    swap: Swaps,
-    peers: Arc<PeerAccess>,
-    detail: OnceLock<Weak<dyn DiskDetail>>,
-}
-
-impl Observe {
-    pub(super) fn new(
+service! {
+    /// The observation service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Observe {
         registry: Arc<Registry>,
         tasks: Tasks,
         qos: QosService,
         swap: Swaps,
         peers: Arc<PeerAccess>,
-    ) -> Observe {
-        Observe(Arc::new(Shared { registry, tasks, qos, swap, peers, detail: OnceLock::new() }))
+    } with {
+        detail: Arc<OnceLock<Weak<dyn DiskDetail>>>,
     }
+}
 
+impl Observe {
     /// Sets the service that adds details to disks. Later calls have no effect.
     pub(super) fn connect(&self, detail: Weak<dyn DiskDetail>) {
-        let _ = self.0.detail.set(detail);
+        let _ = self.detail.set(detail);
     }
 
     fn add_detail(&self, disk: &mut Disk) {
-        if let Some(detail) = self.0.detail.get().and_then(Weak::upgrade) {
+        if let Some(detail) = self.detail.get().and_then(Weak::upgrade) {
             detail.add_to(disk);
         }
     }
 
     /// Returns this host's state as a cluster member, if it is in a cluster.
     fn cluster_view(&self) -> Option<ClusterView> {
-        self.0.peers.cluster().map(|cluster| cluster.view())
+        self.peers.cluster().map(|cluster| cluster.view())
     }
 }

@@ -79,7 +79,7 @@ struct Sample {
 impl Observe {
     /// Compares the hits of all disks with a cache.
     pub(in crate::services) fn judge(&self) {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         for (name, disk) in &inner.disks {
             let (DiskPhase::Online(shard), true, Some(spec)) = (&disk.phase, disk.has_cache, disk.cache())
             else {
@@ -100,7 +100,7 @@ impl Observe {
                     block_bytes: block_size.bytes(),
                     ..Sample::of(&stats)
                 };
-                if let Ok(disk) = service.0.registry.inner().disk_mut(&name) {
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                     disk.quality.note(&name, sample);
                 }
             });
@@ -110,7 +110,7 @@ impl Observe {
     /// Counts the checksum mismatches of all disks with a configured cache, including caches whose
     /// flash is fenced.
     pub(in crate::services) fn count_mismatches(&self) {
-        for (name, disk) in &mut self.0.registry.inner().disks {
+        for (name, disk) in &mut self.registry.inner().disks {
             let (DiskPhase::Online(shard), Some(_), false) =
                 (&disk.phase, disk.cache(), disk.quality.counting)
             else {
@@ -120,7 +120,7 @@ impl Observe {
             disk.quality.counting = true;
             tokio::spawn(async move {
                 let stats = shard.stats(id).await;
-                if let Ok(disk) = service.0.registry.inner().disk_mut(&name) {
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                     disk.quality.counting = false;
                     if let Ok(stats) = stats {
                         disk.quality.count(stats.checksum_mismatches, Instant::now());

@@ -25,7 +25,7 @@ impl Observe {
     /// Starts to record a disk's requests. A disk has one recording at a time.
     pub(crate) async fn record(&self, name: &str) -> Result<Recording, ApiError> {
         let (recorder, recording) = {
-            let mut inner = self.0.registry.inner();
+            let mut inner = self.registry.inner();
             let count = inner.disks.values().filter(|disk| disk.recording.read().is_some()).count();
             let disk = inner.disk_mut(name)?;
             if disk.recording.read().is_some() {

@@ -34,7 +34,7 @@ impl Observe {
         let (shard, id) = self.place_of(name)?;
         let sizing = shard.sizing(id).await?;
         let cache = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.disk(name)?.view(&inner).cache
         };
         let cache = cache.map(|cache| CurveCache {
@@ -54,7 +54,7 @@ impl Observe {
     }
 
     fn place_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         Ok((disk.shard()?, disk.id))
     }

@@ -20,7 +20,7 @@ impl Observe {
         let answers = self.ask_shards(PING_MAX).await;
         let shards: Vec<bool> = answers.iter().map(Option::is_some).collect();
         let mut due: BTreeMap<String, DiskQos> =
-            self.0.qos.disks().into_iter().map(|qos| (qos.disk.clone(), qos)).collect();
+            self.qos.disks().into_iter().map(|qos| (qos.disk.clone(), qos)).collect();
         let mut disks = Vec::new();
         self.round(&shards, |disk, stats| {
             let block_bytes = disk.cache.as_ref().map_or(0, |cache| cache.block_size.bytes());

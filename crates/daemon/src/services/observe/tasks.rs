@@ -8,8 +8,8 @@ impl Observe {
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
     /// oldest first.
     pub(in crate::services) fn tasks_view(&self) -> Vec<Task> {
-        let mut shown = self.0.tasks.all();
-        let inner = self.0.registry.inner();
+        let mut shown = self.tasks.all();
+        let inner = self.registry.inner();
         for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
             let disk = inner.disks.get(&task.subject).filter(|_| is_of_disk(&task.what));
             task.dirty = disk.and_then(|disk| disk.dirty()).filter(|dirty| dirty.draining);

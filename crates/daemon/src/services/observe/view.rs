@@ -17,7 +17,7 @@ use crate::state::{CacheOwner, CacheSpec};
 impl Observe {
     /// Returns all disks by name.
     pub(crate) fn disks(&self) -> Vec<Disk> {
-        let inner = self.0.registry.inner();
+        let inner = self.registry.inner();
         let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
         drop(inner);
         disks.iter_mut().for_each(|disk| self.add_detail(disk));
@@ -27,7 +27,7 @@ impl Observe {
     /// Returns the view of one disk.
     pub(crate) fn disk(&self, name: &str) -> Result<Disk, ApiError> {
         let mut disk = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.disk(name)?.view(&inner)
         };
         self.add_detail(&mut disk);
@@ -49,27 +49,27 @@ impl Observe {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             api: "v1".to_owned(),
             pid: std::process::id(),
-            shards: self.0.registry.shards.len(),
+            shards: self.registry.shards.len(),
         }
     }
 
     /// Returns all pools by name.
     pub(crate) fn pools(&self) -> Vec<Pool> {
         let mut pools: Vec<Pool> = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.pools.iter().map(|(name, pool)| pool.view(name, &inner)).collect()
         };
-        pools.iter_mut().for_each(|pool| pool.swap = self.0.swap.rooms(&pool.name));
+        pools.iter_mut().for_each(|pool| pool.swap = self.swap.rooms(&pool.name));
         pools
     }
 
     /// Returns the view of one pool.
     pub(crate) fn pool(&self, name: &str) -> Result<Pool, ApiError> {
         let pool = {
-            let inner = self.0.registry.inner();
+            let inner = self.registry.inner();
             inner.pool(name)?.view(name, &inner)
         };
-        Ok(Pool { swap: self.0.swap.rooms(name), ..pool })
+        Ok(Pool { swap: self.swap.rooms(name), ..pool })
     }
 }
 

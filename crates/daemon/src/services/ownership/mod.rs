@@ -23,20 +23,19 @@ pub(super) use orders::{Orders, PROMISED_MAX};
 /// Pause between two attempts to tell etcd.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
-/// The ownership service; see the module.
-#[derive(Debug)]
-pub(super) struct Ownership {
-    registry: Arc<Registry>,
-    pools: Pools,
-    peers: Arc<PeerAccess>,
-    orders: Orders,
+service! {
+    /// The ownership service; see the module.
+    #[derive(Debug)]
+    pub(super) struct Ownership {
+        registry: Arc<Registry>,
+        pools: Pools,
+        peers: Arc<PeerAccess>,
+    } with {
+        orders: Orders,
+    }
 }
 
 impl Ownership {
-    pub(super) fn new(registry: Arc<Registry>, pools: Pools, peers: Arc<PeerAccess>) -> Arc<Ownership> {
-        Arc::new(Ownership { registry, pools, peers, orders: Orders::default() })
-    }
-
     /// Returns the known orders to move disks.
     pub(super) fn orders(&self) -> &Orders {
         &self.orders

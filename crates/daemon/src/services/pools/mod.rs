@@ -42,28 +42,18 @@ pub(super) use rings::{journal_room, release_owner};
 pub(super) use sharing::{REPARTITION_EVERY, Sharing};
 pub(super) use stalls::Stalls;
 
-/// The pool service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Pools {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    swap: Swaps,
-    remote_flash: RemoteFlash,
-    observe: Observe,
-    peers: Arc<PeerAccess>,
-    /// Locked while the replicas in an ownership record are changed, so that the last change wins.
-    copy_words: Arc<tokio::sync::Mutex<()>>,
-}
-
-impl Pools {
-    pub(super) fn new(
+service! {
+    /// The pool service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Pools {
         registry: Arc<Registry>,
         tasks: Tasks,
         swap: Swaps,
         remote_flash: RemoteFlash,
         observe: Observe,
         peers: Arc<PeerAccess>,
-    ) -> Pools {
-        Pools { registry, tasks, swap, remote_flash, observe, peers, copy_words: Arc::default() }
+    } with {
+        /// Locked while the replicas in an ownership record are changed, so that the last change wins.
+        copy_words: Arc<tokio::sync::Mutex<()>>,
     }
 }

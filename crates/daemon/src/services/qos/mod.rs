@@ -22,13 +22,16 @@ pub(super) use datastores::{datastore_of, plain};
 /// Maximum number of storage policies.
 const POLICIES_MAX: usize = 1024;
 
-/// The QoS service: shares, limits and reservations of disks, storage policies, and datastores.
-#[derive(Clone, Debug)]
-pub(crate) struct QosService {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    /// State of the service. The lock of this state is taken before that of the registry.
-    rules: Arc<Mutex<Rules>>,
+service! {
+    /// The QoS service: shares, limits and reservations of disks, storage policies, and datastores.
+    #[derive(Clone, Debug)]
+    pub(crate) struct QosService {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+    } with {
+        /// State of the service. The lock of this state is taken before that of the registry.
+        rules: Arc<Mutex<Rules>>,
+    }
 }
 
 /// The state of the QoS service.
@@ -49,11 +52,6 @@ impl StatePart for Mutex<Rules> {
 }
 
 impl QosService {
-    /// Creates a service without policies and datastores.
-    pub(super) fn new(registry: Arc<Registry>, tasks: Tasks) -> QosService {
-        QosService { registry, tasks, rules: Arc::default() }
-    }
-
     /// Returns the service's part of the state file.
     pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
         self.rules.clone()

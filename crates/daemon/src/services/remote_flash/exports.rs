@@ -147,7 +147,7 @@ impl FlashExports {
 
 impl RemoteFlash {
     fn lending(&self) -> Result<&FlashExports, ApiError> {
-        self.0.exports.get().ok_or_else(|| {
+        self.exports.get().ok_or_else(|| {
             ApiError::conflict("this host lends no flash")
                 .hint("set lend and lend_max in [peers] of hob.toml on the lending host")
         })
@@ -155,8 +155,8 @@ impl RemoteFlash {
 
     /// Returns all flash leases that this host has granted to other hosts.
     pub(in crate::services) fn lent(&self) -> Vec<FlashLease> {
-        let Some(lending) = self.0.exports.get() else { return Vec::new() };
-        let (leases, me) = (lending.leases(), self.0.peers.own_name());
+        let Some(lending) = self.exports.get() else { return Vec::new() };
+        let (leases, me) = (lending.leases(), self.peers.own_name());
         leases.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
     }
 
@@ -168,8 +168,7 @@ impl RemoteFlash {
         certificate: Option<String>,
     ) -> Result<FlashLease, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run(
                 "peer lend",
                 borrower.clone(),
@@ -203,7 +202,7 @@ impl RemoteFlash {
         let mut leases = lending.leases();
         let entry = leases.get_mut(borrower).ok_or_else(|| no_lease(borrower))?;
         entry.open = opened.or(entry.open.take());
-        Ok(lending.view(borrower, entry, &self.0.peers.own_name()))
+        Ok(lending.view(borrower, entry, &self.peers.own_name()))
     }
 
     /// Checks whether a borrower may connect to this incarnation of its flash lease.
@@ -258,7 +257,7 @@ impl RemoteFlash {
             turn.entry(|entry| entry.open = Some(open))?;
             return Err(error.into());
         }
-        self.0.registry.inner().lease_disks.remove(&open.disk);
+        self.registry.inner().lease_disks.remove(&open.disk);
         tracing::warn!(
             "the flash lease of {} ({}) ended, so that host can no longer use this \
             host's flash",
@@ -278,8 +277,7 @@ impl RemoteFlash {
         after: Ended,
     ) -> Result<Vec<String>, ApiError> {
         let service = self.clone();
-        self.0
-            .tasks
+        self.tasks
             .run(
                 "peer end",
                 borrower.clone(),
@@ -343,20 +341,20 @@ impl RemoteFlash {
 
     /// Returns true if an ownership record names this flash lease, or if that is unknown.
     async fn is_needed(&self, lease: &str) -> bool {
-        match self.0.peers.cluster() {
+        match self.peers.cluster() {
             Some(cluster) => cluster.is_loan_named(lease).await,
             None => false,
         }
     }
 
     async fn has_dirty_data(&self, borrower: &str, kept: &Kept) -> bool {
-        let Some(cluster) = self.0.peers.cluster() else { return false };
+        let Some(cluster) = self.peers.cluster() else { return false };
         cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
     }
 
     /// Frees the space of ended flash leases whose data is no longer needed.
     pub(in crate::services) async fn free_ended(&self) {
-        let Some(lending) = self.0.exports.get() else { return };
+        let Some(lending) = self.exports.get() else { return };
         let now = Instant::now();
         let waits = |entry: &Entry| {
             let has_room = entry.kept.ended != Some(EndedBy::Operator) || entry.kept.size > Size(0);

@@ -22,43 +22,31 @@ pub(super) use exports::{Admitted, CONNECTIONS_MAX};
 pub(crate) use exports::{Ended, FlashExports};
 use sockets::LenderSockets;
 
-/// The remote flash service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct RemoteFlash(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    qos: QosService,
-    peers: Arc<PeerAccess>,
-    backing_options: BackingOptions,
-    /// The flash leases of this host, if it lends flash.
-    exports: OnceLock<FlashExports>,
-    sockets: LenderSockets,
-}
-
-impl RemoteFlash {
-    /// Creates a service without flash leases.
-    pub(super) fn new(
+service! {
+    /// The remote flash service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct RemoteFlash {
         registry: Arc<Registry>,
         tasks: Tasks,
         qos: QosService,
         peers: Arc<PeerAccess>,
         backing_options: BackingOptions,
-    ) -> RemoteFlash {
-        let (exports, sockets) = (OnceLock::new(), LenderSockets::default());
-        RemoteFlash(Arc::new(Shared { registry, tasks, qos, peers, backing_options, exports, sockets }))
+    } with {
+        /// The flash leases of this host, if it lends flash.
+        exports: Arc<OnceLock<FlashExports>>,
+        sockets: Arc<LenderSockets>,
     }
+}
 
+impl RemoteFlash {
     /// Sets the flash leases of this host, before the start. Later calls have no effect.
     pub(crate) fn set_exports(&self, exports: FlashExports) {
-        let _ = self.0.exports.set(exports);
+        let _ = self.exports.set(exports);
     }
 
     /// Returns the flash lease behind the socket of a remote device, if the lender has answered.
     pub(super) fn lease_at(&self, path: &std::path::Path) -> Option<FlashLease> {
-        let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.get(path)?.lease()
     }
 }

@@ -86,20 +86,20 @@ impl Lender {
 
 impl RemoteFlash {
     fn lender(&self, to: &str) -> Result<Lender, ApiError> {
-        let (host, port, tls) = self.0.peers.other_daemon(to)?;
-        let directory = &self.0.peers.transport()?.directory;
+        let (host, port, tls) = self.peers.other_daemon(to)?;
+        let directory = &self.peers.transport()?.directory;
         let me = crate::cluster::identity(directory).map_err(|error| ApiError::failed(error.to_string()))?;
         Ok(Lender { host, port, tls, me })
     }
 
     /// Returns the socket path of a device on that host.
     pub(in crate::services) fn socket_for(&self, to: &str) -> Result<PathBuf, ApiError> {
-        Ok(self.0.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
+        Ok(self.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
     /// Listens on the socket of a remote device, if not done already.
     pub(in crate::services) fn open_socket(&self, to: &PeerState) -> Result<(), ApiError> {
-        let mut sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if sockets.contains_key(&to.path) {
             return Ok(());
         }
@@ -135,24 +135,19 @@ impl RemoteFlash {
 
     /// Returns the lender behind the socket of a device, if there is one.
     pub(in crate::services) fn lender_at(&self, path: &Path) -> Option<PeerState> {
-        self.0
-            .sockets
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(path)
-            .map(|socket| socket.to.clone())
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).get(path).map(|socket| socket.to.clone())
     }
 
     /// Closes the socket of a remote device.
     pub(in crate::services) fn close_socket(&self, path: &Path) {
-        self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
     }
 
     /// Requests or renews the flash lease of a remote device. New connections go to the returned
     /// incarnation.
     pub(in crate::services) async fn ask_lease(&self, to: &PeerState) -> Result<FlashLease, ApiError> {
         let lender = self.lender(&to.host)?;
-        let ask = FlashLeaseRequest { name: self.0.peers.own_name(), size: to.size };
+        let ask = FlashLeaseRequest { name: self.peers.own_name(), size: to.size };
         let path = format!("/v1/loans/{}", lender.me);
         let lease: FlashLease =
             lender.peer().ask(&path, &ask, ASK_MAX).await.map_err(|error| match error {
@@ -162,7 +157,7 @@ impl RemoteFlash {
                 }
                 PeerError::Lost(why) => ApiError::failed(format!("{} does not lend flash: {why}", to.host)),
             })?;
-        let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(socket) = sockets.get(&to.path) {
             *socket.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
         }
@@ -190,7 +185,7 @@ impl RemoteFlash {
             return Some(Err(error));
         }
         let asking = {
-            let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+            let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
             sockets.get(&to.path)?.asking.clone()
         };
         let _asking = asking.try_lock().ok()?;

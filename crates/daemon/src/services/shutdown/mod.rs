@@ -28,25 +28,18 @@ const RECOVERY_MAX: Duration = Duration::from_secs(30);
 /// Time without progress after which a drain at the daemon's end is abandoned.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
-/// The shutdown service; see the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Shutdown {
-    registry: Arc<Registry>,
-    exports: ExportService,
-    pools: Pools,
-    migrations: Arc<Migrations>,
-}
-
-impl Shutdown {
-    pub(super) fn new(
+service! {
+    /// The shutdown service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Shutdown {
         registry: Arc<Registry>,
         exports: ExportService,
         pools: Pools,
         migrations: Arc<Migrations>,
-    ) -> Shutdown {
-        Shutdown { registry, exports, pools, migrations }
-    }
+    } with {}
+}
 
+impl Shutdown {
     /// Stops accepting changes. Fails while a change is in progress.
     pub(crate) fn begin(&self) -> Result<(), ApiError> {
         let mut inner = self.registry.inner();

@@ -29,24 +29,10 @@ pub(super) use new_disks::told_apart;
 /// such a disk wait longer.
 const OPENING_MAX: Duration = Duration::from_secs(3);
 
-/// The startup service; see the module.
-#[derive(Debug)]
-pub(crate) struct Startup {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    qos: QosService,
-    swap: Swaps,
-    exports: ExportService,
-    remote_flash: RemoteFlash,
-    pools: Pools,
-    disks: Disks,
-    migrations: Arc<Migrations>,
-    hob_toml: HobToml,
-}
-
-impl Startup {
-    #[expect(clippy::too_many_arguments, reason = "most services of lower layers")]
-    pub(super) fn new(
+service! {
+    /// The startup service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct Startup {
         registry: Arc<Registry>,
         tasks: Tasks,
         qos: QosService,
@@ -57,10 +43,10 @@ impl Startup {
         disks: Disks,
         migrations: Arc<Migrations>,
         hob_toml: HobToml,
-    ) -> Startup {
-        Startup { registry, tasks, qos, swap, exports, remote_flash, pools, disks, migrations, hob_toml }
-    }
+    } with {}
+}
 
+impl Startup {
     /// Opens the pools and disks of a daemon.
     pub(crate) async fn start(&self, kept: State, config: &Config) -> Result<(), ApiError> {
         {

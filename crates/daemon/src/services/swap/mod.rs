@@ -5,15 +5,13 @@
 //! the daemon has ended, and other programs may turn swap off. The state file keeps the list of
 //! areas and whether each should be on. docs/decisions/0014 gives the reasons.
 
+mod areas;
 mod work;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hob_control::{
-    Admission, DeviceState, Size, Swap, SwapChanged, SwapCreate, SwapRoom, SwapState, check_name,
-};
+use hob_control::{Admission, DeviceState, Size, Swap, SwapChanged, SwapCreate, SwapRoom};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 use hob_storage::ring::FdClass;
@@ -23,122 +21,24 @@ use super::registry::{DeviceEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::ApiError;
 use crate::hardware::FlashDevice;
-use crate::state::{CacheOwner, State, SwapSpec};
+use crate::state::{CacheOwner, SwapSpec};
 use crate::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
+use areas::{AreaLocation, Areas, SwapEntry, no_swap};
 use work::{Doing, Work};
 
-/// Maximum number of swap areas. The kernel supports about 30 in total.
-const SWAPS_MAX: usize = 16;
-
-/// Entry of a swap area.
-#[derive(Debug)]
-struct SwapEntry {
-    wanted: SwapSpec,
-    /// Location of the area, while its device is present.
-    location: Option<AreaLocation>,
-    /// Operation in progress on the area.
-    work: Option<Arc<Work>>,
-    /// The last failed operation and its error.
-    failed: Option<(Doing, String)>,
-}
-
-/// Location of a swap area.
-#[derive(Clone, Debug)]
-struct AreaLocation {
-    /// Pool id of the device.
-    device: DeviceId,
-    spot: Spot,
-    /// True if all segments of the area exist.
-    whole: bool,
-}
-
-/// The swap areas of this host.
-#[derive(Clone, Debug)]
-pub(crate) struct Swaps {
-    registry: Arc<Registry>,
-    tasks: Tasks,
-    kernel: Arc<dyn SwapKernel>,
-    areas: Arc<Mutex<Areas>>,
-}
-
-/// Swap areas by name.
-#[derive(Debug, Default)]
-struct Areas(BTreeMap<String, SwapEntry>);
-
-impl StatePart for Mutex<Areas> {
-    fn add_to(&self, state: &mut State) {
-        let areas = self.lock().unwrap_or_else(PoisonError::into_inner);
-        state.swaps = areas.0.values().map(|area| area.wanted.clone()).collect();
+service! {
+    /// The swap areas of this host.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Swaps {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        kernel: Arc<dyn SwapKernel>,
+    } with {
+        areas: Arc<Mutex<Areas>>,
     }
 }
-
-impl SwapEntry {
-    /// Returns the API view. `active` is the kernel's answer, or the error of the query.
-    fn view(&self, active: Result<Option<Active>, String>) -> Swap {
-        let SwapSpec { name, pool, device, size, on, priority, .. } = &self.wanted;
-        let doing = self.work.as_ref().map(|work| work.doing);
-        let (active, cannot_look) = match active {
-            Ok(active) => (active, None),
-            Err(why) => (None, Some(why)),
-        };
-        let state = match (doing, &self.location, &active) {
-            (Some(Doing::TurningOff), ..) => SwapState::TurningOff,
-            (Some(Doing::TurningOn), ..) => SwapState::Preparing,
-            (_, _, Some(_)) => SwapState::On,
-            (_, None, _) => SwapState::Unavailable,
-            (_, Some(_), None) => SwapState::Off,
-        };
-        let used = Size(active.as_ref().map_or(0, |active| active.used));
-        let expected = || match state {
-            SwapState::Unavailable => Some(self.away()),
-            SwapState::Off if self.is_in_parts() => Some(IN_PARTS.to_owned()),
-            SwapState::Off if *on => {
-                Some(format!("another program turned it off; 'hob swap on {name}' turns it on"))
-            }
-            _ => None,
-        };
-        Swap {
-            name: name.clone(),
-            pool: pool.clone(),
-            device: device.to_string_lossy().into_owned(),
-            size: *size,
-            state,
-            reason: self.failed.as_ref().map(|(_, why)| why.clone()).or(cannot_look).or_else(expected),
-            at_start: *on,
-            used,
-            left: match state {
-                SwapState::Preparing => self.work.as_ref().map(|work| Size(work.left(size.bytes()))),
-                SwapState::TurningOff => Some(used),
-                _ => None,
-            },
-            priority: active.as_ref().map(|active| active.priority).or(priority.map(i32::from)),
-            loop_device: active.map(|active| active.path.to_string_lossy().into_owned()),
-        }
-    }
-
-    /// Returns the reason of an area whose device is missing.
-    fn away(&self) -> String {
-        let SwapSpec { pool, device, .. } = &self.wanted;
-        format!(
-            "{} is offline, or its data of the area is gone; 'hob pool show {pool}' shows the devices",
-            device.display()
-        )
-    }
-
-    fn is_in_parts(&self) -> bool {
-        self.location.as_ref().is_some_and(|location| !location.whole)
-    }
-}
-
-/// Reason of an area that a crash left incomplete.
-const IN_PARTS: &str = "a crash left it incomplete; remove it";
 
 impl Swaps {
-    /// Creates a service without swap areas.
-    pub(super) fn new(registry: Arc<Registry>, tasks: Tasks, kernel: Arc<dyn SwapKernel>) -> Swaps {
-        Swaps { registry, tasks, kernel, areas: Arc::default() }
-    }
-
     /// Returns the service's part of the state file.
     pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
         self.areas.clone()
@@ -478,97 +378,6 @@ fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     }
 }
 
-impl SwapEntry {
-    fn check_idle(&self, name: &str) -> Result<(), ApiError> {
-        match self.work.as_ref().map(|work| work.doing) {
-            None => Ok(()),
-            Some(Doing::TurningOn) => Err(ApiError::conflict(format!("{name} is being turned on"))
-                .hint(format!("'hob swap off {name}' cancels that"))),
-            Some(Doing::TurningOff) => Err(ApiError::conflict(format!("{name} is being turned off"))
-                .hint(format!("try again later, or cancel turning it off with 'hob swap on {name}'"))),
-            Some(Doing::Removing) => Err(being_removed(name)),
-        }
-    }
-}
-impl Areas {
-    fn get(&self, name: &str) -> Result<&SwapEntry, ApiError> {
-        self.0.get(name).ok_or_else(|| no_swap(name))
-    }
-
-    fn get_mut(&mut self, name: &str) -> Result<&mut SwapEntry, ApiError> {
-        self.0.get_mut(name).ok_or_else(|| no_swap(name))
-    }
-
-    fn in_pool(&self, pool: &str) -> impl Iterator<Item = &SwapEntry> {
-        self.0.values().filter(move |entry| entry.wanted.pool == pool)
-    }
-
-    /// Returns the area with this owner, and creates an entry for an unknown one.
-    fn of_owner(&mut self, pool: &str, owner: OwnerId, path: &Path) -> &mut SwapEntry {
-        let known = self.in_pool(pool).find(|entry| OwnerId(entry.wanted.owner.0) == owner);
-        let name = match known.map(|entry| entry.wanted.name.clone()) {
-            Some(name) => name,
-            None => {
-                let name = format!("found-{:08x}", owner.0 as u32);
-                tracing::warn!("pool {pool}: found an unknown swap area, now named {name}");
-                name
-            }
-        };
-        self.0.entry(name.clone()).or_insert_with(|| SwapEntry {
-            wanted: SwapSpec {
-                name,
-                pool: pool.to_owned(),
-                device: path.to_owned(),
-                size: Size(0),
-                owner: CacheOwner(owner.0),
-                on: false,
-                priority: None,
-            },
-            location: None,
-            work: None,
-            failed: None,
-        })
-    }
-
-    /// Returns the areas that should be on but are off, with the reasons, as far as known without
-    /// asking the kernel.
-    fn missing(&self) -> Vec<(String, String)> {
-        let why = |entry: &SwapEntry| match (&entry.failed, &entry.location) {
-            (Some((Doing::TurningOn, why)), _) => Some(why.clone()),
-            (_, None) => Some(entry.away()),
-            _ => None,
-        };
-        let wanted = self.0.iter().filter(|(_, entry)| entry.wanted.on);
-        wanted.filter_map(|(name, entry)| Some((name.clone(), why(entry)?))).collect()
-    }
-
-    /// Returns the space that swap areas take in a pool.
-    fn rooms(&self, pool: &str) -> Vec<SwapRoom> {
-        let there = self.in_pool(pool).filter(|entry| entry.location.is_some());
-        there.map(|entry| SwapRoom { name: entry.wanted.name.clone(), size: entry.wanted.size }).collect()
-    }
-
-    fn new_name(&self, name: Option<String>) -> Result<String, ApiError> {
-        if self.0.len() >= SWAPS_MAX {
-            return Err(ApiError::conflict(format!(
-                "there are {SWAPS_MAX} swap areas, which is the \
-                maximum"
-            )));
-        }
-        let Some(name) = name else {
-            let free = (0..).map(|number| format!("swap{number}")).find(|name| !self.0.contains_key(name));
-            return Ok(free.expect("numbers do not end"));
-        };
-        check_name(&name)
-            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a swap area's name: {error}")))?;
-        match self.0.contains_key(&name) {
-            false => Ok(name),
-            true => Err(ApiError::conflict(format!("there is a swap area '{name}' already"))
-                .hint("choose another name")),
-        }
-    }
-}
-
 fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
     let names: Vec<&str> = inner.pools.keys().map(String::as_str).collect();
     match (named, names.as_slice()) {
@@ -580,14 +389,6 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
         (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
             .hint("choose one with --pool")),
     }
-}
-
-fn being_removed(name: &str) -> ApiError {
-    ApiError::conflict(format!("{name} is being removed"))
-}
-
-fn no_swap(name: &str) -> ApiError {
-    ApiError::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
 }
 
 /// Converts a swap error into an API error. `what` is the area or its device.

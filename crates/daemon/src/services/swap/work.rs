@@ -13,7 +13,8 @@ use hob_storage::ring::FdClass;
 use tokio::sync::watch;
 
 use super::super::flash;
-use super::{AreaLocation, IN_PARTS, SwapEntry, Swaps, being_removed, refuse};
+use super::areas::{AreaLocation, IN_PARTS, SwapEntry, being_removed};
+use super::{Swaps, refuse};
 use crate::api_error::ApiError;
 use crate::hardware::LocalFlash;
 use crate::swap::{Active, Area, Memory, Spot, SwapError};

@@ -48,7 +48,7 @@ pub(crate) struct Admitted(pub(super) Open);
 impl RemoteFlash {
     /// Opens the file of a flash lease, and lets a shard serve it to the borrower.
     pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open, ApiError> {
-        let options = self.0.backing_options.clone();
+        let options = self.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
         let spec = name.clone();
         let (backing, datastore) = blocking(move || {
@@ -58,12 +58,12 @@ impl RemoteFlash {
         .await?
         .map_err(|error| open_error(&error))?;
         let info = backing.info().clone();
-        let datastore = self.0.qos.datastore_id(&datastore, false)?;
-        let shard = self.0.qos.shard_for(datastore);
-        let disk = self.0.registry.inner().new_lease_id();
+        let datastore = self.qos.datastore_id(&datastore, false)?;
+        let shard = self.qos.shard_for(datastore);
+        let disk = self.registry.inner().new_lease_id();
         let config = DiskConfig { size_bytes: info.size_bytes, access: Access::ReadWrite, datastore };
         if let Err(error) = shard.add_disk(disk, config, backing).await {
-            self.0.registry.inner().lease_disks.remove(&disk);
+            self.registry.inner().lease_disks.remove(&disk);
             return Err(error.into());
         }
         let exports = Exports::default();
