@@ -10,6 +10,7 @@ mod cache_transfer;
 mod clients;
 mod commands;
 mod files;
+mod gate;
 mod held;
 mod maps;
 mod parents;

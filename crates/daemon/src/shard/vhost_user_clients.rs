@@ -19,7 +19,7 @@ use hob_frontends::vhost_user::{Budget, Device, Start};
 use hob_storage::ring::{Completion, Fd, FdClass, Ring};
 use hob_storage::token::Token;
 
-use super::clients::Gate;
+use super::gate::Gate;
 use super::recorders::Recorders;
 use crate::shard_api::VhostUserCall;
 

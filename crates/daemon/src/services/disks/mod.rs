@@ -5,12 +5,13 @@
 //! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
 //! the disk.
 //!
-//! The submodules are, in order: [`opening`], then [`recover`]  and [`recovering`]
-//! with the table in [`fencing`], then [`dirty_rescue`] and [`abandon`] for
+//! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
+//! with the table in [`fencing`], then [`removal`], then [`dirty_rescue`] and [`abandon`] for
 //! discarded data, then [`resize`], [`image`] and [`parents`].
 
 mod abandon;
 mod backing_timeout;
+mod comparison;
 mod dirty;
 mod dirty_rescue;
 mod evidence;
@@ -26,6 +27,7 @@ mod pool_preview;
 mod preview;
 mod recover;
 mod recovering;
+mod removal;
 mod resize;
 
 use std::pin::Pin;

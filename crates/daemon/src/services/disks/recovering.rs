@@ -20,7 +20,8 @@ use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
 use super::Disks;
-use super::recover::{Reading, Served, Source};
+use super::comparison::{Served, Source};
+use super::recover::Reading;
 use crate::api_error::ApiError;
 use crate::hardware::{BackingInfo, Reader};
 use crate::services::pools::Restructure;
