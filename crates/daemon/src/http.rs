@@ -37,7 +37,7 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, patch, post};
+use axum::routing::get;
 use axum::{Extension, Router};
 use hob_control::Problem;
 use utoipa::OpenApi;
@@ -63,11 +63,6 @@ pub(crate) fn router(services: Arc<Services>) -> Router {
         .route("/metrics", get(monitor::metrics))
         .route("/v1/events", get(events::events))
         .route("/openapi.json", get(handlers::openapi))
-        .route("/v1/pools/{pool}/devices", patch(handlers::device_set).delete(handlers::device_remove))
-        .route("/v1/pools/{pool}/orphans/{owner}", delete(handlers::orphan_discard))
-        .route("/v1/disks/{disk}", delete(handlers::disk_remove))
-        .route("/v1/disks/{disk}/cache", delete(handlers::cache_disable))
-        .route("/v1/disks/{disk}/cache/discard-dirty", post(handlers::discard_dirty))
         .route("/v1/disks/{disk}/histograms", get(observe::histograms))
         .route("/v1/disks/{disk}/trace", get(handlers::trace))
         .route("/v1/cluster/advice", get(cluster::advice))
@@ -124,12 +119,6 @@ async fn in_time(request: Request, next: Next) -> Response {
         monitor::healthz,
         monitor::metrics,
         events::events,
-        handlers::device_set,
-        handlers::device_remove,
-        handlers::disk_remove,
-        handlers::discard_dirty,
-        handlers::orphan_discard,
-        handlers::cache_disable,
         handlers::trace,
         observe::histograms,
         migration::arrive,

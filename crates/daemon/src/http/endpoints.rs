@@ -12,15 +12,18 @@
 //! }
 //! ```
 //! The comment, the name (operation id), the descriptions of path parameters, the type of the body
-//! and the statuses of failures are those of the OpenAPI document. The block may use `?`.
-//! Handlers with query parameters, streams or peer certificates are written out.
+//! and the statuses of failures are those of the OpenAPI document. `; ?query: Form` before the body
+//! takes query parameters. The block may use `?`. Handlers with streams or peer certificates are
+//! written out.
 
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.
 macro_rules! endpoints {
     ($services:ident; $(
         $(#[$($attribute:tt)*])*
         $method:ident $path:tt
-        $name:ident($($part:ident = $key:tt: $about:tt),* $(; $body:ident: $Body:ty)?)
+        $name:ident(
+            $($part:ident = $key:tt: $about:tt),* $(; ?$query:ident: $Form:ident)? $(; $body:ident: $Body:ty)?
+        )
             -> $Answer:ty $(, $failure:tt)* $block:block
     )+) => {
         /// Returns the routes of the table.
@@ -38,7 +41,7 @@ macro_rules! endpoints {
             #[utoipa::path(
                 $method,
                 path = $path,
-                params($(($key = String, Path, description = $about)),*),
+                params($(($key = String, Path, description = $about)),* $(, $Form)?),
                 $(request_body = $Body,)?
                 responses(
                     (status = 200, body = $Answer)
@@ -52,6 +55,7 @@ macro_rules! endpoints {
                 axum::extract::Path(($($part,)*)): axum::extract::Path<
                     ($($crate::http::endpoints::string_for!($part),)*)
                 >,
+                $($crate::http::extract::Parameters($query): $crate::http::extract::Parameters<$Form>,)?
                 $($crate::http::extract::Body($body): $crate::http::extract::Body<$Body>,)?
             ) -> $crate::http::extract::Answer<$Answer> {
                 let answer: Result<$Answer, crate::api_error::ApiError> = async move { $block }.await;

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body as HttpBody;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
@@ -17,7 +15,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::endpoints::endpoints;
-use super::extract::{Answer, Body};
+use super::extract::{Answer, Form};
 use super::trace::TraceBody;
 use crate::services::Services;
 
@@ -178,6 +176,57 @@ endpoints! { services;
     explain(disk = "disk": "The disk") -> Explanation, "4XX", "5XX" {
         services.observe.explain(&disk).await
     }
+
+    /// Switches allocation from a device on or off. Segments in use on the device stay.
+    patch "/v1/pools/{pool}/devices"
+    device_set(pool = "pool": "The pool"; ?device: WhichDevice; patch: DevicePatch)
+        -> PoolChanged, "4XX", "5XX" {
+        services.pools.device_set(pool, device.path, patch).await
+    }
+
+    /// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
+    /// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
+    delete "/v1/pools/{pool}/devices"
+    device_remove(pool = "pool": "The pool"; ?removal: DeviceRemoval) -> PoolChanged, "4XX", "5XX" {
+        let DeviceRemoval { path, discard_dirty } = removal;
+        let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+        services.disks.check_pool_discard(&pool, &change, discard_dirty).await?;
+        services.pools.device_remove(pool, path).await
+    }
+
+    /// Removes a disk after draining its dirty data. The backing keeps its data.
+    delete "/v1/disks/{disk}"
+    disk_remove(disk = "disk": "Its name"; ?removal: Removal) -> DiskChanged, "4XX", "5XX" {
+        let clients = if removal.force { OnClients::Disconnect } else { OnClients::Refuse };
+        services.disks.check_unused(&disk, clients).await?;
+        services.disks.disk_remove_from(disk, on_dirty(removal.discard_dirty), clients).await
+    }
+
+    /// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
+    /// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
+    post "/v1/disks/{disk}/cache/discard-dirty"
+    discard_dirty(disk = "disk": "The disk"; ?dirty: WhatOfDirty) -> DiskChanged, "4XX", "5XX" {
+        services.disks.check_discard(&disk, &PlannedChange::DiscardDirty, dirty.discard_dirty).await?;
+        services.disks.discard_dirty(disk).await
+    }
+
+    /// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
+    /// Refused without `discard_dirty=true` while the cache has or may have dirty data.
+    delete "/v1/pools/{pool}/orphans/{owner}"
+    orphan_discard(
+        pool = "pool": "The pool", owner = "owner": "32 hexadecimal digits, as shown by the pool";
+        ?dirty: WhatOfDirty
+    ) -> PoolChanged, "4XX", "5XX" {
+        let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
+        services.disks.check_pool_discard(&pool, &change, dirty.discard_dirty).await?;
+        services.disks.orphan_discard(pool, owner).await
+    }
+
+    /// Removes a disk's cache after draining its dirty data.
+    delete "/v1/disks/{disk}/cache"
+    cache_disable(disk = "disk": "The disk"; ?dirty: WhatOfDirty) -> DiskChanged, "4XX", "5XX" {
+        services.disks.cache_disable(disk, on_dirty(dirty.discard_dirty)).await
+    }
 }
 
 /// Returns the OpenAPI document.
@@ -189,36 +238,20 @@ pub(super) async fn openapi() -> impl IntoResponse {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct WhichDevice {
+struct WhichDevice {
     /// Path of the device.
     path: String,
 }
 
-/// Switches allocation from a device on or off. Segments in use on the device stay.
-#[utoipa::path(
-    patch,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), WhichDevice),
-    request_body = DevicePatch,
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn device_set(
-    State(services): App,
-    Path(pool): Path<String>,
-    query: Result<Query<WhichDevice>, QueryRejection>,
-    Body(patch): Body<DevicePatch>,
-) -> Answer<PoolChanged> {
-    match query {
-        Ok(Query(device)) => services.pools.device_set(pool, device.path, patch).await.into(),
-        Err(_) => no_path("PATCH"),
-    }
+impl Form for WhichDevice {
+    const ALLOWED: &'static str = "name the device: PATCH …/devices?path=/dev/nvme0n1";
 }
 
 /// Selects the device to remove.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct DeviceRemoval {
+struct DeviceRemoval {
     /// Path of the device.
     path: String,
     /// Lose dirty data on a missing device. Otherwise, such a device stays while a disk may need
@@ -227,47 +260,29 @@ pub(super) struct DeviceRemoval {
     discard_dirty: bool,
 }
 
-/// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
-/// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
-#[utoipa::path(
-    delete,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), DeviceRemoval),
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn device_remove(
-    State(services): App,
-    Path(pool): Path<String>,
-    query: Result<Query<DeviceRemoval>, QueryRejection>,
-) -> Answer<PoolChanged> {
-    let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
-    let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-    if let Err(error) = services.disks.check_pool_discard(&pool, &change, discard_dirty).await {
-        return Answer::from(Err(error));
-    }
-    services.pools.device_remove(pool, path).await.into()
-}
-
-fn no_path<T>(method: &str) -> Answer<T> {
-    let problem = Problem::new(format!("name the device: {method} …/devices?path=/dev/nvme0n1"));
-    Answer::No(StatusCode::BAD_REQUEST, problem)
+impl Form for DeviceRemoval {
+    const ALLOWED: &'static str = "name the device: DELETE …/devices?path=/dev/nvme0n1";
 }
 
 /// Selects what happens to dirty data.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct WhatOfDirty {
+struct WhatOfDirty {
     /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
+}
+
+impl Form for WhatOfDirty {
+    const ALLOWED: &'static str = "the only parameter of this request is ?discard_dirty=true";
 }
 
 /// Selects what happens to dirty data and to clients when a disk is removed.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Removal {
+struct Removal {
     /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
@@ -276,110 +291,14 @@ pub(super) struct Removal {
     force: bool,
 }
 
-impl WhatOfDirty {
-    fn read(query: Result<Query<WhatOfDirty>, QueryRejection>) -> Result<OnDirty, Problem> {
-        match query {
-            Ok(Query(WhatOfDirty { discard_dirty: true })) => Ok(OnDirty::Discard),
-            Ok(_) => Ok(OnDirty::Drain),
-            Err(_) => Err(Problem::new("the only parameter of this request is ?discard_dirty=true")),
-        }
-    }
+impl Form for Removal {
+    const ALLOWED: &'static str =
+        "the only parameters of this request are ?discard_dirty=true and ?force=true";
 }
 
-/// Removes a disk after draining its dirty data. The backing keeps its data.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "Its name"), Removal),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_remove(
-    State(services): App,
-    Path(disk): Path<String>,
-    query: Result<Query<Removal>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    let Ok(Query(Removal { discard_dirty, force })) = query else {
-        let problem = Problem::new(
-            "the only parameters of this request are ?discard_dirty=true and \
-            ?force=true",
-        );
-        return Answer::No(StatusCode::BAD_REQUEST, problem);
-    };
-    let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
-    if let Err(error) = services.disks.check_unused(&disk, clients).await {
-        return Answer::from(Err(error));
-    }
-    let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
-    services.disks.disk_remove_from(disk, dirty, clients).await.into()
-}
-
-/// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
-/// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/cache/discard-dirty",
-    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn discard_dirty(
-    State(services): App,
-    Path(disk): Path<String>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    let may_lose = match WhatOfDirty::read(query) {
-        Ok(dirty) => dirty == OnDirty::Discard,
-        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
-    };
-    if let Err(error) = services.disks.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
-        return Answer::from(Err(error));
-    }
-    services.disks.discard_dirty(disk).await.into()
-}
-
-/// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
-/// Refused without `discard_dirty=true` while the cache has or may have dirty data.
-#[utoipa::path(
-    delete,
-    path = "/v1/pools/{pool}/orphans/{owner}",
-    params(
-        ("pool" = String, Path, description = "The pool"),
-        ("owner" = String, Path, description = "32 hexadecimal digits, as shown by the pool"),
-        WhatOfDirty
-    ),
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn orphan_discard(
-    State(services): App,
-    Path((pool, owner)): Path<(String, String)>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<PoolChanged> {
-    let may_lose = match WhatOfDirty::read(query) {
-        Ok(dirty) => dirty == OnDirty::Discard,
-        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
-    };
-    let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
-    if let Err(error) = services.disks.check_pool_discard(&pool, &change, may_lose).await {
-        return Answer::from(Err(error));
-    }
-    services.disks.orphan_discard(pool, owner).await.into()
-}
-
-/// Removes a disk's cache after draining its dirty data.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cache_disable(
-    State(services): App,
-    Path(disk): Path<String>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    match WhatOfDirty::read(query) {
-        Ok(dirty) => services.disks.cache_disable(disk, dirty).await.into(),
-        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
-    }
+/// Returns what happens to dirty data.
+fn on_dirty(discard_dirty: bool) -> OnDirty {
+    if discard_dirty { OnDirty::Discard } else { OnDirty::Drain }
 }
 
 /// Records a disk's requests until the client disconnects or the disk is removed. A disk has one
