@@ -16,16 +16,13 @@ use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
-use hob_lab::picture::{Axis, Curve, CurveChart, Unit, curves};
-use hob_lab::sim::{Point, Simulated, grid};
+use hob_lab::sim::{Point, grid};
 use hob_lab::trace::blocks::Blocks;
 use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{Op, Record};
-use serde::ser::Error;
-use serde::{Serialize, Serializer};
 
 use super::feed::bar;
-use super::{Source, interruption, percent, remarks, write};
+use super::{Source, interruption, remarks, write};
 use crate::Global;
 use crate::output::{print, with_notes};
 use report::{OPTIMUM, Report, Row, csv, draw, show};
