@@ -353,8 +353,8 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Transfer(id, call) => self.transfer(id, call),
-            ShardCall::VhostUser(_) | ShardCall::Resume => {}
+            ShardCall::Transfer { id, call } => self.transfer(id, call),
+            ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } | ShardCall::LinkParent { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));

@@ -247,7 +247,7 @@ impl Shard {
                     }
                 }
             }
-            ShardCall::VhostUser(mut call) => {
+            ShardCall::VhostUser { mut call } => {
                 if let VhostUserCall::Open { disk, info, .. } = &mut call
                     && let Some(size) = self.size_of(*disk)
                 {
@@ -263,12 +263,12 @@ impl Shard {
                     self.engine.begin_session(id, session);
                 }
             }
-            ShardCall::Transfer(id, call) => self.transfer(now, id, call),
+            ShardCall::Transfer { id, call } => self.transfer(now, id, call),
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
             ShardCall::Lose { id } => self.lose_disk(now, id),
             ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
             ShardCall::Rest { answer } => self.rest(now, answer),
-            ShardCall::Resume => self.resume(),
+            ShardCall::Resume {} => self.resume(),
             ShardCall::HandOver { answer } => {
                 let _ = answer.send(Ok(self.hand_over()));
             }

@@ -9,7 +9,7 @@ use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
 use hob_nbd::server::handshake::Negotiated;
 
-use super::{Answer, ConnectionPermit, ShardError, ShardHandle};
+use super::{Answer, ConnectionPermit, ShardCall, ShardError, ShardHandle};
 use crate::hardware::Backing;
 
 /// A call to a shard about a migrating disk. Each call that has an answer channel is answered once.
@@ -126,7 +126,7 @@ impl ShardHandle {
     /// Starts to pull the listed ranges.
     pub(crate) fn pull(&self, id: DiskId) {
         // A shard that has ended pulls nothing.
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::Pull));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::Pull });
     }
 
     /// Returns how far the pull of a disk's cache has come.
@@ -141,7 +141,7 @@ impl ShardHandle {
 
     /// Reads a disk's missing data from another host from now on.
     pub(crate) fn set_peer(&self, id: DiskId, peer: Backing) {
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::SetPeer(peer)));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::SetPeer(peer) });
     }
 
     /// Invalidates the cache of a disk in standby, and clears its list of data to pull.
@@ -151,12 +151,12 @@ impl ShardHandle {
 
     /// Stops reading a disk's data from its previous owner.
     pub(crate) fn leave_peer(&self, id: DiskId) {
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::LeavePeer));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::LeavePeer });
     }
 
     /// Serves a disk to another host through this connection.
     pub(crate) fn attach_peer(&self, id: DiskId, attachment: PeerAttachment) -> Result<(), ShardError> {
-        self.send(super::ShardCall::Transfer(id, TransferCall::AttachPeer(Box::new(attachment))))
+        self.send(ShardCall::Transfer { id, call: TransferCall::AttachPeer(Box::new(attachment)) })
     }
 
     async fn transfer<T>(
@@ -164,6 +164,6 @@ impl ShardHandle {
         id: DiskId,
         call: impl FnOnce(Answer<T>) -> TransferCall,
     ) -> Result<T, ShardError> {
-        self.ask(|answer| super::ShardCall::Transfer(id, call(answer))).await
+        self.ask(|answer| ShardCall::Transfer { id, call: call(answer) }).await
     }
 }

@@ -151,7 +151,7 @@ pub struct BackingOptions {
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
     pub direct: bool,
-    /// Whether to lock the backing against other writers at opening. [`Backing::lock`] can lock the
+    /// Whether to lock the backing against other writers at opening. [`Driver::lock`] can lock the
     /// backing later.
     pub locked: bool,
     /// Time after which a request to a disconnected backing fails.
@@ -344,7 +344,7 @@ pub struct StatusExtent {
     pub zero: bool,
 }
 
-/// The reply to [`Backing::submit_status`]: extents from the requested offset on, without gaps. The
+/// The reply to [`Driver::submit_status`]: extents from the requested offset on, without gaps. The
 /// last extent may end early, but not after the requested range.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
@@ -453,14 +453,14 @@ impl Backing {
         self.driver.read_before_attach(offset, bytes)
     }
 
-    /// Grows the disk to `size_bytes`, which the [size probe](Self::size_probe) has reported.
+    /// Grows the disk to `size_bytes`, which the [size probe](Driver::size_probe) has reported.
     pub fn grow(&mut self, size_bytes: u64) {
         assert!(size_bytes >= self.info().size_bytes, "disks do not shrink");
         self.driver.grow(size_bytes);
     }
 
     /// For an attached handover: connects another host, which owns or owned the disk, as the source
-    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
+    /// of reads. The peer stays connected until [`leave_peer`](Driver::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);

@@ -181,7 +181,7 @@ impl Pools {
         }
         for (number, shard) in self.registry.shards.iter().enumerate() {
             let added = match flash.file(info.id).await {
-                Ok(file) => shard.add_device(id, file).await.map_err(ApiError::from),
+                Ok(file) => shard.add_device(id, Box::new(file)).await.map_err(ApiError::from),
                 Err(error) => Err(error),
             };
             if let Err(error) = added {
