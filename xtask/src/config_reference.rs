@@ -25,7 +25,7 @@ const SOURCES: [&str; 12] = [
     "crates/daemon/src/config/cluster.rs",
     "crates/daemon/src/allow.rs",
     "crates/daemon/src/tls/mod.rs",
-    "crates/control/src/resources.rs",
+    "crates/control/src/changes.rs",
     "crates/control/src/settings.rs",
     "crates/control/src/export.rs",
     "crates/control/src/qos.rs",

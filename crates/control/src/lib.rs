@@ -7,6 +7,7 @@
 mod backing;
 mod backing_timeout;
 mod bitmap;
+mod changes;
 pub mod client;
 mod cluster;
 mod config;
@@ -42,6 +43,9 @@ mod trace;
 pub use backing::BackingState;
 pub use backing_timeout::{BackingTimeout, BackingTimeoutChange, BackingTimeoutError};
 pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
+pub use changes::{
+    DeviceAdd, DevicePatch, DiskAdd, DiskChanged, DiskPatch, DiskResize, PoolChanged, PoolCreate,
+};
 pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
 };
@@ -68,9 +72,8 @@ pub use placement::{
 pub use preview::{OnClients, PlannedChange, PlannedPoolChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
-    Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, SharedCache,
-    SharedCapacity, SharedLimits, Verification, Version,
+    Admission, Cache, CacheState, Device, DeviceState, Disk, DiskState, IoMode, Orphan, Pool, Recording,
+    SharedCache, SharedCapacity, SharedLimits, Verification, Version,
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};

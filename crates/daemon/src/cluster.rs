@@ -6,7 +6,6 @@
 //! Code that opens disks calls [`Cluster::take`] first.
 
 mod batched_reader;
-mod clock;
 mod copies;
 mod holding;
 mod identity;
@@ -32,7 +31,6 @@ use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
 use batched_reader::BatchedReader;
-pub(crate) use clock::{LeaseClock, now};
 pub(crate) use copies::Unsaid;
 pub(crate) use identity::{host_name, identity};
 use keep::Keeping;
@@ -43,6 +41,7 @@ pub(crate) use taking::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
 use watcher::ClusterWatcher;
 
 use super::config::ClusterConfig;
+use super::lease_clock::LeaseClock;
 use super::shard_api::ShardHandle;
 
 /// Maximum time that taking a disk waits for this host to become a member.

@@ -7,6 +7,7 @@ mod accepted;
 mod check;
 mod cluster;
 mod control;
+mod definitions;
 mod migrate;
 mod nbd;
 mod peers;
@@ -15,18 +16,20 @@ mod source;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hob_control::{BackingTimeout, CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
+use hob_control::{
+    BackingTimeout, CacheEnable, DatastorePatch, Endpoint, Export, PoolCreate, QosPatch, Size,
+};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, RingKind};
 use super::socket_access::{SocketSettings, mode_of};
-use super::state::State;
+use super::state::{DatastoreState, State};
 use check::Findings;
 pub(crate) use cluster::ClusterConfig;
-pub use control::ControlConfig;
-pub(crate) use migrate::MigrateConfig;
+pub use control::{ControlConfig, Role};
+pub(crate) use migrate::{MigrateConfig, MigrationTls};
 pub(crate) use nbd::check_nbd;
 pub use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles};
 pub(crate) use peers::PeersConfig;
@@ -233,6 +236,15 @@ pub(crate) struct DatastoreEntry {
     pub(crate) latency_ms: Option<u32>,
     /// Capacity of the datastore, units per second. Default: measured.
     pub(crate) capacity: Option<u32>,
+}
+
+impl DatastoreEntry {
+    /// Returns the settings; those that the entry omits have their defaults.
+    pub(crate) fn settings(&self) -> Result<DatastoreState, String> {
+        let DatastoreEntry { name, throttle, latency_ms, capacity } = self.clone();
+        let patch = DatastorePatch { control: throttle, latency_ms, capacity };
+        DatastoreState::new(&name).patched(&patch)
+    }
 }
 
 /// All errors in a configuration file, one per line.

@@ -1,6 +1,6 @@
 //! The exports of online disks for NBD clients, and the vhost-user sockets.
 //!
-//! Each disk has an export with its own name, and may have others. The manager writes this table;
+//! Each disk has an export with its own name, and may have others. The services write this table;
 //! listeners read it. The lock is held only for a look-up.
 
 use std::collections::BTreeMap;

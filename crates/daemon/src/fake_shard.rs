@@ -353,8 +353,8 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Transfer(id, call) => self.transfer(id, call),
-            ShardCall::VhostUser(_) | ShardCall::Resume => {}
+            ShardCall::Transfer { id, call } => self.transfer(id, call),
+            ShardCall::VhostUser { .. } | ShardCall::Resume {} => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } | ShardCall::LinkParent { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));
@@ -459,7 +459,8 @@ impl State {
                 Waiting::Remove(answer, id) => {
                     let backing = self.backings.remove(&id);
                     let changed = backing.as_ref().and_then(|backing| backing.change_mark());
-                    let witness = backing.as_ref().and_then(Backing::witness).map(ChangeDetector::keep_open);
+                    let witness =
+                        backing.as_ref().and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
                     let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);

@@ -37,16 +37,15 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, patch, post};
+use axum::routing::get;
 use axum::{Extension, Router};
 use hob_control::Problem;
 use utoipa::OpenApi;
 
-pub use auth::Role;
 pub(crate) use listener::{ControlListener, Guard};
 pub use loopback::Loopback;
 
-use super::manager::Manager;
+use super::services::Services;
 use super::watchdog::contained_task;
 use extract::Answer;
 
@@ -58,17 +57,12 @@ const BODY_BYTES_MAX: usize = 64 << 10;
 const REQUEST_SECONDS_MAX: u64 = 30;
 
 /// Returns the router of the whole API.
-pub(crate) fn router(manager: Arc<Manager>) -> Router {
+pub(crate) fn router(services: Arc<Services>) -> Router {
     page::with_page(Router::new())
         .route("/healthz", get(monitor::healthz))
         .route("/metrics", get(monitor::metrics))
         .route("/v1/events", get(events::events))
         .route("/openapi.json", get(handlers::openapi))
-        .route("/v1/pools/{pool}/devices", patch(handlers::device_set).delete(handlers::device_remove))
-        .route("/v1/pools/{pool}/orphans/{owner}", delete(handlers::orphan_discard))
-        .route("/v1/disks/{disk}", delete(handlers::disk_remove))
-        .route("/v1/disks/{disk}/cache", delete(handlers::cache_disable))
-        .route("/v1/disks/{disk}/cache/discard-dirty", post(handlers::discard_dirty))
         .route("/v1/disks/{disk}/histograms", get(observe::histograms))
         .route("/v1/disks/{disk}/trace", get(handlers::trace))
         .route("/v1/cluster/advice", get(cluster::advice))
@@ -99,10 +93,10 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
                 "this path does not support the method; see /openapi.json",
             )
         })
-        .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))
+        .layer(Extension(events::EventBroadcaster::new(Arc::clone(&services))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
-        .with_state(manager)
+        .with_state(services)
 }
 
 async fn in_time(request: Request, next: Next) -> Response {
@@ -125,12 +119,6 @@ async fn in_time(request: Request, next: Next) -> Response {
         monitor::healthz,
         monitor::metrics,
         events::events,
-        handlers::device_set,
-        handlers::device_remove,
-        handlers::disk_remove,
-        handlers::discard_dirty,
-        handlers::orphan_discard,
-        handlers::cache_disable,
         handlers::trace,
         observe::histograms,
         migration::arrive,

@@ -1,7 +1,9 @@
-//! The daemon: shards that serve I/O, and a control thread with the manager, the control API and
+//! The daemon: shards that serve I/O, and a control thread with the services, the control API and
 //! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
 
 mod allow;
+mod api_error;
+mod cache_settings;
 mod cluster;
 mod config;
 mod descriptors;
@@ -12,9 +14,9 @@ mod half_open;
 mod hardware;
 mod http;
 mod image;
+mod lease_clock;
 mod lifecycle;
 mod listening_sockets;
-mod manager;
 mod metrics;
 mod mount;
 mod nbd_listener;
@@ -25,6 +27,7 @@ pub mod power_cut;
 mod psk;
 mod relay;
 mod request_recorder;
+mod services;
 mod shard;
 mod shard_api;
 mod socket_access;
@@ -36,11 +39,11 @@ mod vhost_user;
 mod watchdog;
 
 pub use allow::{AllowEntry, ClientMatch};
+pub use cache_settings::simulated as simulated_cache;
 pub use config::{
-    CONTROL_SOCKET, Config, ConfigError, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, ring_kind,
+    CONTROL_SOCKET, Config, ConfigError, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Role, ring_kind,
 };
-pub use http::{Loopback, Role, openapi_json};
-pub use manager::simulated_cache;
+pub use http::{Loopback, openapi_json};
 pub use metrics::docs_page as metrics_page;
 pub use one_disk::OneDisk;
 pub use socket_access::SocketSettings;
@@ -66,9 +69,9 @@ use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use lifecycle::{Lifecycle, Signals};
-use manager::{FlashExports, Manager, MigrationTransport, wait_max};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
+use services::{FlashExports, MigrationTransport, Services, wait_max};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use socket_access::SocketAccess;
@@ -301,43 +304,43 @@ async fn serve(
     lifecycle.waiting.fill(inherited, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
     tokio::spawn(lifecycle.waiting.clone().attach_clients(context.clone()));
     let mut accepted = None;
-    let manager = match content {
+    let services = match content {
         Content::Kept { store, state, config } => {
-            let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
-            manager.exports.set_socket_access(sockets);
-            let _ = lifecycle.manager.set(manager.clone());
-            manager.exports.inherit_files(files);
+            let services = Services::new(shards.to_vec(), exports, backing_options, store);
+            services.exports.set_socket_access(sockets);
+            let _ = lifecycle.services.set(services.clone());
+            services.exports.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
-            manager.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
+            services.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
             if let Some(directory) = &config.peers.lend {
                 let lending = FlashExports::open(directory, config.peers.lend_max.bytes());
                 let lending =
                     lending.with_context(|| format!("cannot lend flash in {}", directory.display()))?;
-                manager.remote_flash.set_exports(lending);
+                services.remote_flash.set_exports(lending);
             }
-            manager.set_peer_name(config.peers.name.clone());
-            tasks.spawn(manager.events.clone().tend(events));
+            services.set_peer_name(config.peers.name.clone());
+            tasks.spawn(services.events.clone().tend(events));
             if let Some(joined) = &config.cluster {
-                manager.set_cluster(Cluster::join(joined, &config.state_dir, shards)?);
-                tasks.spawn(manager.cluster.clone().tend());
+                services.set_cluster(Cluster::join(joined, &config.state_dir, shards)?);
+                tasks.spawn(services.cluster.clone().tend());
             }
-            manager.startup.start(state, &config).await?;
+            services.startup.start(state, &config).await?;
             accepted = config.to_keep();
-            manager.hob_toml.set(config);
-            manager
+            services.hob_toml.set(config);
+            services
         }
         Content::One { disk, cache, force } => {
-            let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
-            manager.exports.set_socket_access(sockets);
-            let _ = lifecycle.manager.set(manager.clone());
-            manager.exports.inherit_files(files);
-            tasks.spawn(manager.events.clone().tend(events));
+            let services = Services::new(shards.to_vec(), exports, backing_options, Store::Memory);
+            services.exports.set_socket_access(sockets);
+            let _ = lifecycle.services.set(services.clone());
+            services.exports.inherit_files(files);
+            tasks.spawn(services.events.clone().tend(events));
             // A cache that the previous program used is not foreign data.
-            manager.startup.start_serving(*disk, cache, force && !goes_on).await?;
-            manager
+            services.startup.start_serving(*disk, cache, force && !goes_on).await?;
+            services
         }
     };
-    manager.exports.drop_unwanted_files().await;
+    services.exports.drop_unwanted_files().await;
     for address in &listen {
         let endpoint = &address.endpoint;
         let listener = Listener::bind(address, sockets, listening)
@@ -348,10 +351,10 @@ async fn serve(
     }
     // The listeners have clones; relay threads end when the last clone is dropped.
     drop(relays);
-    spawn_controls(&mut tasks, controls, &manager);
+    spawn_controls(&mut tasks, controls, &services);
     listening.close_unused();
     let _ = lifecycle.ready.set(());
-    notifier.ready(&manager);
+    notifier.ready(&services);
     if let Some(accepted) = accepted {
         tokio::task::spawn_blocking(|| watchdog::contained(|| accepted.keep()));
     }
@@ -362,10 +365,10 @@ async fn serve(
     }
 }
 
-fn spawn_controls(tasks: &mut JoinSet<()>, controls: Vec<ControlListener>, manager: &Arc<Manager>) {
+fn spawn_controls(tasks: &mut JoinSet<()>, controls: Vec<ControlListener>, services: &Arc<Services>) {
     for listener in controls {
         tracing::info!("the control API is at {}", listener.endpoint());
-        tasks.spawn(listener.serve(http::router(manager.clone())));
+        tasks.spawn(listener.serve(http::router(services.clone())));
     }
 }
 

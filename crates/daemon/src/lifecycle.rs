@@ -15,9 +15,9 @@ use tokio::sync::SetOnce;
 use tokio::task::JoinSet;
 
 use super::listening_sockets::ListeningSockets;
-use super::manager::{Ending, Manager};
 use super::notify::Notifier;
 use super::relay::Relays;
+use super::services::{Ending, Services};
 use super::shard_api::ShardHandle;
 use super::upgrade::{self, HandOff, InheritedState, WaitingClients};
 
@@ -103,7 +103,7 @@ pub(super) struct Lifecycle {
     pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
     /// Set after the start; it closes everything that it opened.
-    pub(super) manager: OnceCell<Arc<Manager>>,
+    pub(super) services: OnceCell<Arc<Services>>,
     /// Set when everything has started.
     pub(super) ready: SetOnce<()>,
     /// The program that takes over at an upgrade.
@@ -122,7 +122,7 @@ impl Lifecycle {
             listening: inherited.listening(),
             waiting: WaitingClients::default(),
             notifier,
-            manager: OnceCell::new(),
+            services: OnceCell::new(),
             ready: SetOnce::new(),
             program: inherited.program.clone(),
         }
@@ -185,13 +185,13 @@ impl Lifecycle {
 
     /// Checks that another program can take over, and quiesces everything for it.
     async fn prepare(&self) -> Result<(), String> {
-        let (Some(manager), Some(())) = (self.manager.get(), self.ready.get()) else {
+        let (Some(services), Some(())) = (self.services.get(), self.ready.get()) else {
             return Err("the daemon is still starting".to_owned());
         };
         tracing::info!("upgrading to {}", self.program.display());
         self.notifier.reloading();
         upgrade::check(self.program.clone()).await?;
-        upgrade::prepare(manager, &self.shards, &self.listening).await
+        upgrade::prepare(services, &self.shards, &self.listening).await
     }
 
     /// Closes everything, and returns the descriptors that stay open at an upgrade. A signal
@@ -233,16 +233,16 @@ impl Lifecycle {
     }
 
     async fn close_all(self, ending: Ending, relays: Option<Relays>) -> Option<HandOff> {
-        let Lifecycle { shards, listening, waiting, manager, program, .. } = self;
-        let manager = manager.into_inner();
-        let leaving = match &manager {
-            Some(manager) if ending == Ending::HandOver => {
-                Some(HandOff::collect(program, manager, &shards, &listening, &waiting).await)
+        let Lifecycle { shards, listening, waiting, services, program, .. } = self;
+        let services = services.into_inner();
+        let leaving = match &services {
+            Some(services) if ending == Ending::HandOver => {
+                Some(HandOff::collect(program, services, &shards, &listening, &waiting).await)
             }
             _ => None,
         };
-        if let Some(manager) = &manager {
-            manager.shutdown.close(ending).await;
+        if let Some(services) = &services {
+            services.shutdown.close(ending).await;
         }
         stop(shards).await;
         if leaving.is_none() {
@@ -252,8 +252,8 @@ impl Lifecycle {
         qemu_nbd::end_starting();
         // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
-        if let Some(manager) = manager {
-            manager.cluster.leave(ending).await;
+        if let Some(services) = services {
+            services.cluster.leave(ending).await;
         }
         if let Some(relays) = relays {
             relays.finish(FAREWELL_MAX).await;

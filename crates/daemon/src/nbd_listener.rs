@@ -6,7 +6,6 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,14 +14,15 @@ use hob_nbd::server::handshake::{self, Handshake, HandshakeLimits, HandshakeOutc
 use hob_nbd::{ExportDirectory, ExportInfo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::allow::{AllowList, Peer, Visible};
 use super::exports::{Export, Exports};
 use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, HalfOpenGuard};
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
-use super::socket_access::SocketAccess;
+use super::shard_api::{ConnectionPermit, Transport};
+use super::socket_access::{SocketAccess, bind_socket};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
 
@@ -32,19 +32,6 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// Maximum time that a client waits for a disk that is being opened at the daemon's start. It
 /// equals systemd's time limit for the start.
 const OPENING_MAX: Duration = Duration::from_secs(300);
-
-/// One of the connections that a listener may have; further clients wait in the kernel's queue. Released when the last clone is
-/// dropped: a shard may close its side of a connection before the TLS relay does.
-pub(crate) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
-
-/// The peer of a shard's socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
-    /// The client.
-    Direct,
-    /// A TLS relay thread of this process.
-    Relayed,
-}
 
 /// An address at which NBD clients connect.
 #[derive(Clone, Debug)]
@@ -208,53 +195,6 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.listening.remove(&self.name);
-    }
-}
-
-/// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
-pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
-    remove_stale(path)?;
-    let listener = bind_ready(path, access)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-/// Binds under a temporary name and links the file, so that a socket file never exists without its listener. Fails if the path exists.
-fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
-    use std::os::unix::net::UnixListener;
-    let mut other = path.as_os_str().to_owned();
-    other.push(format!(".{}", std::process::id()));
-    let _ = std::fs::remove_file(&other);
-    let listener = match UnixListener::bind(&other) {
-        // The temporary name is longer, and may exceed the limit for socket paths.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            let listener = UnixListener::bind(path)?;
-            return access.apply(path).map(|()| listener);
-        }
-        bound => bound?,
-    };
-    let linked = access.apply(Path::new(&other)).and_then(|()| std::fs::hard_link(&other, path));
-    std::fs::remove_file(&other)?;
-    match linked {
-        Ok(()) => Ok(listener),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "Address already in use"))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Removes a socket file without a listener. Leaves any other file, so that binding fails.
-pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_socket() => {
-            match std::os::unix::net::UnixStream::connect(path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-                _ => Ok(()),
-            }
-        }
-        _ => Ok(()),
     }
 }
 

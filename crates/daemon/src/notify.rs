@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
-use super::manager::Manager;
+use super::services::Services;
 use super::shard_api::ShardHandle;
 
 /// Update interval of the status line without a watchdog.
@@ -56,11 +56,11 @@ impl Notifier {
     }
 
     /// Reports that guests are served. From then on updates the status line and the watchdog.
-    pub(crate) fn ready(self: &Arc<Self>, manager: &Arc<Manager>) {
+    pub(crate) fn ready(self: &Arc<Self>, services: &Arc<Services>) {
         self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {
-            self.say(&format!("READY=1\nSTATUS={}", manager.observe.summary()));
-            tokio::spawn(self.clone().watch(manager.clone()));
+            self.say(&format!("READY=1\nSTATUS={}", services.observe.summary()));
+            tokio::spawn(self.clone().watch(services.clone()));
         }
     }
 
@@ -99,17 +99,17 @@ impl Notifier {
         }
     }
 
-    async fn watch(self: Arc<Self>, manager: Arc<Manager>) {
+    async fn watch(self: Arc<Self>, services: Arc<Services>) {
         let pause = self.watchdog.map_or(LOOK_EVERY, |limit| limit / WATCHDOG_SHARE);
         let mut tick = tokio::time::interval(pause.max(Duration::from_millis(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut said = manager.observe.summary();
+        let mut said = services.observe.summary();
         loop {
             tick.tick().await;
-            if self.watchdog.is_some() && manager.observe.is_alive(pause).await {
+            if self.watchdog.is_some() && services.observe.is_alive(pause).await {
                 self.say("WATCHDOG=1");
             }
-            let summary = manager.observe.summary();
+            let summary = services.observe.summary();
             if summary != said && !self.stopping.load(Ordering::Relaxed) {
                 self.say(&format!("STATUS={summary}"));
                 said = summary;
@@ -157,7 +157,7 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(8);
 
-    fn run(test: impl AsyncFnOnce(UnixDatagram, Arc<Notifier>, Arc<Manager>, FakeShard)) {
+    fn run(test: impl AsyncFnOnce(UnixDatagram, Arc<Notifier>, Arc<Services>, FakeShard)) {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
@@ -166,10 +166,10 @@ mod tests {
             let systemd = UnixDatagram::bind(&path).unwrap();
             systemd.set_nonblocking(true).unwrap();
             let (shard, fake) = FakeShard::start();
-            let manager =
-                Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
+            let services =
+                Services::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
             let notifier = Notifier::new(Some(path.as_os_str()), Some(WATCHDOG.as_micros() as u64));
-            test(systemd, notifier, manager, fake).await;
+            test(systemd, notifier, services, fake).await;
         });
     }
 
@@ -183,9 +183,9 @@ mod tests {
 
     #[test]
     fn ready_is_said_when_ready_and_the_end_when_it_begins() {
-        run(async |systemd, notifier, manager, _| {
+        run(async |systemd, notifier, services, _| {
             assert!(heard(&systemd).is_empty());
-            notifier.ready(&manager);
+            notifier.ready(&services);
             assert_eq!(heard(&systemd), ["READY=1\nSTATUS=no disks"]);
             notifier.stopping();
             assert_eq!(heard(&systemd), ["STOPPING=1\nSTATUS=ending"]);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_upgrade_is_reported_and_the_watchdog_is_fed_until_the_next_program_is_ready() {
-        run(async |systemd, notifier, manager, _| {
+        run(async |systemd, notifier, services, _| {
             notifier.reloading();
             let said = heard(&systemd).concat();
             let micros =
@@ -213,15 +213,15 @@ mod tests {
             assert!(heard(&systemd).is_empty(), "a shard hangs while the program starts");
             other.set_hangs(false);
             tokio::time::sleep(WATCHDOG).await;
-            notifier.ready(&manager);
+            notifier.ready(&services);
             assert!(heard(&systemd).contains(&"READY=1\nSTATUS=no disks".to_owned()));
         });
     }
 
     #[test]
     fn signs_of_life_come_twice_as_often_as_they_must() {
-        run(async |systemd, notifier, manager, _| {
-            notifier.ready(&manager);
+        run(async |systemd, notifier, services, _| {
+            notifier.ready(&services);
             tokio::time::sleep(5 * WATCHDOG).await;
             let signs = heard(&systemd).into_iter().filter(|what| what == "WATCHDOG=1").count();
             assert!((10..=21).contains(&signs), "{signs}");
@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn while_a_shard_is_silent_there_is_no_sign_of_life() {
-        run(async |systemd, notifier, manager, shard| {
-            notifier.ready(&manager);
+        run(async |systemd, notifier, services, shard| {
+            notifier.ready(&services);
             tokio::time::sleep(WATCHDOG).await;
             assert!(heard(&systemd).contains(&"WATCHDOG=1".to_owned()));
             shard.set_hangs(true);
@@ -247,10 +247,10 @@ mod tests {
 
     #[test]
     fn without_a_socket_nothing_is_sent_and_an_invalid_one_is_ignored() {
-        run(async |systemd, _, manager, _| {
+        run(async |systemd, _, services, _| {
             for socket in [None, Some(OsStr::new("relative")), Some(OsStr::new("/nonexistent/notify"))] {
                 let notifier = Notifier::new(socket, None);
-                notifier.ready(&manager);
+                notifier.ready(&services);
                 notifier.stopping();
             }
             let name = format!("@hob-test-{}", std::process::id());

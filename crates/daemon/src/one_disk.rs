@@ -55,7 +55,7 @@ impl OneDisk {
         let shard = shard::spawn(ShardOptions::new(0), events)?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            shard.add_device(device, flash).await?;
+            shard.add_device(device, Box::new(flash)).await?;
             shard.add_disk(DISK, config, backing).await
         })?;
         let exports = Exports::default();

@@ -1,4 +1,4 @@
-//! Permissions of the Unix sockets of disks: owner, group and mode.
+//! Unix sockets: listening on them, and the permissions of those of disks: owner, group and mode.
 //!
 //! QEMU often runs as a user of its own (`libvirt-qemu`, `qemu`), which needs write permission to connect.
 
@@ -103,6 +103,53 @@ pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
         Mode::Digits(digits) => digits,
         Mode::Number(number) => format!("{number:o}"),
     }))
+}
+
+/// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
+pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
+    remove_stale(path)?;
+    let listener = bind_ready(path, access)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Binds under a temporary name and links the file, so that a socket file never exists without its listener. Fails if the path exists.
+fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
+    use std::os::unix::net::UnixListener;
+    let mut other = path.as_os_str().to_owned();
+    other.push(format!(".{}", std::process::id()));
+    let _ = std::fs::remove_file(&other);
+    let listener = match UnixListener::bind(&other) {
+        // The temporary name is longer, and may exceed the limit for socket paths.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            let listener = UnixListener::bind(path)?;
+            return access.apply(path).map(|()| listener);
+        }
+        bound => bound?,
+    };
+    let linked = access.apply(Path::new(&other)).and_then(|()| std::fs::hard_link(&other, path));
+    std::fs::remove_file(&other)?;
+    match linked {
+        Ok(()) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "Address already in use"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a socket file without a listener. Leaves any other file, so that binding fails.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => {
+            match std::os::unix::net::UnixStream::connect(path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+                _ => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec, SharedSize};
 pub(crate) use image::{FileSpec, FormatName, ImageSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
-pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos};
+pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos, patched_qos};
 
 /// Version of the file format.
 const VERSION: u32 = 1;

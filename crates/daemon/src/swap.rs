@@ -1,4 +1,4 @@
-//! The kernel's swap interface: the trait that the manager uses, and its implementation.
+//! The kernel's swap interface: the trait that the services use, and its implementation.
 //!
 //! All calls may block and run on blocking threads. A child process turns swap off, for two
 //! reasons. Killing the child cancels the operation. If memory runs out meanwhile, the kernel first

@@ -18,10 +18,8 @@ use hob_frontends::vhost_user::capacity::Capacity;
 use hob_frontends::vhost_user::{Start, session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::nbd_listener::bind_socket;
-use super::shard::VhostUserCall;
-use super::shard_api::ShardHandle;
-use super::socket_access::SocketAccess;
+use super::shard_api::{ShardHandle, VhostUserCall};
+use super::socket_access::{SocketAccess, bind_socket};
 
 /// Interval between two attempts to create a socket.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -9,7 +9,7 @@ const DESTAGER: &str = include_str!("../src/engine/destager/tests.rs");
 const ENGINE: &str = include_str!("../src/engine/tests/write_back.rs");
 const MEMORY: &str = include_str!("memory_per_block.rs");
 const WORLD: &str = include_str!("../../world/tests/presets.rs");
-const DAEMON: &str = include_str!("../../daemon/src/manager/settings/tests.rs");
+const DAEMON: &str = include_str!("../../daemon/src/cache_settings/tests.rs");
 
 /// The sentences of SYSTEMS §§2–4 that a test of a cache can show, with their tests. Not included:
 /// the number of groups of a host, the behaviour of other nodes, and the memory above the cache,

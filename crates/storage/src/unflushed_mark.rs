@@ -43,7 +43,7 @@ pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
 
 impl UnflushedMark {
     /// Creates the mark of a disk without unflushed changes, in place of the mark of an earlier
-    /// daemon. `backing` is [`Backing::memory_id`](crate::backing::Backing::memory_id).
+    /// daemon. `backing` is [`Driver::memory_id`](crate::backing::Driver::memory_id).
     ///
     /// # Errors
     /// The system's error, or an error if another user can write to the mark.

@@ -357,7 +357,8 @@ fn a_request_without_a_limit_waits_until_it_is_given_one() {
         rig.turn();
     }
     assert!(rig.done.is_empty(), "{:?}", rig.done);
-    rig.backing.set_wait_max(rig.now(), WaitMax::AtMost(Duration::from_secs(3)));
+    let now = rig.now();
+    rig.backing.set_wait_max(now, WaitMax::AtMost(Duration::from_secs(3)));
     assert_eq!(rig.wait(waiting), Err(IoError::Failed));
     assert_eq!(start.elapsed().as_secs(), 3);
     rig.close();

@@ -1,12 +1,21 @@
-//! Checks the permitted dependencies between services of the daemon
-//! (docs/decisions/0049-services.md).
+//! Checks the dependencies between modules of the daemon: which services may use which others
+//! (docs/decisions/0049-services.md), and that the modules of the crate form no cycle.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{code_only, identifiers};
+use super::test_code::TestFiles;
 use super::{none, sources};
 
-const MANAGER: &str = "crates/daemon/src/manager/";
+/// The sources of the daemon.
+const DAEMON: &str = "crates/daemon/src/";
 
-/// A service or shared module in `manager/`, and the other modules that it may use.
+const SERVICES: &str = "crates/daemon/src/services/";
+
+/// The path of the module of services.
+const BELOW: &str = "crate::services::";
+
+/// A service or shared module in `services/`, and the other modules that it may use.
 struct Rule {
     /// Name of a folder or file, without `.rs`.
     name: &'static str,
@@ -17,28 +26,25 @@ struct Rule {
 /// All modules from the lowest layer to the highest one. A module uses only modules above its line.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    Rule { name: "api_error", may_use: "" },
     Rule { name: "ending", may_use: "" },
-    Rule { name: "flash", may_use: "api_error" },
-    Rule { name: "peer_access", may_use: "api_error" },
-    Rule { name: "settings", may_use: "api_error" },
-    Rule { name: "registry", may_use: "api_error flash" },
-    Rule { name: "tasks", may_use: "api_error registry" },
-    Rule { name: "qos", may_use: "api_error registry tasks" },
-    Rule { name: "definitions", may_use: "qos settings" },
-    Rule { name: "exports", may_use: "api_error flash registry tasks" },
-    Rule { name: "swap", may_use: "api_error flash registry tasks" },
-    Rule { name: "remote_flash", may_use: "api_error flash peer_access qos registry tasks" },
-    Rule { name: "observe", may_use: "api_error peer_access qos registry settings swap tasks" },
-    Rule { name: "pools", may_use: "api_error flash observe peer_access registry remote_flash settings swap tasks" },
-    Rule { name: "disks", may_use: "api_error exports flash observe peer_access pools qos registry settings tasks" },
-    Rule { name: "ownership", may_use: "api_error peer_access pools registry" },
-    Rule { name: "migration", may_use: "api_error disks exports flash observe ownership peer_access pools qos registry settings tasks" },
-    Rule { name: "moves", may_use: "api_error disks exports flash migration observe ownership pools registry" },
-    Rule { name: "cluster", may_use: "api_error disks ending flash migration moves observe ownership registry remote_flash tasks" },
-    Rule { name: "hob_toml", may_use: "api_error disks flash pools qos registry settings tasks" },
-    Rule { name: "startup", may_use: "api_error disks exports flash hob_toml migration pools qos registry remote_flash settings swap tasks" },
-    Rule { name: "shutdown", may_use: "api_error ending exports flash migration pools registry" },
+    Rule { name: "flash", may_use: "" },
+    Rule { name: "peer_access", may_use: "" },
+    Rule { name: "registry", may_use: "flash" },
+    Rule { name: "tasks", may_use: "registry" },
+    Rule { name: "qos", may_use: "registry tasks" },
+    Rule { name: "exports", may_use: "flash registry tasks" },
+    Rule { name: "swap", may_use: "flash registry tasks" },
+    Rule { name: "remote_flash", may_use: "flash peer_access qos registry tasks" },
+    Rule { name: "observe", may_use: "peer_access qos registry swap tasks" },
+    Rule { name: "pools", may_use: "flash observe peer_access registry remote_flash swap tasks" },
+    Rule { name: "disks", may_use: "exports flash observe peer_access pools qos registry tasks" },
+    Rule { name: "ownership", may_use: "peer_access pools registry" },
+    Rule { name: "migration", may_use: "disks exports flash observe ownership peer_access pools qos registry tasks" },
+    Rule { name: "moves", may_use: "disks exports flash migration observe ownership pools registry" },
+    Rule { name: "cluster", may_use: "disks ending flash migration moves observe ownership registry remote_flash tasks" },
+    Rule { name: "hob_toml", may_use: "disks flash pools qos registry tasks" },
+    Rule { name: "startup", may_use: "disks exports flash hob_toml migration pools qos registry remote_flash swap tasks" },
+    Rule { name: "shutdown", may_use: "ending exports flash migration pools registry" },
     Rule { name: "events", may_use: "disks exports migration observe peer_access pools qos registry remote_flash" },
 ];
 
@@ -46,12 +52,12 @@ const RULES: &[Rule] = &[
 /// service changes it.
 const FIELDS_OF_ENTRIES: [&str; 4] = ["disks", "exports", "observe", "pools"];
 
-/// Maximum number of `impl Manager` blocks. New methods belong into a service.
-const MANAGER_BLOCKS_MAX: usize = 1;
+/// Maximum number of `impl Services` blocks. New methods belong into a service.
+const CONNECTING_BLOCKS_MAX: usize = 1;
 
-/// Maximum number of methods of `Manager`: it connects the services, and sets values before the
+/// Maximum number of methods of `Services`: it connects the services, and sets values before the
 /// start.
-const MANAGER_METHODS_MAX: usize = 5;
+const CONNECTING_METHODS_MAX: usize = 5;
 
 impl Rule {
     fn may_use(&self, name: &str) -> bool {
@@ -60,15 +66,15 @@ impl Rule {
     }
 }
 
-/// Returns the names of modules and items directly below `manager` that a file uses. `path` is
-/// relative to `manager/`.
-fn used(path: &str, text: &str) -> Vec<String> {
+/// Returns the names of modules and items directly below the module `root` that a file uses. `path`
+/// is relative to the folder of `root`, which is a path such as `crate::services::`.
+fn used(root: &str, path: &str, text: &str) -> Vec<String> {
     let code = code_only(text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text));
     let parts = path.trim_end_matches(".rs").split('/');
     let depth = parts.filter(|part| *part != "mod").count();
     let mut found = Vec::new();
-    for (at, _) in code.match_indices("daemon::manager::") {
-        found.extend(first_names(&code[at + "daemon::manager::".len()..]));
+    for (at, _) in code.match_indices(root) {
+        found.extend(first_names(&code[at + root.len()..]));
     }
     for (at, _) in code.match_indices("super::") {
         if code[..at].ends_with("super::") {
@@ -123,14 +129,14 @@ fn services_use_only_lower_layers() {
     let sources = sources();
     let mut broken = Vec::new();
     for rule in RULES {
-        let files = sources.iter().filter_map(|s| Some((s.path.strip_prefix(MANAGER)?, &s.text)));
+        let files = sources.iter().filter_map(|s| Some((s.path.strip_prefix(SERVICES)?, &s.text)));
         let mut files = files.filter(|(path, _)| is_below(path, rule.name)).peekable();
-        assert!(files.peek().is_some(), "{MANAGER}{} is gone", rule.name);
+        assert!(files.peek().is_some(), "{SERVICES}{} is gone", rule.name);
         for (path, text) in files {
-            let names = used(path, text).into_iter().filter(|name| !rule.may_use(name));
+            let names = used(BELOW, path, text).into_iter().filter(|name| !rule.may_use(name));
             broken.extend(names.map(|name| format!("{path} uses {name}")));
-            if identifiers(&code_only(text)).any(|(_, name)| name == "Manager") {
-                broken.push(format!("{path} names Manager"));
+            if identifiers(&code_only(text)).any(|(_, name)| name == "Services") {
+                broken.push(format!("{path} names Services"));
             }
         }
     }
@@ -140,7 +146,7 @@ fn services_use_only_lower_layers() {
 #[test]
 fn every_module_has_a_rule_and_uses_only_earlier_ones() {
     let sources = sources();
-    let root = format!("{}.rs", MANAGER.trim_end_matches('/'));
+    let root = format!("{}.rs", SERVICES.trim_end_matches('/'));
     let root = sources.iter().find(|s| s.path == root).expect("the file that connects the services");
     let code = code_only(&root.text);
     let modules = code.lines().filter_map(|line| line.trim_start_matches("pub(crate) ").strip_prefix("mod "));
@@ -156,29 +162,59 @@ fn every_module_has_a_rule_and_uses_only_earlier_ones() {
     none("RULES lists all modules from the lowest layer to the highest one", &broken);
 }
 
+/// Returns the cycles of modules: removes the lowest and highest modules until none can be removed.
+fn cycles(mut uses: BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let is_end = |uses: &BTreeMap<String, BTreeSet<String>>, name: &String| {
+        uses[name].is_empty() || !uses.values().any(|used| used.contains(name))
+    };
+    while let Some(end) = uses.keys().find(|name| is_end(&uses, name)).cloned() {
+        uses.remove(&end);
+        uses.values_mut().for_each(|used| _ = used.remove(&end));
+    }
+    uses.into_iter().map(|(name, used)| format!("{name} uses {used:?}")).collect()
+}
+
 #[test]
-fn the_manager_only_connects_the_services() {
+fn the_modules_of_the_daemon_form_no_cycle() {
     let sources = sources();
-    let below = sources.iter().filter(|s| s.path.starts_with(MANAGER.trim_end_matches('/')));
+    let tests = TestFiles::new(&sources);
+    let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !tests.contains(&source.path)) {
+        let Some(path) = source.path.strip_prefix(DAEMON).filter(|path| *path != "lib.rs") else { continue };
+        let name = path.split('/').next().unwrap_or(path).trim_end_matches(".rs");
+        uses.entry(name.to_owned()).or_default().extend(used("crate::", path, &source.text));
+    }
+    let modules: BTreeSet<String> = uses.keys().cloned().collect();
+    for (name, used) in &mut uses {
+        used.retain(|other| other != name && modules.contains(other));
+    }
+    assert!(uses["shard"].contains("shard_api"), "no uses are found");
+    none("a module of the daemon uses no module that uses it in turn", &cycles(uses));
+}
+
+#[test]
+fn the_struct_services_only_connects_the_services() {
+    let sources = sources();
+    let below = sources.iter().filter(|s| s.path.starts_with(SERVICES.trim_end_matches('/')));
     let code: Vec<String> = below.map(|s| code_only(&s.text)).collect();
-    let blocks: usize = code.iter().map(|code| code.matches("impl Manager {").count()).sum();
-    let block = |code: &String| Some(code.split("impl Manager {").nth(1)?.split("\n}\n").next()?.to_owned());
+    let blocks: usize = code.iter().map(|code| code.matches("impl Services {").count()).sum();
+    let block = |code: &String| Some(code.split("impl Services {").nth(1)?.split("\n}\n").next()?.to_owned());
     let methods: usize = code.iter().filter_map(block).map(|block| block.matches(" fn ").count()).sum();
     assert!(
-        blocks <= MANAGER_BLOCKS_MAX && methods <= MANAGER_METHODS_MAX,
-        "{blocks} `impl Manager` blocks with {methods} methods; {MANAGER_BLOCKS_MAX} with \
-         {MANAGER_METHODS_MAX} are allowed: put the new methods into a service"
+        blocks <= CONNECTING_BLOCKS_MAX && methods <= CONNECTING_METHODS_MAX,
+        "{blocks} `impl Services` blocks with {methods} methods; {CONNECTING_BLOCKS_MAX} with \
+         {CONNECTING_METHODS_MAX} are allowed: put the new methods into a service"
     );
 }
 
 #[test]
 fn uses_are_found() {
-    let text = "use super::super::flash;\nuse super::{Place, work};\nuse crate::daemon::manager::pools::{a, b};\n\
+    let text = "use super::super::flash;\nuse super::{Place, work};\nuse crate::services::pools::{a, b};\n\
         fn f() { super::super::tasks::g() }\n";
-    assert_eq!(used("swap/work.rs", text), ["flash", "pools", "tasks"]);
+    assert_eq!(used(BELOW, "swap/work.rs", text), ["flash", "pools", "tasks"]);
     assert_eq!(
-        used("swap/mod.rs", "use super::registry::{A, B};\nuse super::{c::{d, e}, f};"),
+        used(BELOW, "swap/mod.rs", "use super::registry::{A, B};\nuse super::{c::{d, e}, f};"),
         ["c", "f", "registry"]
     );
-    assert_eq!(used("tasks.rs", "use super::api_error::ApiError;"), ["api_error"]);
+    assert_eq!(used(BELOW, "tasks.rs", "use super::api_error::ApiError;"), ["api_error"]);
 }

@@ -40,7 +40,7 @@ impl Scope {
     }
 
     /// Parses a scope such as "several", "hob", "hob: shard/clients, upgrade" or "engine, hob:
-    /// manager".
+    /// services".
     fn of_modules(text: &str) -> Self {
         let mut name = "";
         let mut paths = Vec::new();
@@ -55,7 +55,7 @@ impl Scope {
         Self { text: text.to_owned(), paths, except: Vec::new() }
     }
 
-    /// Parses a scope such as "`crates/daemon/src` except `daemon/state`, `manager/swap`".
+    /// Parses a scope such as "`crates/daemon/src` except `daemon/state`, `services/swap`".
     fn of_paths(text: &str) -> Self {
         let (paths, except) = text.split_once(" except ").unwrap_or((text, ""));
         let quoted =

@@ -12,8 +12,8 @@ use hob_engine::cluster::{
 use tokio::sync::{mpsc, watch};
 
 use super::Membership;
-use super::clock::{LeaseClock, now};
 use super::store::{About, Names};
+use crate::lease_clock::{LeaseClock, now};
 use crate::shard_api::ShardHandle;
 
 /// Interval at which the published information about this host is compared.

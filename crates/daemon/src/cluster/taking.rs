@@ -8,7 +8,8 @@ use hob_engine::cluster::{
     Txn, Verdict,
 };
 
-use super::{Cluster, DiskMembership, GOES, LeaseClock, Membership, lock, now};
+use super::{Cluster, DiskMembership, GOES, Membership, lock};
+use crate::lease_clock::{LeaseClock, now};
 
 /// Time after the settle time for which an operator's `--force` is valid, in nanoseconds.
 const FORCE_NS_MAX: u64 = 10_000_000_000;

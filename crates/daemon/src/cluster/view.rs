@@ -7,7 +7,8 @@ use hob_control::{Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, C
 use hob_engine::cluster::{Member, OwnershipRecord};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{Cluster, DiskMembership, LIST_MAX, lock, now};
+use super::{Cluster, DiskMembership, LIST_MAX, lock};
+use crate::lease_clock::now;
 
 impl Cluster {
     /// Returns this host's state as a member.

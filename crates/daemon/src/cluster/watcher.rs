@@ -12,7 +12,8 @@ use hob_engine::cluster::{Member, OwnershipSnapshot, Tried, Waiting};
 use hob_engine::units::Instant;
 use tokio::sync::Notify;
 
-use super::{Cluster, OtherOwner, QUESTION_MAX, TakeError, Took, lock, now};
+use super::{Cluster, OtherOwner, QUESTION_MAX, TakeError, Took, lock};
+use crate::lease_clock::now;
 
 /// Pause after a watch that ended or could not start.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use hob_control::{Endpoint, check_name};
 use hob_storage::pool::is_segment_size;
 
+use super::definitions::{self, PoolShape};
 use super::source::{FINDINGS_MAX, Finding, Lines};
 use super::{ClusterConfig, Config, DiskEntry, check_nbd};
 use crate::hardware::ARENA_BYTES_MAX;
 use crate::image::check_format;
-use crate::manager::definitions::{self, PoolShape};
 use crate::mount;
 use crate::socket_access::SocketAccess;
 use crate::state::State;
@@ -84,7 +84,7 @@ pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
         }
     }
     for (number, store) in config.datastores.iter().enumerate() {
-        if let Err(what) = definitions::datastore_fault(store) {
+        if let Err(what) = store.settings() {
             found.add(&format!("datastore.{number}"), format!("datastore {}: {what}", store.name));
         }
     }

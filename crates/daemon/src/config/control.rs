@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use super::CONTROL_SOCKET;
 use super::check::Findings;
-use crate::http::Role;
 use crate::tls::{CertificateMatch, TlsFiles};
 
 /// Listeners of the control API, and access over TCP.
@@ -29,6 +28,26 @@ pub struct ControlConfig {
     /// Clients with a certificate, and their roles.
     #[serde(rename = "client")]
     pub clients: Vec<ClientEntry>,
+}
+
+/// The rights of a client of the control API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Read requests only.
+    ReadOnly,
+    /// All requests.
+    Admin,
+}
+
+impl Role {
+    /// Name in the configuration.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Role::ReadOnly => "read-only",
+            Role::Admin => "admin",
+        }
+    }
 }
 
 /// `[[control.token]]`: a token with its role.

@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 use super::ControlConfig;
 use super::check::Findings;
-use crate::manager::MigrationTls;
 
 /// Credentials of this host as a client of other daemons. Defaults are those of `[control.tls]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -18,6 +17,15 @@ pub(crate) struct MigrateConfig {
     pub(crate) key: Option<PathBuf>,
     /// CA certificates of other daemons, PEM.
     pub(crate) ca: Option<PathBuf>,
+}
+
+/// Files with certificates for migrations.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationTls {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Trusted certificate authorities.
+    pub(crate) ca: PathBuf,
 }
 
 impl MigrateConfig {

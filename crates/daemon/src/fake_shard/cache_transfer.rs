@@ -7,8 +7,7 @@ use hob_engine::io::{IoError, Op};
 use hob_engine::units::{DiskId, SessionId};
 
 use super::{State, Waiting};
-use crate::shard::{Progress, TransferCall};
-use crate::shard_api::{Answer, ShardError};
+use crate::shard_api::{Answer, Progress, ShardError, TransferCall};
 
 /// Bytes that the fake shard invalidates at once, in place of the whole disk.
 const FORGOTTEN: u64 = 4096;

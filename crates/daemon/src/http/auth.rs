@@ -14,11 +14,10 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hob_control::Problem;
-use serde::Deserialize;
 
 use super::extract::Answer;
 use super::page;
-use crate::config::ControlConfig;
+use crate::config::{ControlConfig, Role};
 use crate::half_open::Establish;
 use crate::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
@@ -28,29 +27,9 @@ const TOKEN_BYTES_MIN: usize = 16;
 /// The response header that tells a client its role.
 const ROLE: HeaderName = HeaderName::from_static("x-hob-role");
 
-/// The rights of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Role {
-    /// Read requests only.
-    ReadOnly,
-    /// All requests.
-    Admin,
-}
-
-impl Role {
-    /// Name in the configuration.
-    fn name(self) -> &'static str {
-        match self {
-            Role::ReadOnly => "read-only",
-            Role::Admin => "admin",
-        }
-    }
-
-    /// Returns true if the role permits this method.
-    fn may(self, method: &Method) -> bool {
-        self == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
-    }
+/// Returns true if a role permits this method.
+fn may(role: Role, method: &Method) -> bool {
+    role == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
 }
 
 /// A secret token, which is never printed.
@@ -196,7 +175,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
     };
     establish(&request);
     tracing::Span::current().record("caller", caller.name.as_str());
-    if !caller.role.may(request.method()) {
+    if !may(caller.role, request.method()) {
         tracing::info!("request refused: the client's role permits reading only");
         let problem = Problem::new(format!("{} has the role read-only", caller.name))
             .with_hint("use the token or certificate of an admin");

@@ -11,52 +11,52 @@ use serde::Deserialize;
 
 use super::endpoints::endpoints;
 use super::extract::Answer;
-use crate::manager::Manager;
+use crate::services::Services;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Returns this host's state as a member of its cluster.
     get "/v1/cluster"
     cluster() -> Cluster, "4XX" {
-        manager.cluster.view()
+        services.cluster.view()
     }
 
     /// Returns all members of the cluster.
     get "/v1/cluster/hosts"
     cluster_hosts() -> Vec<ClusterHost>, "4XX", "5XX" {
-        manager.cluster.hosts().await
+        services.cluster.hosts().await
     }
 
     /// Returns all disks that a host of the cluster has or had.
     get "/v1/cluster/disks"
     cluster_disks() -> Vec<ClusterDisk>, "4XX", "5XX" {
-        manager.cluster.disks().await
+        services.cluster.disks().await
     }
 
     /// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data
     /// in the flash of a failed host is lost.
     post "/v1/cluster/disks/{disk}/take"
     cluster_take(disk = "disk": "The disk"; take: ClusterTake) -> Disk, "4XX", "5XX" {
-        manager.cluster.take(disk, take.force).await
+        services.cluster.take(disk, take.force).await
     }
 
     /// Moves a disk from its current owner to another host of the cluster.
     post "/v1/cluster/disks/{disk}/move"
     cluster_move(disk = "disk": "The disk"; start: ClusterMoveStart) -> ClusterMove, "4XX", "5XX" {
-        manager.moves.order(disk, start).await
+        services.moves.order(disk, start).await
     }
 
     /// Cancels the move of a disk, if it is not too late.
     delete "/v1/cluster/disks/{disk}/move"
     cluster_move_cancel(disk = "disk": "The disk") -> ClusterMove, "4XX", "5XX" {
-        manager.moves.cancel(&disk).await
+        services.moves.cancel(&disk).await
     }
 
     /// Returns all current and recent moves of disks.
     get "/v1/cluster/moves"
     cluster_moves() -> Vec<ClusterMove>, "4XX", "5XX" {
-        manager.moves.all().await
+        services.moves.all().await
     }
 }
 
@@ -78,8 +78,8 @@ pub(super) struct Leaving {
     responses((status = 200, body = ClusterAdvice), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn advice(
-    State(manager): App,
+    State(services): App,
     Query(Leaving { leaving }): Query<Leaving>,
 ) -> Answer<ClusterAdvice> {
-    manager.cluster.advice(leaving.as_deref()).await.into()
+    services.cluster.advice(leaving.as_deref()).await.into()
 }

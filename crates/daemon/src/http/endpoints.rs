@@ -2,29 +2,32 @@
 //! the OpenAPI document.
 //!
 //! ```text
-//! endpoints! { manager;
+//! endpoints! { services;
 //!     /// Renames a bitmap.
 //!     post "/v1/disks/{disk}/bitmaps/{bitmap}"
 //!     bitmap_rename(disk = "disk": "The disk", bitmap = "bitmap": "Its name"; to: Rename)
 //!         -> Bitmaps, "4XX", "5XX" {
-//!         manager.exports.bitmap_rename(disk, bitmap, to).await
+//!         services.exports.bitmap_rename(disk, bitmap, to).await
 //!     }
 //! }
 //! ```
 //! The comment, the name (operation id), the descriptions of path parameters, the type of the body
-//! and the statuses of failures are those of the OpenAPI document. The block may use `?`.
-//! Handlers with query parameters, streams or peer certificates are written out.
+//! and the statuses of failures are those of the OpenAPI document. `; ?query: Form` before the body
+//! takes query parameters. The block may use `?`. Handlers with streams or peer certificates are
+//! written out.
 
 /// Defines `table()`, the router of the endpoints, and `Paths`, their OpenAPI document.
 macro_rules! endpoints {
-    ($manager:ident; $(
+    ($services:ident; $(
         $(#[$($attribute:tt)*])*
         $method:ident $path:tt
-        $name:ident($($part:ident = $key:tt: $about:tt),* $(; $body:ident: $Body:ty)?)
+        $name:ident(
+            $($part:ident = $key:tt: $about:tt),* $(; ?$query:ident: $Form:ident)? $(; $body:ident: $Body:ty)?
+        )
             -> $Answer:ty $(, $failure:tt)* $block:block
     )+) => {
         /// Returns the routes of the table.
-        pub(super) fn table() -> axum::Router<std::sync::Arc<crate::manager::Manager>> {
+        pub(super) fn table() -> axum::Router<std::sync::Arc<crate::services::Services>> {
             axum::Router::new()$(.route($path, axum::routing::$method($name)))+
         }
 
@@ -38,7 +41,7 @@ macro_rules! endpoints {
             #[utoipa::path(
                 $method,
                 path = $path,
-                params($(($key = String, Path, description = $about)),*),
+                params($(($key = String, Path, description = $about)),* $(, $Form)?),
                 $(request_body = $Body,)?
                 responses(
                     (status = 200, body = $Answer)
@@ -46,15 +49,16 @@ macro_rules! endpoints {
                 )
             )]
             async fn $name(
-                axum::extract::State($manager): axum::extract::State<
-                    std::sync::Arc<crate::manager::Manager>,
+                axum::extract::State($services): axum::extract::State<
+                    std::sync::Arc<crate::services::Services>,
                 >,
                 axum::extract::Path(($($part,)*)): axum::extract::Path<
                     ($($crate::http::endpoints::string_for!($part),)*)
                 >,
+                $($crate::http::extract::Parameters($query): $crate::http::extract::Parameters<$Form>,)?
                 $($crate::http::extract::Body($body): $crate::http::extract::Body<$Body>,)?
             ) -> $crate::http::extract::Answer<$Answer> {
-                let answer: Result<$Answer, crate::manager::ApiError> = async move { $block }.await;
+                let answer: Result<$Answer, crate::api_error::ApiError> = async move { $block }.await;
                 answer.into()
             }
         )+

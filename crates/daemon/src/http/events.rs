@@ -23,7 +23,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::extract::Answer;
 use super::listener::HangUp;
-use crate::manager::Manager;
+use crate::services::Services;
 
 /// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ const SLOW_MAX: Duration = Duration::from_secs(15);
 /// Sends events to all listeners.
 #[derive(Debug)]
 pub(super) struct EventBroadcaster {
-    manager: Arc<Manager>,
+    services: Arc<Services>,
     places: Arc<Semaphore>,
     /// The latest event; `None` without listeners.
     news: watch::Sender<Option<Bytes>>,
@@ -46,9 +46,9 @@ pub(super) struct EventBroadcaster {
 
 impl EventBroadcaster {
     /// Creates a broadcaster without listeners.
-    pub(super) fn new(manager: Arc<Manager>) -> Arc<EventBroadcaster> {
+    pub(super) fn new(services: Arc<Services>) -> Arc<EventBroadcaster> {
         Arc::new(EventBroadcaster {
-            manager,
+            services,
             places: Arc::new(Semaphore::new(LISTENERS_MAX)),
             news: watch::Sender::new(None),
             is_gathering: Mutex::new(false),
@@ -74,7 +74,7 @@ impl EventBroadcaster {
             if self.is_alone() {
                 return;
             }
-            let event = event(number, &self.manager.observe.snapshot().await);
+            let event = event(number, &self.services.observe.snapshot().await);
             self.news.send_replace(Some(event));
         }
     }

@@ -4,8 +4,9 @@ use std::io;
 
 use axum::Json;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hob_control::Problem;
@@ -15,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::manager::{ApiError, ErrorKind};
+use crate::api_error::{ApiError, ErrorKind};
 
 /// A JSON body of type `T`, whatever the content type is.
 pub(super) struct Body<T>(pub(super) T);
@@ -47,6 +48,26 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                 )
             },
         )
+    }
+}
+
+/// The query parameters of a request.
+pub(super) trait Form: DeserializeOwned {
+    /// The error if the parameters are wrong: those that the request may have.
+    const ALLOWED: &'static str;
+}
+
+/// Query parameters of type `T`.
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<S: Send + Sync, T: Form> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Answer<()>;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Parameters<T>, Answer<()>> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(form)) => Ok(Parameters(form)),
+            Err(_) => Err(Answer::no(StatusCode::BAD_REQUEST, T::ALLOWED)),
+        }
     }
 }
 

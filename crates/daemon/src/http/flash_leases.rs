@@ -11,22 +11,22 @@ use serde::Deserialize;
 
 use super::endpoints::endpoints;
 use super::extract::{Answer, Body, DataConnection};
-use crate::manager::{Ended, Manager};
+use crate::services::{Ended, Services};
 use crate::tls::PeerCertificate;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 type Shown = Option<Extension<PeerCertificate>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Returns the flash that this host lends to other hosts, and the flash that it uses of theirs.
     get "/v1/peers"
     peers() -> Peers {
-        Ok(manager.pools.peers())
+        Ok(services.pools.peers())
     }
 }
 
 /// Returns the routes of this file.
-pub(super) fn routes() -> Router<Arc<Manager>> {
+pub(super) fn routes() -> Router<Arc<Services>> {
     Router::new()
         .route("/v1/loans/{borrower}", post(ask))
         .route("/v1/loans/{borrower}/end", post(end))
@@ -47,12 +47,12 @@ fn name_of(shown: Shown) -> Option<String> {
     responses((status = 200, body = FlashLease), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn ask(
-    State(manager): App,
+    State(services): App,
     Path(borrower): Path<String>,
     shown: Shown,
     Body(ask): Body<FlashLeaseRequest>,
 ) -> Answer<FlashLease> {
-    manager.remote_flash.lend(borrower, ask, name_of(shown)).await.into()
+    services.remote_flash.lend(borrower, ask, name_of(shown)).await.into()
 }
 
 /// Parameters of ending a flash lease.
@@ -72,13 +72,13 @@ pub(super) struct EndQuery {
     responses((status = 200, body = Vec<String>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn end(
-    State(manager): App,
+    State(services): App,
     Path(borrower): Path<String>,
     Query(EndQuery { forget }): Query<EndQuery>,
     shown: Shown,
 ) -> Answer<Vec<String>> {
     let after = if forget { Ended::Forgotten } else { Ended::Known };
-    manager.remote_flash.end(borrower, name_of(shown), after).await.into()
+    services.remote_flash.end(borrower, name_of(shown), after).await.into()
 }
 
 /// Selects an incarnation of a flash lease: the number that changes each time the lending host
@@ -101,13 +101,13 @@ pub(super) struct Epoch {
     )
 )]
 pub(super) async fn data(
-    State(manager): App,
+    State(services): App,
     Path(borrower): Path<String>,
     Query(Epoch { epoch }): Query<Epoch>,
     shown: Shown,
     connection: DataConnection,
 ) -> Response {
-    let admitted = match manager.remote_flash.admit(&borrower, &epoch, name_of(shown)) {
+    let admitted = match services.remote_flash.admit(&borrower, &epoch, name_of(shown)) {
         Ok(admitted) => admitted,
         Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };

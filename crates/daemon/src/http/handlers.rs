@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body as HttpBody;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Path, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
@@ -17,84 +15,84 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::endpoints::endpoints;
-use super::extract::{Answer, Body};
+use super::extract::{Answer, Form};
 use super::trace::TraceBody;
-use crate::manager::Manager;
+use crate::services::Services;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Returns the versions of the daemon and of its API.
     get "/v1/version"
     version() -> Version {
-        Ok(manager.observe.version())
+        Ok(services.observe.version())
     }
 
     /// Returns all pools.
     get "/v1/pools"
     pools() -> Vec<Pool> {
-        Ok(manager.observe.pools())
+        Ok(services.observe.pools())
     }
 
     /// Creates a pool.
     post "/v1/pools"
     pool_create(; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
-        manager.pools.pool_create(create).await
+        services.pools.pool_create(create).await
     }
 
     /// Returns a pool.
     get "/v1/pools/{pool}"
     pool(pool = "pool": "Its name") -> Pool, 404 {
-        manager.observe.pool(&pool)
+        services.observe.pool(&pool)
     }
 
     /// Removes a pool that no cache uses.
     delete "/v1/pools/{pool}"
     pool_remove(pool = "pool": "Its name") -> PoolChanged, "4XX", "5XX" {
-        manager.pools.pool_remove(pool).await
+        services.pools.pool_remove(pool).await
     }
 
     /// Returns a pool's devices.
     get "/v1/pools/{pool}/devices"
     devices(pool = "pool": "The pool") -> Vec<Device>, 404 {
-        manager.observe.pool(&pool).map(|pool| pool.devices)
+        services.observe.pool(&pool).map(|pool| pool.devices)
     }
 
     /// Adds a device to a pool.
     post "/v1/pools/{pool}/devices"
     device_add(pool = "pool": "The pool"; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
-        manager.pools.device_add(pool, add).await
+        services.pools.device_add(pool, add).await
     }
 
     /// Returns the effects of a pool change on caches and dirty data, without making the change.
     post "/v1/pools/{pool}/preview"
     pool_preview(pool = "pool": "The pool"; change: PlannedPoolChange) -> Preview, "4XX", "5XX" {
-        manager.disks.pool_preview(&pool, &change).await
+        services.disks.pool_preview(&pool, &change).await
     }
 
     /// Returns all disks.
     get "/v1/disks"
     disks() -> Vec<Disk> {
-        Ok(manager.observe.disks())
+        Ok(services.observe.disks())
     }
 
     /// Adds a disk and serves it.
     post "/v1/disks"
     disk_add(; add: DiskAdd) -> DiskChanged, "4XX", "5XX" {
-        manager.disks.disk_add(add).await
+        services.disks.disk_add(add).await
     }
 
     /// Returns a disk.
     get "/v1/disks/{disk}"
     disk(disk = "disk": "Its name") -> Disk, 404 {
-        manager.observe.disk(&disk)
+        services.observe.disk(&disk)
     }
 
     /// Returns the effects of a change on cached data, dirty data and clients, without making the
     /// change.
     post "/v1/disks/{disk}/preview"
     preview(disk = "disk": "The disk"; change: PlannedChange) -> Preview, "4XX", "5XX" {
-        manager.disks.preview(&disk, &change).await
+        services.disks.preview(&disk, &change).await
     }
 
     /// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk
@@ -102,21 +100,21 @@ endpoints! { manager;
     /// request is harmless.
     post "/v1/disks/{disk}/drain"
     drain(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
-        manager.pools.drain(disk).await
+        services.pools.drain(disk).await
     }
 
     /// Changes a disk's own settings while it is served. Requests that already wait for the backing
     /// follow the new limit too.
     patch "/v1/disks/{disk}"
     disk_patch(disk = "disk": "The disk"; patch: DiskPatch) -> DiskChanged, "4XX", "5XX" {
-        manager.disks.disk_patch(disk, patch).await
+        services.disks.disk_patch(disk, patch).await
     }
 
     /// Grows a disk while it is served, to the size of its backing. With a size, a raw file is
     /// enlarged first.
     post "/v1/disks/{disk}/resize"
     disk_resize(disk = "disk": "The disk"; resize: DiskResize) -> DiskChanged, "4XX", "5XX" {
-        manager.disks.disk_resize(disk, resize).await
+        services.disks.disk_resize(disk, resize).await
     }
 
     /// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
@@ -125,14 +123,14 @@ endpoints! { manager;
     disk_event(disk = "disk": "The disk"; report: EventReport) -> DiskChanged, "4XX", "5XX" {
         let EventReport { event, discard_dirty } = report;
         let change = PlannedChange::Event { event };
-        manager.disks.check_discard(&disk, &change, discard_dirty).await?;
-        manager.disks.disk_event(disk, event).await
+        services.disks.check_discard(&disk, &change, discard_dirty).await?;
+        services.disks.disk_event(disk, event).await
     }
 
     /// Stops a drain before it is complete.
     delete "/v1/disks/{disk}/drain"
     drain_stop(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
-        manager.pools.drain_stop(disk).await
+        services.pools.drain_stop(disk).await
     }
 
     /// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
@@ -140,43 +138,94 @@ endpoints! { manager;
     /// BYTES`.
     post "/v1/disks/{disk}/cache/export-dirty"
     export_dirty(disk = "disk": "The disk"; export: ExportDirty) -> DiskChanged, "4XX", "5XX" {
-        manager.disks.export_dirty(disk, export).await
+        services.disks.export_dirty(disk, export).await
     }
 
     /// Returns a disk's cache; null if it has none.
     get "/v1/disks/{disk}/cache"
     cache(disk = "disk": "The disk") -> Option<Cache>, 404 {
-        manager.observe.disk(&disk).map(|disk| disk.cache)
+        services.observe.disk(&disk).map(|disk| disk.cache)
     }
 
     /// Gives a disk a cache.
     put "/v1/disks/{disk}/cache"
     cache_enable(disk = "disk": "The disk"; enable: CacheEnable) -> DiskChanged, "4XX", "5XX" {
-        manager.pools.cache_enable(disk, enable).await
+        services.pools.cache_enable(disk, enable).await
     }
 
     /// Changes the size or settings of a cache.
     patch "/v1/disks/{disk}/cache"
     cache_patch(disk = "disk": "The disk"; patch: CachePatch) -> DiskChanged, "4XX", "5XX" {
-        manager.pools.cache_patch(disk, patch).await
+        services.pools.cache_patch(disk, patch).await
     }
 
     /// Empties a cache.
     post "/v1/disks/{disk}/cache/clear"
     cache_clear(disk = "disk": "The disk") -> DiskChanged, "4XX", "5XX" {
-        manager.pools.cache_clear(disk).await
+        services.pools.cache_clear(disk).await
     }
 
     /// Returns a disk's statistics.
     get "/v1/disks/{disk}/stats"
     stats(disk = "disk": "The disk") -> DiskStats, "4XX", "5XX" {
-        manager.observe.stats(&disk).await
+        services.observe.stats(&disk).await
     }
 
     /// Explains why a disk's I/O is, or is not, served from flash.
     get "/v1/disks/{disk}/explain"
     explain(disk = "disk": "The disk") -> Explanation, "4XX", "5XX" {
-        manager.observe.explain(&disk).await
+        services.observe.explain(&disk).await
+    }
+
+    /// Switches allocation from a device on or off. Segments in use on the device stay.
+    patch "/v1/pools/{pool}/devices"
+    device_set(pool = "pool": "The pool"; ?device: WhichDevice; patch: DevicePatch)
+        -> PoolChanged, "4XX", "5XX" {
+        services.pools.device_set(pool, device.path, patch).await
+    }
+
+    /// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
+    /// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
+    delete "/v1/pools/{pool}/devices"
+    device_remove(pool = "pool": "The pool"; ?removal: DeviceRemoval) -> PoolChanged, "4XX", "5XX" {
+        let DeviceRemoval { path, discard_dirty } = removal;
+        let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+        services.disks.check_pool_discard(&pool, &change, discard_dirty).await?;
+        services.pools.device_remove(pool, path).await
+    }
+
+    /// Removes a disk after draining its dirty data. The backing keeps its data.
+    delete "/v1/disks/{disk}"
+    disk_remove(disk = "disk": "Its name"; ?removal: Removal) -> DiskChanged, "4XX", "5XX" {
+        let clients = if removal.force { OnClients::Disconnect } else { OnClients::Refuse };
+        services.disks.check_unused(&disk, clients).await?;
+        services.disks.disk_remove_from(disk, on_dirty(removal.discard_dirty), clients).await
+    }
+
+    /// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
+    /// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
+    post "/v1/disks/{disk}/cache/discard-dirty"
+    discard_dirty(disk = "disk": "The disk"; ?dirty: WhatOfDirty) -> DiskChanged, "4XX", "5XX" {
+        services.disks.check_discard(&disk, &PlannedChange::DiscardDirty, dirty.discard_dirty).await?;
+        services.disks.discard_dirty(disk).await
+    }
+
+    /// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
+    /// Refused without `discard_dirty=true` while the cache has or may have dirty data.
+    delete "/v1/pools/{pool}/orphans/{owner}"
+    orphan_discard(
+        pool = "pool": "The pool", owner = "owner": "32 hexadecimal digits, as shown by the pool";
+        ?dirty: WhatOfDirty
+    ) -> PoolChanged, "4XX", "5XX" {
+        let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
+        services.disks.check_pool_discard(&pool, &change, dirty.discard_dirty).await?;
+        services.disks.orphan_discard(pool, owner).await
+    }
+
+    /// Removes a disk's cache after draining its dirty data.
+    delete "/v1/disks/{disk}/cache"
+    cache_disable(disk = "disk": "The disk"; ?dirty: WhatOfDirty) -> DiskChanged, "4XX", "5XX" {
+        services.disks.cache_disable(disk, on_dirty(dirty.discard_dirty)).await
     }
 }
 
@@ -189,36 +238,20 @@ pub(super) async fn openapi() -> impl IntoResponse {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct WhichDevice {
+struct WhichDevice {
     /// Path of the device.
     path: String,
 }
 
-/// Switches allocation from a device on or off. Segments in use on the device stay.
-#[utoipa::path(
-    patch,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), WhichDevice),
-    request_body = DevicePatch,
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn device_set(
-    State(manager): App,
-    Path(pool): Path<String>,
-    query: Result<Query<WhichDevice>, QueryRejection>,
-    Body(patch): Body<DevicePatch>,
-) -> Answer<PoolChanged> {
-    match query {
-        Ok(Query(device)) => manager.pools.device_set(pool, device.path, patch).await.into(),
-        Err(_) => no_path("PATCH"),
-    }
+impl Form for WhichDevice {
+    const ALLOWED: &'static str = "name the device: PATCH …/devices?path=/dev/nvme0n1";
 }
 
 /// Selects the device to remove.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct DeviceRemoval {
+struct DeviceRemoval {
     /// Path of the device.
     path: String,
     /// Lose dirty data on a missing device. Otherwise, such a device stays while a disk may need
@@ -227,47 +260,29 @@ pub(super) struct DeviceRemoval {
     discard_dirty: bool,
 }
 
-/// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
-/// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
-#[utoipa::path(
-    delete,
-    path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), DeviceRemoval),
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn device_remove(
-    State(manager): App,
-    Path(pool): Path<String>,
-    query: Result<Query<DeviceRemoval>, QueryRejection>,
-) -> Answer<PoolChanged> {
-    let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
-    let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, discard_dirty).await {
-        return Answer::from(Err(error));
-    }
-    manager.pools.device_remove(pool, path).await.into()
-}
-
-fn no_path<T>(method: &str) -> Answer<T> {
-    let problem = Problem::new(format!("name the device: {method} …/devices?path=/dev/nvme0n1"));
-    Answer::No(StatusCode::BAD_REQUEST, problem)
+impl Form for DeviceRemoval {
+    const ALLOWED: &'static str = "name the device: DELETE …/devices?path=/dev/nvme0n1";
 }
 
 /// Selects what happens to dirty data.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct WhatOfDirty {
+struct WhatOfDirty {
     /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
+}
+
+impl Form for WhatOfDirty {
+    const ALLOWED: &'static str = "the only parameter of this request is ?discard_dirty=true";
 }
 
 /// Selects what happens to dirty data and to clients when a disk is removed.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Removal {
+struct Removal {
     /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
@@ -276,110 +291,14 @@ pub(super) struct Removal {
     force: bool,
 }
 
-impl WhatOfDirty {
-    fn read(query: Result<Query<WhatOfDirty>, QueryRejection>) -> Result<OnDirty, Problem> {
-        match query {
-            Ok(Query(WhatOfDirty { discard_dirty: true })) => Ok(OnDirty::Discard),
-            Ok(_) => Ok(OnDirty::Drain),
-            Err(_) => Err(Problem::new("the only parameter of this request is ?discard_dirty=true")),
-        }
-    }
+impl Form for Removal {
+    const ALLOWED: &'static str =
+        "the only parameters of this request are ?discard_dirty=true and ?force=true";
 }
 
-/// Removes a disk after draining its dirty data. The backing keeps its data.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}",
-    params(("disk" = String, Path, description = "Its name"), Removal),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn disk_remove(
-    State(manager): App,
-    Path(disk): Path<String>,
-    query: Result<Query<Removal>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    let Ok(Query(Removal { discard_dirty, force })) = query else {
-        let problem = Problem::new(
-            "the only parameters of this request are ?discard_dirty=true and \
-            ?force=true",
-        );
-        return Answer::No(StatusCode::BAD_REQUEST, problem);
-    };
-    let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
-    if let Err(error) = manager.disks.check_unused(&disk, clients).await {
-        return Answer::from(Err(error));
-    }
-    let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
-    manager.disks.disk_remove_from(disk, dirty, clients).await.into()
-}
-
-/// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
-/// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
-#[utoipa::path(
-    post,
-    path = "/v1/disks/{disk}/cache/discard-dirty",
-    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn discard_dirty(
-    State(manager): App,
-    Path(disk): Path<String>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    let may_lose = match WhatOfDirty::read(query) {
-        Ok(dirty) => dirty == OnDirty::Discard,
-        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
-    };
-    if let Err(error) = manager.disks.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
-        return Answer::from(Err(error));
-    }
-    manager.disks.discard_dirty(disk).await.into()
-}
-
-/// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
-/// Refused without `discard_dirty=true` while the cache has or may have dirty data.
-#[utoipa::path(
-    delete,
-    path = "/v1/pools/{pool}/orphans/{owner}",
-    params(
-        ("pool" = String, Path, description = "The pool"),
-        ("owner" = String, Path, description = "32 hexadecimal digits, as shown by the pool"),
-        WhatOfDirty
-    ),
-    responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn orphan_discard(
-    State(manager): App,
-    Path((pool, owner)): Path<(String, String)>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<PoolChanged> {
-    let may_lose = match WhatOfDirty::read(query) {
-        Ok(dirty) => dirty == OnDirty::Discard,
-        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
-    };
-    let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
-    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, may_lose).await {
-        return Answer::from(Err(error));
-    }
-    manager.disks.orphan_discard(pool, owner).await.into()
-}
-
-/// Removes a disk's cache after draining its dirty data.
-#[utoipa::path(
-    delete,
-    path = "/v1/disks/{disk}/cache",
-    params(("disk" = String, Path, description = "The disk"), WhatOfDirty),
-    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
-)]
-pub(super) async fn cache_disable(
-    State(manager): App,
-    Path(disk): Path<String>,
-    query: Result<Query<WhatOfDirty>, QueryRejection>,
-) -> Answer<DiskChanged> {
-    match WhatOfDirty::read(query) {
-        Ok(dirty) => manager.disks.cache_disable(disk, dirty).await.into(),
-        Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
-    }
+/// Returns what happens to dirty data.
+fn on_dirty(discard_dirty: bool) -> OnDirty {
+    if discard_dirty { OnDirty::Discard } else { OnDirty::Drain }
 }
 
 /// Records a disk's requests until the client disconnects or the disk is removed. A disk has one
@@ -400,8 +319,8 @@ pub(super) async fn cache_disable(
         (status = "5XX", body = Problem)
     )
 )]
-pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Response {
-    match manager.observe.record(&disk).await {
+pub(super) async fn trace(State(services): App, Path(disk): Path<String>) -> Response {
+    match services.observe.record(&disk).await {
         Ok(recording) => {
             let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
             (headers, HttpBody::new(TraceBody::new(recording))).into_response()

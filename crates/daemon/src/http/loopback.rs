@@ -20,10 +20,11 @@ use hob_control::client::{Client, ClientError};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use super::auth::{self, Access, Role};
+use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::extract::Answer;
 use super::listener::{CONNECTIONS_MAX, connection};
+use crate::config::Role;
 use crate::half_open::HalfOpenConnections;
 use crate::watchdog::contained_task;
 

@@ -16,39 +16,39 @@ use serde::Deserialize;
 
 use super::endpoints::endpoints;
 use super::extract::{Answer, Body, DataConnection};
-use crate::manager::{CHANGED_BYTES_MAX, CallIn, Manager};
+use crate::services::{CHANGED_BYTES_MAX, CallIn, Services};
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Starts the migration of a disk with its cache to another host.
     post "/v1/disks/{disk}/migration"
     migration_start(disk = "disk": "The disk"; start: MigrationStart) -> Migration, "4XX", "5XX" {
-        manager.migrations.migrate(disk, start).await
+        services.migrations.migrate(disk, start).await
     }
 
     /// Returns the progress of a disk's migration, or the result of the last one.
     get "/v1/disks/{disk}/migration"
     migration(disk = "disk": "The disk") -> Migration, "4XX" {
-        manager.migrations.migration(&disk)
+        services.migrations.migration(&disk)
     }
 
     /// Cancels the migration of a disk.
     delete "/v1/disks/{disk}/migration"
     migration_cancel(disk = "disk": "The disk") -> Migration, "4XX", "5XX" {
-        manager.migrations.order(&disk, Order::Cancel).await
+        services.migrations.order(&disk, Order::Cancel).await
     }
 
     /// Hands a migrating disk over now.
     post "/v1/disks/{disk}/migration/finish"
     migration_finish(disk = "disk": "The disk") -> Migration, "4XX", "5XX" {
-        manager.migrations.order(&disk, Order::Finish).await
+        services.migrations.order(&disk, Order::Finish).await
     }
 
     /// Takes a migrated disk back. The other host must never serve it again.
     post "/v1/disks/{disk}/migration/take-back"
     migration_take_back(disk = "disk": "The disk"; take: TakeBack) -> DiskChanged, "4XX", "5XX" {
-        manager.migrations.take_back(disk, take.force).await
+        services.migrations.take_back(disk, take.force).await
     }
 }
 
@@ -57,7 +57,7 @@ endpoints! { manager;
 const PAGE_BYTES_MAX: usize = 128 << 10;
 
 /// Returns the routes of this file.
-pub(super) fn routes() -> Router<Arc<Manager>> {
+pub(super) fn routes() -> Router<Arc<Services>> {
     Router::new()
         .route("/v1/disks/{disk}/arrival/arrive", post(arrive))
         .route(
@@ -79,12 +79,12 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
     responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn arrive(
-    State(manager): App,
+    State(services): App,
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
     Body(arrival): Body<Arrival>,
 ) -> Answer<CallAnswer> {
-    manager.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
+    services.migrations.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
 }
 
 /// For other hosts: invalidates changed ranges.
@@ -101,12 +101,12 @@ pub(super) async fn arrive(
     responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn changed(
-    State(manager): App,
+    State(services): App,
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.migrations.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
+    services.migrations.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
 }
 
 /// Selects a page of the list.
@@ -130,13 +130,13 @@ pub(super) struct ListPage {
     responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn list(
-    State(manager): App,
+    State(services): App,
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
     Query(ListPage { page, last }): Query<ListPage>,
     body: Bytes,
 ) -> Answer<CallAnswer> {
-    manager.migrations.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
+    services.migrations.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
 }
 
 /// For other hosts: `yours`, `cancel` or `look`.
@@ -154,7 +154,7 @@ pub(super) async fn list(
     responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn call(
-    State(manager): App,
+    State(services): App,
     Path((disk, call)): Path<(String, String)>,
     Query(session): Query<CarrySession>,
     body: Bytes,
@@ -167,7 +167,7 @@ pub(super) async fn call(
         "look" => CallIn::Look,
         _ => return Answer::No(StatusCode::NOT_FOUND, Problem::new("there is no such call")),
     };
-    manager.migrations.call_in(disk, session, call).await.into()
+    services.migrations.call_in(disk, session, call).await.into()
 }
 
 /// Role of this host for the connection.
@@ -190,13 +190,13 @@ pub(super) struct DataOf {
     )
 )]
 pub(super) async fn data(
-    State(manager): App,
+    State(services): App,
     Path(disk): Path<String>,
     Query(session): Query<CarrySession>,
     Query(DataOf { former }): Query<DataOf>,
     connection: DataConnection,
 ) -> Response {
-    let taker = match manager.migrations.data_in(&disk, &session, former) {
+    let taker = match services.migrations.data_in(&disk, &session, former) {
         Ok(taker) => taker,
         Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };

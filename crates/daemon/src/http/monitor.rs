@@ -13,22 +13,22 @@ use utoipa::IntoParams;
 
 use super::endpoints::endpoints;
 use super::extract::Answer;
-use crate::manager::Manager;
 use crate::metrics::{Form, Latencies};
+use crate::services::Services;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Returns the health as JSON.
     get "/v1/health"
     health() -> Health {
-        Ok(manager.observe.health().await)
+        Ok(services.observe.health().await)
     }
 
     /// Returns a few counters of each disk.
     get "/v1/load"
     load() -> Vec<DiskLoad> {
-        Ok(manager.observe.load().await)
+        Ok(services.observe.load().await)
     }
 }
 
@@ -43,8 +43,8 @@ endpoints! { manager;
         (status = 503, description = "`degraded`, and a line for each problem", body = String)
     )
 )]
-pub(super) async fn healthz(State(manager): App) -> Response {
-    let health = manager.observe.health().await;
+pub(super) async fn healthz(State(services): App) -> Response {
+    let health = services.observe.health().await;
     let mut text = String::new();
     let status = match health.status {
         HealthStatus::Ok => StatusCode::OK,
@@ -85,7 +85,7 @@ enum LatencyBy {
     responses((status = 200, description = "The metrics", content_type = "text/plain", body = String))
 )]
 pub(super) async fn metrics(
-    State(manager): App,
+    State(services): App,
     headers: HeaderMap,
     query: Result<Query<WhichMetrics>, QueryRejection>,
 ) -> Response {
@@ -99,6 +99,6 @@ pub(super) async fn metrics(
     });
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let form = Form::accepted(accept);
-    let text = manager.observe.metrics(form, latencies).await;
+    let text = services.observe.metrics(form, latencies).await;
     ([(CONTENT_TYPE, form.media_type()), (CACHE_CONTROL, "no-store")], text).into_response()
 }

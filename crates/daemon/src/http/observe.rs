@@ -13,28 +13,28 @@ use utoipa::IntoParams;
 
 use super::endpoints::endpoints;
 use super::extract::Answer;
-use crate::manager::Manager;
+use crate::services::Services;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-endpoints! { manager;
+endpoints! { services;
     /// Resets a disk's histograms, and returns the empty histograms. Other counters continue.
     delete "/v1/disks/{disk}/histograms"
     histograms_reset(disk = "disk": "The disk") -> DiskHistograms, "4XX", "5XX" {
-        manager.observe.histograms_reset(&disk).await
+        services.observe.histograms_reset(&disk).await
     }
 
     /// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated
     /// while the disk is served.
     get "/v1/disks/{disk}/curve"
     curve(disk = "disk": "The disk") -> DiskCurve, "4XX", "5XX" {
-        manager.observe.curve(&disk).await
+        services.observe.curve(&disk).await
     }
 
     /// Discards the curves of a disk, and returns the empty curves.
     delete "/v1/disks/{disk}/curve"
     curve_reset(disk = "disk": "The disk") -> DiskCurve, "4XX", "5XX" {
-        manager.observe.curve_reset(&disk).await
+        services.observe.curve_reset(&disk).await
     }
 }
 
@@ -78,7 +78,7 @@ impl Form {
     )
 )]
 pub(super) async fn histograms(
-    State(manager): App,
+    State(services): App,
     Path(disk): Path<String>,
     query: Result<Query<Form>, QueryRejection>,
     headers: HeaderMap,
@@ -87,7 +87,7 @@ pub(super) async fn histograms(
         Ok(is_csv) => is_csv,
         Err(problem) => return Answer::<()>::No(StatusCode::BAD_REQUEST, problem).into_response(),
     };
-    match manager.observe.histograms(&disk).await {
+    match services.observe.histograms(&disk).await {
         Ok(found) if is_csv => ([(CONTENT_TYPE, "text/csv")], found.to_csv()).into_response(),
         found => Answer::from(found).into_response(),
     }

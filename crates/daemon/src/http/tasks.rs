@@ -8,11 +8,12 @@ use axum::routing::{delete, get, post};
 use hob_control::{Problem, Task};
 
 use super::extract::Answer;
-use crate::manager::{ApiError, Manager};
+use crate::api_error::ApiError;
+use crate::services::Services;
 
-type App = State<Arc<Manager>>;
+type App = State<Arc<Services>>;
 
-pub(super) fn routes() -> Router<Arc<Manager>> {
+pub(super) fn routes() -> Router<Arc<Services>> {
     Router::new()
         .route("/v1/tasks", get(list))
         .route("/v1/tasks/{task}", delete(cancel))
@@ -27,8 +28,8 @@ fn number(task: &str) -> Result<u64, ApiError> {
 /// changes are listed until they are acknowledged. Of the other ended changes, the last 20 are
 /// listed.
 #[utoipa::path(get, path = "/v1/tasks", responses((status = 200, body = Vec<Task>)))]
-pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
-    Answer::Yes(manager.pools.tasks_view())
+pub(super) async fn list(State(services): App) -> Answer<Vec<Task>> {
+    Answer::Yes(services.pools.tasks_view())
 }
 
 /// Cancels a task that drains a disk (`can_cancel`): the drain stops, and a change that waited for
@@ -39,9 +40,9 @@ pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
     params(("task" = u64, Path, description = "Its number")),
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
-pub(super) async fn cancel(State(manager): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
+pub(super) async fn cancel(State(services): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
     match number(&task) {
-        Ok(id) => manager.pools.task_cancel(id).await.into(),
+        Ok(id) => services.pools.task_cancel(id).await.into(),
         Err(error) => Answer::from(Err(error)),
     }
 }
@@ -53,6 +54,6 @@ pub(super) async fn cancel(State(manager): App, Path(task): Path<String>) -> Ans
     params(("task" = u64, Path, description = "Its number")),
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem))
 )]
-pub(super) async fn acknowledge(State(manager): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
-    number(&task).and_then(|id| manager.pools.task_acknowledge(id)).into()
+pub(super) async fn acknowledge(State(services): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
+    number(&task).and_then(|id| services.pools.task_acknowledge(id)).into()
 }

@@ -33,14 +33,14 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
             ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
                 .await
                 .unwrap();
-        tokio::spawn(listener.serve(router(manager())));
+        tokio::spawn(listener.serve(router(services())));
         test(dir.path(), endpoint).await;
     });
 }
 
-fn manager() -> Arc<Manager> {
+fn services() -> Arc<Services> {
     let (shard, _) = FakeShard::start();
-    Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory)
+    Services::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory)
 }
 
 /// Returns the status and body of the response to a hand-written request.

@@ -12,7 +12,7 @@ use hob_control::{FRAME_RECORDS_MAX, TraceFrame};
 use hyper::body::{Body, Bytes, Frame};
 use tokio::time::{Interval, MissedTickBehavior};
 
-use crate::manager::Recording;
+use crate::services::Recording;
 
 /// Interval between two frames, as long as one frame has room for all records.
 const FRAME_EVERY: Duration = Duration::from_millis(50);

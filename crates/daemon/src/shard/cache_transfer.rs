@@ -6,24 +6,20 @@
 //! is free.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
 
 use hob_engine::command::{Command, CommandError, Role};
 use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::migration::{Pull, Pulled, Puller};
 use hob_engine::outcome::Outcome;
-use hob_engine::regions::Regions;
 use hob_engine::units::{BufferId, DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 use hob_engine::{Engine, REQUEST_BYTES_MAX};
-use hob_nbd::server::handshake::Negotiated;
 use hob_storage::backing::Backing;
 use hob_storage::ring::Ring;
 
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
 use super::commands::Waiting;
-use crate::nbd_listener::{ConnectionPermit, Transport};
-use crate::shard_api::{Answer, ShardError};
+use crate::shard_api::{Answer, PeerAttachment, Progress, ShardError, TransferCall, Transport};
 
 /// Bit in the upper half of a request id that marks requests of the daemon. Session numbers of
 /// clients are smaller.
@@ -44,69 +40,6 @@ const BUSY_NS: u64 = 20_000_000;
 
 /// Pause of a disk's pulls after the other host failed to deliver data, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000_000;
-
-/// A call to a shard about a migrating disk. Each call that has an answer channel is answered once.
-#[derive(Debug)]
-pub(crate) enum TransferCall {
-    /// Set the role of this host for the disk.
-    Own(Role, Answer<()>),
-    /// Start or stop recording which regions of the disk are written.
-    Watch(bool, Answer<()>),
-    /// Return the regions of the disk that were written since the last `TakeChanged`, or `None` if
-    /// there are none.
-    TakeChanged(Answer<Option<Box<Regions>>>),
-    /// Return the blocks of the disk's cache, hottest first.
-    Hottest(Answer<Vec<u64>>),
-    /// Return the valid sector ranges in these cache blocks.
-    Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
-    /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
-    Flush(Op, Answer<()>),
-    /// Invalidate these sector ranges in the cache, and pull the parts again that were already
-    /// pulled.
-    Forget(Vec<(u64, u64)>, Answer<()>),
-    /// Add sector ranges that the other host has in its cache to the list of data to pull.
-    Listed(Vec<(u64, u64)>, Answer<()>),
-    /// Start to pull the listed ranges.
-    Pull,
-    /// Return how far the pull of the disk's cache has come.
-    Progress(Answer<Progress>),
-    /// Make this host the owner of the disk. Pulls stop until the next [`TransferCall::Pull`].
-    TakeOver(Answer<()>),
-    /// Read missing data from another host: the owner of the disk, or its previous owner.
-    SetPeer(Backing),
-    /// Stop reading from the other host.
-    LeavePeer,
-    /// Invalidate the whole cache of the disk and clear the list of data to pull.
-    Restart(Answer<()>),
-    /// Serve the disk to another host through this connection.
-    AttachPeer(Box<PeerAttachment>),
-}
-
-/// An NBD connection through which another host reads a disk.
-#[derive(Debug)]
-pub(crate) struct PeerAttachment {
-    pub(crate) socket: OwnedFd,
-    /// Result of the NBD negotiation.
-    pub(crate) negotiated: Negotiated,
-    /// Bytes received after the negotiation.
-    pub(crate) leftover: Vec<u8>,
-    /// Connection permit, returned when the connection ends.
-    pub(crate) permit: ConnectionPermit,
-}
-
-/// Progress of pulling a disk's cache from another host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
-    pub(crate) pulled_bytes: u64,
-    /// Bytes among `pulled_bytes` that were pulled more than once because they were written
-    /// meanwhile.
-    pub(crate) again_bytes: u64,
-    pub(crate) left_bytes: u64,
-    /// Number of ranges that wait to be pulled.
-    pub(crate) ranges: u64,
-    /// True while the disk still reads from its previous owner.
-    pub(crate) has_peer: bool,
-}
 
 /// Pull of one disk's cache from another host.
 struct CacheTransfer {

@@ -8,22 +8,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use hob_engine::Engine;
-use hob_engine::io::{BufferSlice, IoError, Op, Promote, Reply};
-use hob_engine::units::{BufferId, DiskId, Instant, RequestId, SessionId};
-use hob_frontends::Payload;
+use hob_engine::io::{IoError, Op, Promote, Reply};
+use hob_engine::units::{DiskId, Instant, RequestId, SessionId};
 use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
-use hob_frontends::vhost_user::memory::GuestRun;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
 use hob_nbd::wire::REQUEST_BYTES;
-use hob_storage::buffers::Arena;
 use hob_storage::ring::{Completion, Fd, FdClass, Returned, Ring, RxBuf};
 use hob_storage::token::Token;
 
+use super::gate::{Gate, may_have_room, ungated};
 use super::maps;
 use super::recorders::Recorders;
-use crate::nbd_listener::{ConnectionPermit, Transport};
-use crate::shard_api::ClientAtRest;
+use crate::shard_api::{ClientAtRest, ConnectionPermit, Transport};
 
 const RECEIVE: u16 = Token::CALLER;
 const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;
@@ -39,6 +36,10 @@ const HOARDING_NS_MAX: u64 = 5_000_000_000;
 /// Time a client in the middle of a request gets to complete it while the shard quiesces, in
 /// nanoseconds.
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
+
+/// Maximum number of requests of one connection that one turn of the shard's loop starts if they
+/// wait for a device. The device works on them while the shard takes the next ones.
+const REQUESTS_PER_TURN: u32 = 4;
 
 /// A negotiated NBD connection that a shard takes over.
 pub(super) struct ClientAttachment {
@@ -424,7 +425,7 @@ impl Clients {
             let used = connection.handle_received(rx.filled(), &mut gate);
             rx.consume(used);
         }
-        let (greedy, lacking) = (gate.greedy, gate.lacking);
+        let (greedy, lacking) = (gate.greedy, gate.lacking());
         let mut refused = false;
         let mut requests = 0;
         let mut recording = self.recorders.of(connection.disk());
@@ -539,7 +540,7 @@ impl Clients {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
             let mut gate = Gate::new(ring, client.connection.disk(), client.connection.held_bytes(), true);
             let has_buffer = client.connection.retry_alloc(&mut gate);
-            if !has_buffer && !gate.greedy && gate.lacking.is_none() {
+            if !has_buffer && !gate.greedy && gate.lacking().is_none() {
                 return;
             }
             client.waiting = false;
@@ -610,111 +611,5 @@ impl Clients {
             client.listed = true;
             self.active.push_back(number);
         }
-    }
-}
-
-/// Maximum number of requests of one connection that one turn of the shard's loop starts if they
-/// wait for a device. The device works on them while the shard takes the next ones.
-const REQUESTS_PER_TURN: u32 = 4;
-
-/// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
-const SMALL_BYTES_MAX: usize = 1 << 20;
-
-/// The large requests of all connections leave one part in this number of the arena to small
-/// requests.
-const RESERVE_SHARE: usize = 16;
-
-/// The buffer arena as seen by one connection.
-///
-/// A disk has a share of the arena. A connection may hold at most as many bytes as its disk's share
-/// still has free. Large requests leave a sixteenth of the share free. Therefore a greedy client of
-/// a disk cannot keep small buffers from other clients of the disk.
-pub(super) struct Gate<'a> {
-    arena: &'a mut Arena,
-    /// The disk whose share the buffers count against; `None` for no share.
-    disk: Option<DiskId>,
-    /// Size of the buffer that the disk's share had no room for.
-    lacking: Option<usize>,
-    /// True if this connection may take a large buffer, because no other connection waits for one.
-    open: bool,
-    held_bytes: usize,
-    /// True if a buffer was refused because this connection already holds too many bytes.
-    greedy: bool,
-    /// The engine, which has the index of flash; needed for reads into guest memory.
-    engine: Option<&'a Engine>,
-}
-
-impl<'a> Gate<'a> {
-    /// Makes the gate of a connection that already holds `held_bytes`.
-    pub(super) fn new(ring: &mut Ring, disk: DiskId, held_bytes: usize, open: bool) -> Gate<'_> {
-        Gate { disk: Some(disk), open, held_bytes, ..ungated(ring) }
-    }
-
-    /// Allows reads directly into guest memory.
-    pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
-        Gate { engine: Some(engine), ..self }
-    }
-
-    /// Returns the size of the buffer that the disk's share had no room for.
-    pub(super) fn lacking(&self) -> Option<usize> {
-        self.lacking
-    }
-
-    /// Makes a gate that only releases buffers.
-    pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
-        ungated(ring)
-    }
-}
-
-/// Returns true if a request that lacked `bytes` before may get a buffer now. A large request may
-/// use the whole share of a disk that holds no buffer.
-pub(super) fn may_have_room(arena: &Arena, disk: DiskId, bytes: usize) -> bool {
-    arena.held(disk) == 0 || arena.may_alloc(disk, bytes)
-}
-
-/// Makes a gate that only releases buffers.
-pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
-    let arena = ring.arena_mut();
-    Gate { arena, disk: None, lacking: None, open: true, held_bytes: 0, greedy: false, engine: None }
-}
-
-impl Payload for Gate<'_> {
-    fn has_room(&mut self, len: usize) -> bool {
-        let Some(disk) = self.disk else { return false };
-        let (held, room) = (self.arena.held(disk), self.arena.room(disk));
-        let reserve = if len <= SMALL_BYTES_MAX || held == 0 { 0 } else { (held + room) / RESERVE_SHARE };
-        if !self.arena.may_alloc(disk, len + reserve) {
-            self.lacking = Some(len + reserve);
-            return false;
-        }
-        let free = self.arena.capacity() - self.arena.used();
-        self.greedy = self.held_bytes > 0 && self.held_bytes + len > room.min(free);
-        let leaves_enough = free >= len + self.arena.capacity() / RESERVE_SHARE;
-        let has_turn = len <= SMALL_BYTES_MAX || (self.open && leaves_enough);
-        !self.greedy && has_turn
-    }
-    fn alloc(&mut self, len: usize) -> Option<BufferId> {
-        if !self.has_room(len) {
-            return None;
-        }
-        let id = self.arena.alloc_for(self.disk?, len)?;
-        self.held_bytes += len;
-        Some(id)
-    }
-    fn retain(&mut self, id: BufferId) {
-        self.arena.retain(id);
-    }
-    fn release(&mut self, id: BufferId) {
-        self.arena.release(id);
-    }
-    fn bytes(&self, slice: BufferSlice) -> &[u8] {
-        self.arena.slice(slice)
-    }
-    fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
-        self.arena.slice_mut(slice)
-    }
-    fn adopt(&mut self, disk: DiskId, offset: u64, run: &GuestRun<'_>) -> Option<BufferId> {
-        self.engine.filter(|engine| engine.would_read_flash(disk, offset, run.len()))?;
-        self.arena.adopt(run.map(), |map, pieces| run.for_each(map, |slice| pieces.push(&slice)))
     }
 }

@@ -14,7 +14,7 @@ use hob_storage::unflushed_mark::UnflushedMark;
 
 use super::Shard;
 use super::clients::{ClientAttachment, ClientKind};
-use super::vhost_user_clients::VhostUserCall;
+use crate::shard_api::VhostUserCall;
 use crate::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
 /// Calls that are not answered yet.
@@ -78,7 +78,7 @@ impl Commands {
         id
     }
 
-    /// Reports an event to the manager. The event is dropped when the manager has ended.
+    /// Reports an event to the services. The event is dropped when the services have ended.
     pub(super) fn report(&self, event: ShardEvent) {
         let _ = self.events.send(event);
     }
@@ -248,7 +248,7 @@ impl Shard {
                     }
                 }
             }
-            ShardCall::VhostUser(mut call) => {
+            ShardCall::VhostUser { mut call } => {
                 if let VhostUserCall::Open { disk, info, .. } = &mut call
                     && let Some(size) = self.size_of(*disk)
                 {
@@ -264,12 +264,12 @@ impl Shard {
                     self.engine.begin_session(id, session);
                 }
             }
-            ShardCall::Transfer(id, call) => self.transfer(now, id, call),
+            ShardCall::Transfer { id, call } => self.transfer(now, id, call),
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
             ShardCall::Lose { id } => self.lose_disk(now, id),
             ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
             ShardCall::Rest { answer } => self.rest(now, answer),
-            ShardCall::Resume => self.resume(),
+            ShardCall::Resume {} => self.resume(),
             ShardCall::HandOver { answer } => {
                 let _ = answer.send(Ok(self.hand_over()));
             }
@@ -364,7 +364,7 @@ impl Shard {
         self.commands.check_over();
     }
 
-    /// Forwards an event of the engine to the manager.
+    /// Forwards an event of the engine to the services.
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         let report = match event {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
@@ -464,8 +464,8 @@ impl Shard {
             (Waiting::Remove(answer), Ok(released)) => {
                 self.ring.arena_mut().leave(disk);
                 let backing = self.backings[disk.0 as usize].as_ref();
-                let changed = backing.and_then(Backing::change_mark);
-                let witness = backing.and_then(Backing::witness).map(ChangeDetector::keep_open);
+                let changed = backing.and_then(|backing| backing.change_mark());
+                let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
                 let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);

@@ -17,7 +17,7 @@ use hob_storage::ring::{Completion, Fd, FdClass, Ring};
 use hob_storage::token::Token;
 use rustix::io::Errno;
 
-use super::clients::{Gate, may_have_room, ungated};
+use super::gate::{Gate, may_have_room, ungated};
 use super::recorders::Recorders;
 use crate::shard_api::{FileAtRest, FileRights};
 

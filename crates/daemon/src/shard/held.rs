@@ -16,7 +16,7 @@ use hob_engine::units::{DiskId, Instant};
 use hob_nbd::Extent;
 
 use super::Shard;
-use crate::cluster::{self, LeaseClock};
+use crate::lease_clock::{self, LeaseClock};
 
 /// Interval at which the etcd lease is checked while operations wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -88,7 +88,7 @@ impl Leases {
     /// Returns the current time if any disk is served under an etcd lease.
     #[inline]
     pub(super) fn look(&self) -> Option<Instant> {
-        (self.count > 0).then(cluster::now)
+        (self.count > 0).then(lease_clock::now)
     }
 
     /// Returns the reply if it may be sent now, as an error if the disk is lost. Returns `None` if
@@ -212,7 +212,7 @@ impl Shard {
         let is_change = matches!(io.op, IoOp::Write(_) | IoOp::Discard | IoOp::WriteZeroes(_));
         let (Target::Backing(disk), true) = (io.target, is_change) else { return true };
         let Some(lease) = self.leases.get_mut(disk) else { return true };
-        let look = cluster::now();
+        let look = lease_clock::now();
         if lease.refuses(look) {
             self.fail(now, io.id);
             return false;

@@ -10,6 +10,7 @@ mod cache_transfer;
 mod clients;
 mod commands;
 mod files;
+mod gate;
 mod held;
 mod maps;
 mod parents;
@@ -37,13 +38,11 @@ use hob_storage::unflushed_mark::UnflushedMark;
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use cache_transfer::CacheTransfers;
-pub(crate) use cache_transfer::{PeerAttachment, Progress, TransferCall};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
 use held::Leases;
 use parents::Parents;
-pub(crate) use vhost_user_clients::VhostUserCall;
 use vhost_user_clients::VhostUserClients;
 
 /// Maximum time the shard waits for more events to arrive together. docs/decisions/0004 has the
@@ -311,7 +310,8 @@ impl Shard {
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
-        while let Some((id, status)) = self.backings[disk.0 as usize].as_mut().and_then(Backing::poll_status)
+        while let Some((id, status)) =
+            self.backings[disk.0 as usize].as_mut().and_then(|backing| backing.poll_status())
         {
             self.answer_status(
                 disk,

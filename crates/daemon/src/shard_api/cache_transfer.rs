@@ -1,14 +1,79 @@
 //! Calls to a shard about a migrating disk. A disk is *frozen* just before the hand-over: no
 //! request is in flight, and new requests wait.
 
+use std::os::fd::OwnedFd;
+
 use hob_engine::command::Role;
 use hob_engine::io::Op;
 use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
+use hob_nbd::server::handshake::Negotiated;
 
-use super::{ShardError, ShardHandle};
+use super::{Answer, ConnectionPermit, ShardCall, ShardError, ShardHandle};
 use crate::hardware::Backing;
-use crate::shard::{PeerAttachment, Progress, TransferCall};
+
+/// A call to a shard about a migrating disk. Each call that has an answer channel is answered once.
+#[derive(Debug)]
+pub(crate) enum TransferCall {
+    /// Set the role of this host for the disk.
+    Own(Role, Answer<()>),
+    /// Start or stop recording which regions of the disk are written.
+    Watch(bool, Answer<()>),
+    /// Return the regions of the disk that were written since the last `TakeChanged`, or `None` if
+    /// there are none.
+    TakeChanged(Answer<Option<Box<Regions>>>),
+    /// Return the blocks of the disk's cache, hottest first.
+    Hottest(Answer<Vec<u64>>),
+    /// Return the valid sector ranges in these cache blocks.
+    Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
+    /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
+    Flush(Op, Answer<()>),
+    /// Invalidate these sector ranges in the cache, and pull the parts again that were already
+    /// pulled.
+    Forget(Vec<(u64, u64)>, Answer<()>),
+    /// Add sector ranges that the other host has in its cache to the list of data to pull.
+    Listed(Vec<(u64, u64)>, Answer<()>),
+    /// Start to pull the listed ranges.
+    Pull,
+    /// Return how far the pull of the disk's cache has come.
+    Progress(Answer<Progress>),
+    /// Make this host the owner of the disk. Pulls stop until the next [`TransferCall::Pull`].
+    TakeOver(Answer<()>),
+    /// Read missing data from another host: the owner of the disk, or its previous owner.
+    SetPeer(Backing),
+    /// Stop reading from the other host.
+    LeavePeer,
+    /// Invalidate the whole cache of the disk and clear the list of data to pull.
+    Restart(Answer<()>),
+    /// Serve the disk to another host through this connection.
+    AttachPeer(Box<PeerAttachment>),
+}
+
+/// An NBD connection through which another host reads a disk.
+#[derive(Debug)]
+pub(crate) struct PeerAttachment {
+    pub(crate) socket: OwnedFd,
+    /// Result of the NBD negotiation.
+    pub(crate) negotiated: Negotiated,
+    /// Bytes received after the negotiation.
+    pub(crate) leftover: Vec<u8>,
+    /// Connection permit, returned when the connection ends.
+    pub(crate) permit: ConnectionPermit,
+}
+
+/// Progress of pulling a disk's cache from another host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) pulled_bytes: u64,
+    /// Bytes among `pulled_bytes` that were pulled more than once because they were written
+    /// meanwhile.
+    pub(crate) again_bytes: u64,
+    pub(crate) left_bytes: u64,
+    /// Number of ranges that wait to be pulled.
+    pub(crate) ranges: u64,
+    /// True while the disk still reads from its previous owner.
+    pub(crate) has_peer: bool,
+}
 
 impl ShardHandle {
     /// Sets this host's role for a disk. When the role freezes the disk, waits until no guest
@@ -61,7 +126,7 @@ impl ShardHandle {
     /// Starts to pull the listed ranges.
     pub(crate) fn pull(&self, id: DiskId) {
         // A shard that has ended pulls nothing.
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::Pull));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::Pull });
     }
 
     /// Returns how far the pull of a disk's cache has come.
@@ -76,7 +141,7 @@ impl ShardHandle {
 
     /// Reads a disk's missing data from another host from now on.
     pub(crate) fn set_peer(&self, id: DiskId, peer: Backing) {
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::SetPeer(peer)));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::SetPeer(peer) });
     }
 
     /// Invalidates the cache of a disk in standby, and clears its list of data to pull.
@@ -86,19 +151,19 @@ impl ShardHandle {
 
     /// Stops reading a disk's data from its previous owner.
     pub(crate) fn leave_peer(&self, id: DiskId) {
-        let _ = self.send(super::ShardCall::Transfer(id, TransferCall::LeavePeer));
+        let _ = self.send(ShardCall::Transfer { id, call: TransferCall::LeavePeer });
     }
 
     /// Serves a disk to another host through this connection.
     pub(crate) fn attach_peer(&self, id: DiskId, attachment: PeerAttachment) -> Result<(), ShardError> {
-        self.send(super::ShardCall::Transfer(id, TransferCall::AttachPeer(Box::new(attachment))))
+        self.send(ShardCall::Transfer { id, call: TransferCall::AttachPeer(Box::new(attachment)) })
     }
 
     async fn transfer<T>(
         &self,
         id: DiskId,
-        call: impl FnOnce(super::Answer<T>) -> TransferCall,
+        call: impl FnOnce(Answer<T>) -> TransferCall,
     ) -> Result<T, ShardError> {
-        self.ask(|answer| super::ShardCall::Transfer(id, call(answer))).await
+        self.ask(|answer| ShardCall::Transfer { id, call: call(answer) }).await
     }
 }

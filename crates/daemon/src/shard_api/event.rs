@@ -1,9 +1,9 @@
-//! Events that a shard reports to the manager.
+//! Events that a shard reports to the services.
 
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
 
-/// An event that a shard reports to the manager.
+/// An event that a shard reports to the services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardEvent {
     /// A flash device failed too often; its caches stop using it.
@@ -44,5 +44,5 @@ pub(crate) enum ShardEvent {
     BackingClosed(DiskId),
 }
 
-/// Sends events of the shards to the manager.
+/// Sends events of the shards to the services.
 pub(crate) type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;

@@ -1,6 +1,6 @@
 //! State of entitlements, storage policies and datastores.
 
-use hob_control::{Qos, Size};
+use hob_control::{DatastorePatch, Qos, QosPatch, Size};
 use hob_engine::qos::{RATE_MAX, SHARES_MAX};
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,29 @@ pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// Returns an entitlement changed by `patch`. A limit of 0 removes the limit.
+pub(crate) fn patched_qos(before: Qos, patch: &QosPatch) -> Result<Qos, String> {
+    let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
+    let shares = match patch.shares.as_deref() {
+        None => before.shares,
+        Some("low") => 500,
+        Some("normal") => 1000,
+        Some("high") => 2000,
+        Some(number) => number
+            .parse()
+            .map_err(|_| format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))?,
+    };
+    let wanted = Qos {
+        shares,
+        reservation: patch.reservation.unwrap_or(before.reservation),
+        limit: rate(patch.limit, before.limit),
+        bytes_limit: patch.bytes_limit.or(before.bytes_limit).filter(|limit| *limit > Size(0)),
+        flash_limit: rate(patch.flash_limit, before.flash_limit),
+    };
+    check_qos(&wanted)?;
+    Ok(wanted)
 }
 
 /// The entitlement of a disk.
@@ -79,6 +102,24 @@ impl DatastoreState {
     pub(crate) fn new(name: &str) -> DatastoreState {
         let (name, control) = (name.to_owned(), ControlSpec::Off);
         DatastoreState { name, control, latency_ms: LATENCY_MS_DEFAULT, capacity: None }
+    }
+
+    /// Returns the settings changed by `patch`.
+    pub(crate) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, String> {
+        let mut spec = self.clone();
+        if let Some(control) = &patch.control {
+            spec.control = control.parse().map_err(|()| {
+                format!("a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'")
+            })?;
+        }
+        if let Some(latency_ms) = patch.latency_ms {
+            spec.latency_ms = latency_ms;
+        }
+        if let Some(capacity) = patch.capacity {
+            spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
+        }
+        spec.check()?;
+        Ok(spec)
     }
 
     /// Checks the settings.

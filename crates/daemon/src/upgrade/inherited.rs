@@ -15,9 +15,10 @@ use super::message;
 use super::record::{ClientEntry, Record};
 use crate::allow::{Peer, Visible};
 use crate::listening_sockets::ListeningSockets;
-use crate::manager::InheritedFile;
 use crate::mount::Mount;
-use crate::nbd_listener::{ConnectionPermit, ListenerContext, Transport};
+use crate::nbd_listener::ListenerContext;
+use crate::services::InheritedFile;
+use crate::shard_api::{ConnectionPermit, Transport};
 
 /// Interval between two checks whether the disks of waiting clients are open.
 const LOOK_EVERY: Duration = Duration::from_millis(5);

@@ -32,7 +32,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::listening_sockets::ListeningSockets;
-use super::manager::{InheritedFile, Manager};
+use super::services::{InheritedFile, Services};
 use super::shard_api::{AtRest, FileRights, ShardHandle};
 pub(crate) use inherited::{InheritedState, WaitingClients};
 use record::{ClientEntry, FileEntry, Record, Table};
@@ -134,12 +134,12 @@ fn arguments() -> impl Iterator<Item = OsString> {
 
 /// Quiesces the whole daemon. After a failure the daemon resumes, and the error gives the reason.
 pub(super) async fn prepare(
-    manager: &Arc<Manager>,
+    services: &Arc<Services>,
     shards: &[ShardHandle],
     listening: &ListeningSockets,
 ) -> Result<(), String> {
     let end = Instant::now() + CHANGE_MAX;
-    while let Err(error) = manager.shutdown.begin() {
+    while let Err(error) = services.shutdown.begin() {
         if Instant::now() >= end {
             return Err(error.to_string());
         }
@@ -161,7 +161,7 @@ pub(super) async fn prepare(
         true
     };
     let result = match tokio::time::timeout(REST_MAX, all).await {
-        Ok(true) => flush(manager).await,
+        Ok(true) => flush(services).await,
         _ => Err(format!(
             "some requests were not answered within {} s; check the backings ('hob health')",
             REST_MAX.as_secs()
@@ -170,14 +170,14 @@ pub(super) async fn prepare(
     if result.is_err() {
         shards.iter().for_each(ShardHandle::resume);
         listening.resume();
-        manager.shutdown.cancel();
+        services.shutdown.cancel();
     }
     result
 }
 
 /// Flushes all backings.
-async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
-    tokio::time::timeout(FLUSH_MAX, manager.shutdown.flush_all()).await.unwrap_or_else(|_| {
+async fn flush(services: &Arc<Services>) -> Result<(), String> {
+    tokio::time::timeout(FLUSH_MAX, services.shutdown.flush_all()).await.unwrap_or_else(|_| {
         Err(format!(
             "a backing was not flushed within {} s; check the backings ('hob health')",
             FLUSH_MAX.as_secs()
@@ -201,10 +201,10 @@ pub(super) struct HandOff {
 }
 
 impl HandOff {
-    /// Collects everything from the shards, the manager and the listening sockets.
+    /// Collects everything from the shards, the services and the listening sockets.
     pub(super) async fn collect(
         program: PathBuf,
-        manager: &Arc<Manager>,
+        services: &Arc<Services>,
         shards: &[ShardHandle],
         listening: &ListeningSockets,
         waiting: &WaitingClients,
@@ -225,14 +225,14 @@ impl HandOff {
             leaving.record.table.listening.push(name);
             leaving.fds.push(socket);
         }
-        leaving.add_files(manager, at_rest.files);
+        leaving.add_files(services, at_rest.files);
         leaving.add_clients(at_rest.clients);
         leaving.add_waiting(waiting);
         leaving
     }
 
-    fn add_files(&mut self, manager: &Arc<Manager>, files: Vec<super::shard_api::FileAtRest>) {
-        let mut mounts = manager.exports.leave_mounts();
+    fn add_files(&mut self, services: &Arc<Services>, files: Vec<super::shard_api::FileAtRest>) {
+        let mut mounts = services.exports.leave_mounts();
         for file in files {
             let FileRights { export, read_only, .. } = file.rights;
             let Some(at) = mounts.iter().position(|(of, ..)| *of == export) else { continue };
@@ -240,7 +240,7 @@ impl HandOff {
             self.record.table.files.push(file_entry(export, (path, made), file.file, read_only));
             self.fds.push(file.device);
         }
-        for (export, left) in manager.exports.leave_left_files() {
+        for (export, left) in services.exports.leave_left_files() {
             let InheritedFile { path, device, mount, attributes, read_only } = left;
             let (_, made) = mount.leave();
             self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));

@@ -33,6 +33,7 @@
 //! affected.
 
 pub mod block;
+mod budget;
 pub mod capacity;
 mod chain;
 mod command;
@@ -41,12 +42,12 @@ pub mod inflight;
 mod log;
 pub mod memory;
 pub mod queue;
+mod served;
 pub mod session;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use hob_engine::io::{IoError, Op, PayloadMemory, Promote, Reply, Request};
 use hob_engine::outcome::Outcome;
@@ -54,110 +55,18 @@ use hob_engine::units::{DiskId, RequestId};
 
 use crate::payload::{Payload, buffer_bytes};
 use block::{Features, HEADER_BYTES, Info, RANGE_BYTES, Status, Wanted, understand};
+use budget::BUDGET;
+pub use budget::Budget;
 use chain::{Chain, Fault, gather, scatter, total};
 use command::{Command, Table};
-use inflight::QueueInflight;
-use log::ChangeLog;
 use memory::{GuestMap, GuestRun};
-use queue::{Broken, Layout, Queue};
+use queue::{Broken, Queue};
+pub use served::Start;
+use served::{Served, State};
 
 /// Maximum number of requests that wait for the engine. Above it, the device takes no chains from
 /// queues.
 const REQUESTS_MAX: usize = 256;
-
-/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages. The
-/// whole budget takes a fraction of a millisecond.
-const BUDGET: u32 = 4096;
-
-/// Work budget of a client whose requests wait for a device: two requests of 4 KiB. The device
-/// starts to read them while the shard takes the next two.
-const SMALL_BUDGET: u32 = 8;
-
-/// Remaining work budget of a client in this turn of the shard's loop.
-#[derive(Debug)]
-pub struct Budget {
-    left: u32,
-}
-
-impl Budget {
-    /// Returns the budget of one turn. `is_device_bound`: requests wait for a device.
-    pub fn of_turn(is_device_bound: bool) -> Budget {
-        Budget { left: if is_device_bound { SMALL_BUDGET } else { BUDGET } }
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Budget {
-        Budget::of_turn(false)
-    }
-}
-
-/// Parameters of a queue that is ready to be served.
-#[derive(Debug)]
-pub struct Start {
-    /// Number of the queue.
-    pub(crate) queue: u16,
-    pub(crate) map: Arc<GuestMap>,
-    pub(crate) layout: Layout,
-    /// Index in the available ring at which the device starts.
-    pub(crate) base: u16,
-    /// Virtio features that the driver acknowledged.
-    pub(crate) features: Features,
-    pub(crate) inflight: Option<QueueInflight>,
-    /// Dirty log in which the device records changes of guest memory.
-    pub(crate) log: Option<Arc<ChangeLog>>,
-}
-
-impl Start {
-    /// Creates a queue without in-flight memory, for tests.
-    pub fn new(queue: u16, map: Arc<GuestMap>, layout: Layout, base: u16, features: Features) -> Start {
-        Start { queue, map, layout, base, features, inflight: None, log: None }
-    }
-
-    /// Returns the number of the queue.
-    pub fn queue(&self) -> u16 {
-        self.queue
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Running,
-    /// Requests in flight are completed, but no further chain is taken.
-    Stopping,
-    Broken,
-}
-
-/// A queue that the device serves.
-#[derive(Debug)]
-struct Served {
-    queue: Queue,
-    map: Arc<GuestMap>,
-    features: Features,
-    inflight: Option<QueueInflight>,
-    log: Option<Arc<ChangeLog>>,
-    /// Guest address of the used ring, and its length in bytes.
-    used: (u64, u64),
-    /// Heads of chains that an earlier daemon took and did not answer.
-    again: VecDeque<u16>,
-    state: State,
-    /// Number of chains of the queue that were taken and not answered.
-    taken: u32,
-    /// Size of the buffer for which the next chain waits, bytes.
-    needs_room: Option<usize>,
-    /// Whether `told` contains the queue, because its driver must be notified of answers.
-    listed: bool,
-}
-
-impl Served {
-    fn may_take(&self) -> bool {
-        match self.state {
-            State::Running => true,
-            State::Stopping => !self.again.is_empty(),
-            State::Broken => false,
-        }
-    }
-}
 
 /// A virtio block device: a disk as the guest's driver sees it.
 #[derive(Debug)]
@@ -579,29 +488,6 @@ impl Device {
             buffer.into_iter().chain(command.reply_buffer).for_each(|id| payload.release(id));
             self.commands.give_back(segments);
         }
-    }
-}
-
-impl Served {
-    /// Records in the dirty log that guest memory was written.
-    fn note(&self, address: u64, len: u64) {
-        if let Some(log) = &self.log {
-            log.note(address, len);
-        }
-    }
-
-    /// Records that a chain was taken and is in flight.
-    fn begin_chain(&mut self, head: u16) {
-        if self.again.front() == Some(&head) {
-            // The chain was in flight before the daemon restarted.
-            self.again.pop_front();
-        } else {
-            if let Some(inflight) = &mut self.inflight {
-                inflight.take(head);
-            }
-            self.queue.advance();
-        }
-        self.taken += 1;
     }
 }
 

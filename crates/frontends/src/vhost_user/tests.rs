@@ -3,6 +3,7 @@
 
 mod cost;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hob_engine::io::{BufferSlice, Durability, Zeroing};
@@ -11,6 +12,8 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::block::ID_BYTES;
 use super::inflight::Inflight;
+use super::inflight::QueueInflight;
+use super::queue::Layout;
 use super::*;
 use crate::payload::PlainBuffers;
 

@@ -81,7 +81,7 @@ impl Abandonment {
 
 impl Backing {
     /// Stops all use of the backing. Requests in flight fail within about a second, and later
-    /// requests fail immediately. Call [`close`](Self::close) when nothing is in flight.
+    /// requests fail immediately. Call [`close`](super::Driver::close) when nothing is in flight.
     pub fn abandon(&mut self, ring: &mut Ring, now: Instant) {
         if self.abandonment.is_some() {
             return;

@@ -25,7 +25,10 @@ use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, Reader, SizeProbe, Status, StatusExtent};
+use super::driver::delegate;
+use super::{
+    BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, Reader, SizeProbe, Status, StatusExtent, WaitMax,
+};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -167,8 +170,10 @@ impl Handover {
 }
 
 impl Driver for Handover {
-    fn info(&self) -> &BackingInfo {
-        self.own.info()
+    delegate! {
+        own:
+        info take_loss set_gate suspend resume revoke read_before_attach reader witness
+        change_mark is_lost has_lost memory_id lock size_probe grow set_wait_max
     }
 
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
@@ -205,10 +210,6 @@ impl Driver for Handover {
             peer.handle_completion(ring, now, completion);
         }
         self.collect(ring, now);
-    }
-
-    fn take_loss(&mut self) -> bool {
-        self.own.take_loss()
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
@@ -251,22 +252,6 @@ impl Driver for Handover {
         self.statuses.pop_front().or_else(|| self.own.poll_status())
     }
 
-    fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.own.set_gate(ring, gate);
-    }
-
-    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.suspend(ring, now);
-    }
-
-    fn resume(&mut self) {
-        self.own.resume();
-    }
-
-    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.revoke(ring, now);
-    }
-
     fn close(&mut self, ring: &mut Ring) {
         self.closing = true;
         self.drop_peer(ring);
@@ -280,50 +265,6 @@ impl Driver for Handover {
         self.left.iter().all(|(_, peer)| peer.is_closed()) && self.own.is_closed()
     }
 
-    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        self.own.read_before_attach(offset, bytes)
-    }
-
-    fn reader(&self) -> Option<Box<dyn Reader>> {
-        self.own.reader()
-    }
-
-    fn witness(&self) -> Option<ChangeDetector> {
-        self.own.witness()
-    }
-
-    fn change_mark(&self) -> Option<ChangeMark> {
-        self.own.change_mark()
-    }
-
-    fn is_lost(&self) -> bool {
-        self.own.is_lost()
-    }
-
-    fn has_lost(&self) -> bool {
-        self.own.has_lost()
-    }
-
-    fn memory_id(&self) -> Option<[u8; 16]> {
-        self.own.memory_id()
-    }
-
-    fn lock(&self) -> Option<Lock> {
-        self.own.lock()
-    }
-
-    fn size_probe(&self) -> Option<SizeProbe> {
-        self.own.size_probe()
-    }
-
-    fn grow(&mut self, size_bytes: u64) {
-        self.own.grow(size_bytes);
-    }
-
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
-        self.own.set_wait_max(now, wait_max);
-    }
-
     fn peer_has(&mut self, first: u64, end: u64) {
         self.left_behind.listed(first, end);
     }
@@ -335,7 +276,7 @@ impl Driver for Handover {
         let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
         self.kind = kind;
         if self.phase == Phase::Taken {
-            peer.set_wait_max(now, super::WaitMax::AtMost(PEER_WAIT_MAX));
+            peer.set_wait_max(now, WaitMax::AtMost(PEER_WAIT_MAX));
         }
         peer.attach(ring, now, self.tokens.expect("attached before").of_kind(kind));
         self.peer = Some(peer);

@@ -8,7 +8,7 @@
 //! Call [`Backing::open`] on any thread; it may take seconds. Call [`Backing::attach`] next, on the
 //! shard's thread. From then on call `submit`, `handle_completion` for every completion with the
 //! backing's tokens, and `handle_timeout` when `poll_timeout` has passed. After each of these
-//! calls, take the results of `poll_done` and `poll_status`. At the end call [`Backing::close`] and
+//! calls, take the results of `poll_done` and `poll_status`. At the end call [`close`](Driver::close) and
 //! wait for [`Backing::is_closed`].
 //!
 //! # Errors
@@ -18,10 +18,11 @@
 //! # Failed flushes
 //! After a failed flush, any of the writes since the last successful flush may be lost. The failure
 //! may be reported only once: a later successful flush says nothing about those writes.
-//! [`Backing::take_loss`] reports other losses, for example after a restart of the server.
+//! [`Driver::take_loss`] reports other losses, for example after a restart of the server.
 //! docs/decisions/0032 has the rules.
 
 mod abandon;
+mod driver;
 mod evidence;
 mod file;
 mod format;
@@ -51,9 +52,10 @@ use hob_engine::command::Access;
 use hob_engine::io::{Io, IoError};
 use hob_engine::units::{Instant, IoId};
 
-use crate::ring::{Completion, Gate, Ring};
+use crate::ring::{Completion, Ring};
 use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
+pub use driver::{Driver, Reader};
 pub use evidence::{ChangeDetector, ChangeToken};
 pub use format::{Format, ImageFile, Role};
 pub use identity::ChangeMark;
@@ -149,7 +151,7 @@ pub struct BackingOptions {
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
     pub direct: bool,
-    /// Whether to lock the backing against other writers at opening. [`Backing::lock`] can lock the
+    /// Whether to lock the backing against other writers at opening. [`Driver::lock`] can lock the
     /// backing later.
     pub locked: bool,
     /// Time after which a request to a disconnected backing fails.
@@ -310,6 +312,27 @@ impl BackingInfo {
     }
 }
 
+#[cfg(test)]
+impl BackingInfo {
+    /// Returns the properties of a simulated backing that supports everything.
+    fn simulated(size_bytes: u64, block_bytes: u32) -> BackingInfo {
+        BackingInfo {
+            size_bytes,
+            block_bytes,
+            block_bytes_min: 1,
+            can_flush: true,
+            can_discard: true,
+            can_fast_zero: true,
+            read_only: false,
+            description: String::new(),
+            identity: [0; 32],
+            identity_text: String::new(),
+            changed: None,
+            evidence: None,
+        }
+    }
+}
+
 /// A range of a backing with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusExtent {
@@ -321,135 +344,12 @@ pub struct StatusExtent {
     pub zero: bool,
 }
 
-/// The reply to [`Backing::submit_status`]: extents from the requested offset on, without gaps. The
+/// The reply to [`Driver::submit_status`]: extents from the requested offset on, without gaps. The
 /// last extent may end early, but not after the requested range.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
-/// The interface of a kind of backing. The methods of [`Backing`] with the same names document it.
-pub trait Driver: Send {
-    /// See [`Backing::info`].
-    fn info(&self) -> &BackingInfo;
-    /// See [`Backing::attach`].
-    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace);
-    /// See [`Backing::submit`].
-    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io);
-    /// See [`Backing::handle_completion`].
-    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion);
-    /// See [`Backing::poll_done`].
-    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
-    /// See [`Backing::take_loss`].
-    fn take_loss(&mut self) -> bool {
-        false
-    }
-    /// See [`Backing::poll_timeout`].
-    fn poll_timeout(&self) -> Option<Instant>;
-    /// See [`Backing::handle_timeout`].
-    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant);
-    /// See [`Backing::submit_status`].
-    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64);
-    /// See [`Backing::poll_status`].
-    fn poll_status(&mut self) -> Option<(u64, Status)>;
-    /// See [`Backing::close`].
-    fn close(&mut self, ring: &mut Ring);
-    /// See [`Backing::is_closed`].
-    fn is_closed(&self) -> bool;
-    /// See [`Backing::read_before_attach`].
-    fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {
-        Err(IoError::Unsupported)
-    }
-    /// See [`Backing::reader`].
-    fn reader(&self) -> Option<Box<dyn Reader>> {
-        None
-    }
-    /// See [`Backing::change_mark`].
-    fn change_mark(&self) -> Option<ChangeMark> {
-        None
-    }
-    /// See [`Backing::witness`].
-    fn witness(&self) -> Option<ChangeDetector> {
-        None
-    }
-    /// See [`Backing::has_lost`].
-    fn has_lost(&self) -> bool {
-        false
-    }
-    /// See [`Backing::memory_id`].
-    fn memory_id(&self) -> Option<[u8; 16]> {
-        None
-    }
-    /// See [`Backing::lock`].
-    fn lock(&self) -> Option<Lock> {
-        None
-    }
-    /// See [`Backing::size_probe`].
-    fn size_probe(&self) -> Option<SizeProbe> {
-        None
-    }
-    /// See [`Backing::grow`].
-    fn grow(&mut self, _size_bytes: u64) {}
-    /// See [`Backing::peer_has`].
-    fn peer_has(&mut self, _first: u64, _end: u64) {}
-    /// See [`Backing::set_peer`].
-    fn set_peer(&mut self, _ring: &mut Ring, _now: Instant, _peer: Box<dyn Driver>) {}
-    /// See [`Backing::take_over`].
-    fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// See [`Backing::leave_peer`].
-    fn leave_peer(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// See [`Backing::has_peer`].
-    fn has_peer(&self) -> bool {
-        false
-    }
-    /// See [`Backing::share_parent`].
-    fn parent(&self) -> Result<Option<Parent>, String> {
-        Ok(None)
-    }
-    /// See [`Backing::constant`].
-    fn constant(&self) -> Option<&str> {
-        None
-    }
-    /// Returns how many bytes at the disk's start can still equal its parent's data. The number
-    /// never increases.
-    fn common_bytes(&self) -> u64 {
-        0
-    }
-    /// See [`Backing::poll_parent_read`].
-    fn poll_parent_read(&mut self) -> Option<ParentRead> {
-        None
-    }
-    /// See [`Backing::handle_parent_read`].
-    fn handle_parent_read(&mut self, _: &mut Ring, _: Instant, _number: u32, _: Result<(), IoError>) {}
-    /// See [`Backing::take_shared`].
-    fn take_shared(&mut self, _io: IoId) -> Vec<(u64, u64)> {
-        Vec::new()
-    }
-    /// See [`Backing::link_parent`].
-    fn link_parent(&mut self, _linked: bool) {}
-    /// See [`Backing::set_gate`].
-    fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
-    /// See [`Backing::suspend`].
-    fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// See [`Backing::resume`].
-    fn resume(&mut self) {}
-    /// See [`Backing::lose`].
-    fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// See [`Backing::set_wait_max`].
-    fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
-    /// See [`Backing::is_lost`].
-    fn is_lost(&self) -> bool {
-        false
-    }
-}
-
-/// Reads a backing synchronously, in addition to the I/O ring that serves it.
-pub trait Reader: Send {
-    /// Reads like [`Backing::read_before_attach`].
-    ///
-    /// # Errors
-    /// An [`IoError`] of the backing.
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
-}
-
-/// An open backing.
+/// An open backing. It has the methods of [`Driver`]. Those below check their arguments, and keep
+/// account of requests.
 pub struct Backing {
     driver: Box<dyn Driver>,
     tokens: Option<TokenSpace>,
@@ -461,6 +361,20 @@ pub struct Backing {
 impl std::fmt::Debug for Backing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Backing").field("info", self.info()).finish_non_exhaustive()
+    }
+}
+
+impl std::ops::Deref for Backing {
+    type Target = dyn Driver;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.driver
+    }
+}
+
+impl std::ops::DerefMut for Backing {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.driver
     }
 }
 
@@ -517,11 +431,6 @@ impl Backing {
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
-    /// Returns the properties of the backing.
-    pub fn info(&self) -> &BackingInfo {
-        self.driver.info()
-    }
-
     /// Returns the monitor of the connection, which any thread can read.
     pub fn monitor(&self) -> Arc<Monitor> {
         self.monitor.clone()
@@ -544,84 +453,17 @@ impl Backing {
         self.driver.read_before_attach(offset, bytes)
     }
 
-    /// Returns a reader for the attached backing, if it supports one. The reader is used to compare
-    /// cached data with the backing while the disk is served. Backings with only one connection
-    /// have none.
-    pub fn reader(&self) -> Option<Box<dyn Reader>> {
-        self.driver.reader()
-    }
-
-    /// Returns the time of the last change by any writer; `None` if unknown. Call it after the last
-    /// I/O. Compare the result with [`BackingInfo::changed`] at the next opening.
-    pub fn change_mark(&self) -> Option<ChangeMark> {
-        self.driver.change_mark()
-    }
-
-    /// Returns the backing's change detector, if it has one.
-    pub fn witness(&self) -> Option<ChangeDetector> {
-        self.driver.witness()
-    }
-
-    /// Returns true if the backing was closed and could not store all acknowledged changes that it
-    /// had in memory.
-    pub fn has_lost(&self) -> bool {
-        self.driver.has_lost()
-    }
-
-    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory, so
-    /// that a kill of the process loses them. `None` if the process can be killed without loss.
-    pub fn memory_id(&self) -> Option<[u8; 16]> {
-        self.driver.memory_id()
-    }
-
-    /// Returns the backing's lock, if it has one.
-    pub fn lock(&self) -> Option<Lock> {
-        self.driver.lock()
-    }
-
-    /// Returns the probe of the backing's size, if the size can be read while the disk is served.
-    pub fn size_probe(&self) -> Option<SizeProbe> {
-        self.driver.size_probe()
-    }
-
-    /// Grows the disk to `size_bytes`, which the [size probe](Self::size_probe) has reported.
+    /// Grows the disk to `size_bytes`, which the [size probe](Driver::size_probe) has reported.
     pub fn grow(&mut self, size_bytes: u64) {
         assert!(size_bytes >= self.info().size_bytes, "disks do not shrink");
         self.driver.grow(size_bytes);
     }
 
-    /// For a [handover](Self::handover): records that the peer has the sectors `first..end` in
-    /// flash.
-    pub fn peer_has(&mut self, first: u64, end: u64) {
-        self.driver.peer_has(first, end);
-    }
-
     /// For an attached handover: connects another host, which owns or owned the disk, as the source
-    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
+    /// of reads. The peer stays connected until [`leave_peer`](Driver::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);
-    }
-
-    /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
-    pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.take_over(ring, now);
-    }
-
-    /// For a handover: disconnects the peer host.
-    pub fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.leave_peer(ring, now);
-    }
-
-    /// For a handover: returns true if there is a peer.
-    pub fn has_peer(&self) -> bool {
-        self.driver.has_peer()
-    }
-
-    /// Returns true if another host has taken the disk over for good. This host's cached data of
-    /// the disk is then invalid.
-    pub fn is_lost(&self) -> bool {
-        self.driver.is_lost()
     }
 
     /// Attaches the backing to the I/O ring of its shard. The tokens of its completions have kind
@@ -667,14 +509,6 @@ impl Backing {
         }
     }
 
-    /// Returns true if a restarted server may have lost acknowledged writes that no successful
-    /// flush covers. Each loss of writes is reported once. Call it before
-    /// [`poll_done`](Self::poll_done), because later completions may have been sent before the
-    /// loss.
-    pub fn take_loss(&mut self) -> bool {
-        self.driver.take_loss()
-    }
-
     /// When to call `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let gives_up = self.abandonment.as_ref().and_then(|it| it.poll_timeout());
@@ -687,54 +521,6 @@ impl Backing {
             abandonment.handle_timeout(ring, now, &mut self.in_flight, &self.monitor);
         }
         self.driver.handle_timeout(ring, now);
-    }
-
-    /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
-    /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
-    /// gate.
-    pub fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.driver.set_gate(ring, gate);
-    }
-
-    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
-    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
-    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
-    pub fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.suspend(ring, now);
-    }
-
-    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
-    /// requests are sent.
-    pub fn resume(&mut self) {
-        self.driver.resume();
-    }
-
-    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
-    /// fail.
-    pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.revoke(ring, now);
-    }
-
-    /// Changes how long requests wait for a disconnected backing, including requests that already
-    /// wait. Backings that do not reconnect by themselves ignore it.
-    pub fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
-        self.driver.set_wait_max(now, wait_max);
-    }
-
-    /// Queries the allocation of a range of at least one byte.
-    pub fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-        self.driver.submit_status(ring, now, id, offset, len);
-    }
-
-    /// Returns the reply to a `submit_status`.
-    pub fn poll_status(&mut self) -> Option<(u64, Status)> {
-        self.driver.poll_status()
-    }
-
-    /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
-    /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
-    pub fn close(&mut self, ring: &mut Ring) {
-        self.driver.close(ring);
     }
 
     /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.

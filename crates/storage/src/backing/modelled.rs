@@ -9,7 +9,8 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Reader, SizeProbe, Status};
+use super::driver::delegate;
+use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, Reader, SizeProbe, Status, WaitMax};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -79,6 +80,12 @@ impl Modelled {
 }
 
 impl Driver for Modelled {
+    delegate! {
+        inner:
+        take_loss submit_status poll_status size_probe set_wait_max read_before_attach reader
+        witness change_mark lock is_lost has_lost memory_id
+    }
+
     fn info(&self) -> &BackingInfo {
         &self.info
     }
@@ -108,10 +115,6 @@ impl Driver for Modelled {
         self.take_finished();
     }
 
-    fn take_loss(&mut self) -> bool {
-        self.inner.take_loss()
-    }
-
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
         let &Reverse((due, _, io)) = self.waiting.peek()?;
         // When a backing is closed, the modelled latency is not waited for.
@@ -133,14 +136,6 @@ impl Driver for Modelled {
         self.take_finished();
     }
 
-    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-        self.inner.submit_status(ring, now, id, offset, len);
-    }
-
-    fn poll_status(&mut self) -> Option<(u64, Status)> {
-        self.inner.poll_status()
-    }
-
     fn close(&mut self, ring: &mut Ring) {
         self.inner.close(ring);
         self.take_finished();
@@ -151,40 +146,8 @@ impl Driver for Modelled {
         self.inner.is_closed() && self.waiting.is_empty() && self.due.is_empty()
     }
 
-    fn size_probe(&self) -> Option<SizeProbe> {
-        self.inner.size_probe()
-    }
-
     fn grow(&mut self, size_bytes: u64) {
         self.inner.grow(size_bytes);
         self.info.grow(size_bytes);
-    }
-
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
-        self.inner.set_wait_max(now, wait_max);
-    }
-
-    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        self.inner.read_before_attach(offset, bytes)
-    }
-
-    fn reader(&self) -> Option<Box<dyn Reader>> {
-        self.inner.reader()
-    }
-
-    fn witness(&self) -> Option<ChangeDetector> {
-        self.inner.witness()
-    }
-
-    fn change_mark(&self) -> Option<ChangeMark> {
-        self.inner.change_mark()
-    }
-
-    fn lock(&self) -> Option<super::Lock> {
-        self.inner.lock()
-    }
-
-    fn is_lost(&self) -> bool {
-        self.inner.is_lost()
     }
 }

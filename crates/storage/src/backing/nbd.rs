@@ -17,7 +17,7 @@
 //! # Flushes
 //! A server that fails may lose acknowledged writes that were not flushed. If a connection breaks
 //! while there are such writes, the waiting flushes fail, and
-//! [`Backing::take_loss`](super::Backing::take_loss) reports a loss. An earlier daemon may also
+//! [`Driver::take_loss`](super::Driver::take_loss) reports a loss. An earlier daemon may also
 //! have left such writes, so they are assumed until the first flush succeeds. FUA writes and
 //! flushed writes are safe. With [`BackingOptions::keeps_writes`], other code ensures that the
 //! server is the same as before, so a lost connection loses nothing.
@@ -34,6 +34,7 @@ pub(crate) mod connect;
 mod exchange;
 mod jobs;
 mod recovery;
+mod requests;
 pub(crate) mod sample;
 
 use std::collections::VecDeque;
@@ -43,7 +44,7 @@ use std::time::Duration;
 
 use hob_engine::command::Access;
 use hob_engine::gather::Gather;
-use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
+use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 use hob_nbd::client::handshake::Negotiated;
 use hob_nbd::client::reply::ReplyDecoder;
@@ -57,7 +58,6 @@ use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
 use connect::{Attempt, Link};
 use jobs::{Asker, Jobs, What};
-use sample::SampleError;
 
 /// Time that a server that shuts down has for replies to earlier requests, nanoseconds.
 const DISCONNECT_MAX_NS: u64 = 1_000_000_000;
@@ -253,108 +253,6 @@ impl NbdBacking {
 
     fn tokens(&self) -> TokenSpace {
         self.tokens.expect("a backing is attached before it is used")
-    }
-
-    fn end_request(&mut self, slot: u32, result: Result<(), IoError>) {
-        match self.jobs.request(slot).what {
-            What::Flush { mark, .. } if result.is_ok() => self.flushed = self.flushed.max(mark),
-            What::Write(_, flags) if flags.contains(CommandFlags::FUA) => {}
-            What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim => self.changes += 1,
-            What::Read(_) | What::Flush { .. } | What::Status => {}
-        }
-        let (job, is_last) = self.jobs.end_request(slot, result);
-        if is_last {
-            self.end_or_flush(job);
-        }
-    }
-
-    /// Handles a request that the server failed. If it was to make a durable write durable, a flush
-    /// has failed: unflushed writes may be lost, and the next successful flush does not cover them.
-    fn note_refused(&mut self, slot: u32) {
-        let is_durable = match self.jobs.request(slot).what {
-            What::Write(_, flags) => flags.contains(CommandFlags::FUA),
-            What::Flush { of_write, .. } => of_write,
-            _ => false,
-        };
-        if is_durable && self.changes > self.flushed {
-            (self.flushed, self.lost) = (self.changes, true);
-        }
-    }
-
-    /// Handles the end of all requests of a job.
-    fn end_or_flush(&mut self, slot: u32) {
-        let job = self.jobs.job(slot);
-        if job.result.is_ok() && std::mem::take(&mut job.then_flush) {
-            return self.jobs.ask(slot, What::Flush { mark: 0, of_write: true }, 0, 0);
-        }
-        let job = self.jobs.end_job(slot);
-        match job.asker {
-            Asker::Io(io) => self.done.push_back((io, job.result)),
-            Asker::Status(id) => self.statuses.push_back((id, job.result.map(|()| job.extents))),
-        }
-    }
-
-    /// Adds requests to a job: splits the I/O's range by `bytes_max`.
-    fn ask_range(&mut self, job: u32, io: &Io, what: impl Fn(&Io, u64, u32) -> What, bytes_max: u64) {
-        let mut from = io.offset;
-        let end = io.offset + io.len;
-        while from < end {
-            let len = (end - from).min(bytes_max) as u32;
-            self.jobs.ask(job, what(io, from, len), from, len);
-            from += u64::from(len);
-        }
-    }
-
-    fn ask_zeroes(&mut self, job: u32, io: &Io, zeroing: Zeroing, payload_max: u64) {
-        let keep = matches!(zeroing, Zeroing::KeepAllocated | Zeroing::FastKeepAllocated);
-        let fast = matches!(zeroing, Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated);
-        if !self.can(TransmissionFlags::SEND_WRITE_ZEROES)
-            || fast && !self.can(TransmissionFlags::SEND_FAST_ZERO)
-        {
-            if !fast {
-                return self.ask_range(job, io, |_, _, _| What::WriteZeroData, payload_max);
-            }
-            self.jobs.job(job).result = Err(IoError::Unsupported);
-            return self.end_or_flush(job);
-        }
-        let mut flags = CommandFlags::NONE;
-        if keep {
-            flags = flags | CommandFlags::NO_HOLE;
-        }
-        if fast {
-            flags = flags | CommandFlags::FAST_ZERO;
-        }
-        self.ask_range(job, io, |_, _, _| What::WriteZeroes(flags), COMMAND_BYTES_MAX);
-    }
-
-    /// Reads over the connection that is not attached yet. If that fails, it opens a new connection
-    /// and tries again.
-    fn read_sample(&mut self, offset: u64, bytes: &mut [u8], limit: Duration) -> Result<(), IoError> {
-        let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
-        let mut result = sample::read(link, offset, bytes, limit);
-        if let Err(SampleError::Broken(why)) = &result {
-            tracing::warn!(
-                backing = self.info.description,
-                why,
-                "the connection to the backing was \
-                lost; connecting again"
-            );
-            // Shutting the old connection down ensures that it is not used again.
-            let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
-            let again = connect::connect(&self.uri, limit, silence_max(&self.options));
-            match again {
-                Ok(again) if again.negotiated.size_bytes == self.info.size_bytes => *link = again,
-                _ => return Err(IoError::Failed),
-            }
-            result = sample::read(link, offset, bytes, limit);
-        }
-        result.map_err(|error| match error {
-            SampleError::Refused(error) => error,
-            SampleError::Broken(_) => {
-                let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
-                IoError::Failed
-            }
-        })
     }
 
     /// Declares the disk writable. The present server may not write. Another server, also a QEMU,

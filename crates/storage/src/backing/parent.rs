@@ -2,19 +2,18 @@
 //! parent, another disk of this host. The module [`overlay`](super::overlay) implements the
 //! functions.
 
-use hob_engine::io::{BufferSlice, IoError};
-use hob_engine::units::{Instant, IoId};
+use hob_engine::io::BufferSlice;
+use hob_engine::units::IoId;
 
 use super::overlay::Overlay;
 use super::{Backing, OwnMap};
-use crate::ring::Ring;
 
 /// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Address that opens the parent read-only.
     pub spec: String,
-    /// The parent's [name for ever](Backing::constant).
+    /// The parent's [name for ever](super::Driver::constant).
     pub constant: String,
     /// Objects that are the clone's own.
     pub own: OwnMap,
@@ -23,7 +22,7 @@ pub struct Parent {
 /// A part of a read, in whole sectors, for the parent's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParentRead {
-    /// Number of the read, for [`Backing::handle_parent_read`].
+    /// Number of the read, for [`Driver::handle_parent_read`](super::Driver::handle_parent_read).
     pub number: u32,
     /// The read.
     pub io: IoId,
@@ -37,7 +36,7 @@ pub struct ParentRead {
 
 impl Backing {
     /// Finds out which data is the clone's own and which is its parent's. Afterwards parent data is
-    /// read from the parent's disk once it is [linked](Self::link_parent). Returns the parent, or
+    /// read from the parent's disk once it is [linked](super::Driver::link_parent). Returns the parent, or
     /// why nothing is shared; then the backing is unchanged. The disk must be open for its only
     /// writer, or have no writer. May take seconds, so do not call it on the shard's thread.
     pub fn share_parent(self) -> (Backing, Result<Parent, String>) {
@@ -50,38 +49,5 @@ impl Backing {
             Ok(None) => (self, Err("it has no parent".to_owned())),
             Err(why) => (self, Err(why)),
         }
-    }
-
-    /// Returns the permanent name of a backing that never changes. Clones use it to name their
-    /// [parent](Parent).
-    pub fn constant(&self) -> Option<&str> {
-        self.driver.constant()
-    }
-
-    /// Tells whether the parent's disk is available. Before the first link, no read is sent to it.
-    pub fn link_parent(&mut self, linked: bool) {
-        self.driver.link_parent(linked);
-    }
-
-    /// Returns the next read for the parent's disk. Call it after every submit.
-    pub fn poll_parent_read(&mut self) -> Option<ParentRead> {
-        self.driver.poll_parent_read()
-    }
-
-    /// Handles the end of a read that was sent to the disk of the parent, successful or not.
-    pub fn handle_parent_read(
-        &mut self,
-        ring: &mut Ring,
-        now: Instant,
-        number: u32,
-        result: Result<(), IoError>,
-    ) {
-        self.driver.handle_parent_read(ring, now, number, result);
-    }
-
-    /// Returns the sectors (`first..end`) that the parent's disk served for a read that just
-    /// succeeded. Call it once per read.
-    pub fn take_shared(&mut self, io: IoId) -> Vec<(u64, u64)> {
-        self.driver.take_shared(io)
     }
 }

@@ -33,9 +33,10 @@ use self::child::{Opens, Server};
 pub use self::leftovers::remove_leftovers;
 use self::node::Image;
 pub use self::sandbox::confine;
+use super::driver::delegate;
 use super::identity;
 use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
-use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Status};
+use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Status, WaitMax};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -189,16 +190,10 @@ struct QemuNbd {
 }
 
 impl Driver for QemuNbd {
-    fn info(&self) -> &BackingInfo {
-        self.inner.info()
-    }
-
-    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
-        self.inner.attach(ring, now, tokens);
-    }
-
-    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
-        self.inner.submit(ring, now, io);
+    delegate! {
+        inner:
+        info attach submit take_loss poll_done poll_timeout handle_timeout submit_status
+        poll_status set_wait_max suspend resume revoke close is_closed read_before_attach
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
@@ -209,30 +204,6 @@ impl Driver for QemuNbd {
         self.inner.handle_completion(ring, now, completion);
     }
 
-    fn take_loss(&mut self) -> bool {
-        self.inner.take_loss()
-    }
-
-    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
-        self.inner.poll_done()
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
-        self.inner.handle_timeout(ring, now);
-    }
-
-    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-        self.inner.submit_status(ring, now, id, offset, len);
-    }
-
-    fn poll_status(&mut self) -> Option<(u64, Status)> {
-        self.inner.poll_status()
-    }
-
     fn lock(&self) -> Option<Lock> {
         let (server, access) = (Arc::downgrade(&self.server), self.access);
         Some(Lock::of_child(ImageLock { server, access, options: self.options.clone() }))
@@ -240,33 +211,5 @@ impl Driver for QemuNbd {
 
     fn is_lost(&self) -> bool {
         self.server.is_taken()
-    }
-
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
-        self.inner.set_wait_max(now, wait_max);
-    }
-
-    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-        self.inner.suspend(ring, now);
-    }
-
-    fn resume(&mut self) {
-        self.inner.resume();
-    }
-
-    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-        self.inner.revoke(ring, now);
-    }
-
-    fn close(&mut self, ring: &mut Ring) {
-        self.inner.close(ring);
-    }
-
-    fn is_closed(&self) -> bool {
-        self.inner.is_closed()
-    }
-
-    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        self.inner.read_before_attach(offset, bytes)
     }
 }

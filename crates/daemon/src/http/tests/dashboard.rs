@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::tls::{ADMIN, READER, site};
 use super::*;
+use crate::config::Role;
 use crate::listening_sockets::ListeningSockets;
 
 /// Returns a response as it is sent, up to the end of the connection.
@@ -141,7 +142,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
             ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
                 .await
                 .unwrap();
-        tokio::spawn(listener.serve(router(manager())));
+        tokio::spawn(listener.serve(router(services())));
         let mut asleep = listen(&endpoint).await;
         tokio::time::sleep(Duration::from_secs(6 * 3600)).await;
         let mut taken = Vec::new();

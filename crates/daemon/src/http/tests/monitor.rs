@@ -51,8 +51,9 @@ fn health_is_a_status_for_monitors_and_json_for_programs() {
                 .await
                 .unwrap();
         let (shard, fake) = FakeShard::start();
-        let manager = Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
-        tokio::spawn(listener.serve(router(manager)));
+        let services =
+            Services::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
+        tokio::spawn(listener.serve(router(services)));
         let client = Client::new(endpoint.clone(), None);
         assert_eq!(send(&endpoint, "GET", "/healthz", "").await, (200, "ok\n".to_owned()));
         assert!(client.health().await.unwrap().problems.is_empty());

@@ -55,7 +55,7 @@ impl Site {
                 .await
                 .unwrap();
         let endpoint = listener.endpoint();
-        tokio::spawn(listener.serve(router(manager())));
+        tokio::spawn(listener.serve(router(services())));
         Site { dir, authority, endpoint }
     }
 

@@ -20,8 +20,8 @@ fn run_with_disk(test: impl AsyncFnOnce(Client, FakeShard)) {
                 .unwrap();
         let (shard, fake) = FakeShard::start();
         let options = BackingOptions::default();
-        let manager = Manager::new(vec![shard], Exports::default(), options, Store::Memory);
-        tokio::spawn(listener.serve(router(manager)));
+        let services = Services::new(vec![shard], Exports::default(), options, Store::Memory);
+        tokio::spawn(listener.serve(router(services)));
         let client = Client::new(endpoint, None);
         let backing = dir.path().join("vm.img");
         std::fs::File::create(&backing).unwrap().set_len(8 * MIB).unwrap();

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use hob_engine::Limits;
 use hob_engine::units::DatastoreId;
+use hob_frontends::Payload;
 use hob_nbd::{Command, CommandFlags, ExportInfo};
 use hob_storage::ring::RingConfig;
 use tokio::sync::Semaphore;
 
 use super::*;
+use crate::shard::gate::{RESERVE_SHARE, SMALL_BYTES_MAX};
 
 const NOW: Instant = Instant(1);
 

@@ -63,20 +63,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let info = BackingInfo {
-            size_bytes: 1 << 20,
-            block_bytes: 1,
-            block_bytes_min: 1,
-            can_flush: true,
-            can_discard: true,
-            can_fast_zero: true,
-            read_only: false,
-            description: String::new(),
-            identity: [0; 32],
-            identity_text: String::new(),
-            changed: None,
-            evidence: None,
-        };
+        let info = BackingInfo::simulated(1 << 20, 1);
         let desk = Arc::<Mutex<CompletionQueue>>::default();
         let mut ring = Ring::new(&RingConfig::default()).unwrap();
         let mut backing = Backing::of(Box::new(Fake(info, desk.clone())));

@@ -37,20 +37,7 @@ fn fake() -> (Box<Fake>, Handle) {
         asked: Default::default(),
         answer: std::sync::Arc::new(std::sync::Mutex::new(Some(Ok(())))),
     };
-    let info = BackingInfo {
-        size_bytes: 1 << 20,
-        block_bytes: 1,
-        block_bytes_min: 1,
-        can_flush: true,
-        can_discard: true,
-        can_fast_zero: true,
-        read_only: false,
-        description: String::new(),
-        identity: [0; 32],
-        identity_text: String::new(),
-        changed: None,
-        evidence: None,
-    };
+    let info = BackingInfo::simulated(1 << 20, 1);
     let fake = Fake {
         info,
         asked: handle.asked.clone(),

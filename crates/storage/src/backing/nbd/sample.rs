@@ -12,8 +12,9 @@ use hob_nbd::client::request;
 use hob_nbd::{CommandFlags, ErrorCode};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use super::connect::Link;
+use super::connect::{Link, connect};
 use super::exchange::io_error;
+use super::{NbdBacking, State, silence_max};
 
 /// Cookie of the only request in flight.
 const COOKIE: u64 = 1;
@@ -139,4 +140,41 @@ fn set_timeout(socket: &OwnedFd, side: Timeout, deadline: Instant) -> Result<(),
         return Err("the server did not answer in time".into());
     }
     set_socket_timeout(socket, side, Some(left)).map_err(|errno| errno.to_string())
+}
+
+impl NbdBacking {
+    /// Reads over the connection that is not attached yet. If that fails, it opens a new connection
+    /// and tries again.
+    pub(super) fn read_sample(
+        &mut self,
+        offset: u64,
+        bytes: &mut [u8],
+        limit: Duration,
+    ) -> Result<(), IoError> {
+        let State::Detached(link) = &mut self.state else { return Err(IoError::Failed) };
+        let mut result = read(link, offset, bytes, limit);
+        if let Err(SampleError::Broken(why)) = &result {
+            tracing::warn!(
+                backing = self.info.description,
+                why,
+                "the connection to the backing was \
+                lost; connecting again"
+            );
+            // Shutting the old connection down ensures that it is not used again.
+            let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
+            let again = connect(&self.uri, limit, silence_max(&self.options));
+            match again {
+                Ok(again) if again.negotiated.size_bytes == self.info.size_bytes => *link = again,
+                _ => return Err(IoError::Failed),
+            }
+            result = read(link, offset, bytes, limit);
+        }
+        result.map_err(|error| match error {
+            SampleError::Refused(error) => error,
+            SampleError::Broken(_) => {
+                let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
+                IoError::Failed
+            }
+        })
+    }
 }

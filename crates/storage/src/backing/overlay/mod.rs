@@ -24,7 +24,10 @@ use std::sync::Arc;
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, ParentRead, Reader, SizeProbe, Status};
+use super::driver::delegate;
+use super::{
+    BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, ParentRead, Reader, SizeProbe, Status, WaitMax,
+};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
 pub use map::{BlockOrigin, OwnMap, Part};
@@ -152,12 +155,11 @@ fn slice_of(io: &Io, part: Part) -> BufferSlice {
 }
 
 impl Driver for Overlay {
-    fn info(&self) -> &BackingInfo {
-        self.own.info()
-    }
-
-    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
-        self.own.attach(ring, now, tokens);
+    delegate! {
+        own:
+        info attach handle_completion take_loss poll_timeout handle_timeout submit_status
+        poll_status set_gate suspend resume revoke read_before_attach reader witness change_mark
+        lock size_probe grow set_wait_max constant common_bytes is_lost has_lost memory_id
     }
 
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
@@ -171,14 +173,6 @@ impl Driver for Overlay {
                 self.own.submit(ring, now, io);
             }
         }
-    }
-
-    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
-        self.own.handle_completion(ring, now, completion);
-    }
-
-    fn take_loss(&mut self) -> bool {
-        self.own.take_loss()
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
@@ -220,38 +214,6 @@ impl Driver for Overlay {
         self.linked = linked;
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.own.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.handle_timeout(ring, now);
-    }
-
-    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-        self.own.submit_status(ring, now, id, offset, len);
-    }
-
-    fn poll_status(&mut self) -> Option<(u64, Status)> {
-        self.own.poll_status()
-    }
-
-    fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.own.set_gate(ring, gate);
-    }
-
-    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.suspend(ring, now);
-    }
-
-    fn resume(&mut self) {
-        self.own.resume();
-    }
-
-    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.revoke(ring, now);
-    }
-
     fn close(&mut self, ring: &mut Ring) {
         self.closing = true;
         for read in std::mem::take(&mut self.out) {
@@ -263,50 +225,6 @@ impl Driver for Overlay {
     /// Closing waits for reads at the parent's disk, because they use the clone's buffers.
     fn is_closed(&self) -> bool {
         self.pieces.is_empty() && self.own.is_closed()
-    }
-
-    fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        self.own.read_before_attach(offset, bytes)
-    }
-
-    fn reader(&self) -> Option<Box<dyn Reader>> {
-        self.own.reader()
-    }
-
-    fn witness(&self) -> Option<ChangeDetector> {
-        self.own.witness()
-    }
-
-    fn change_mark(&self) -> Option<ChangeMark> {
-        self.own.change_mark()
-    }
-
-    fn lock(&self) -> Option<Lock> {
-        self.own.lock()
-    }
-
-    fn size_probe(&self) -> Option<SizeProbe> {
-        self.own.size_probe()
-    }
-
-    fn grow(&mut self, size_bytes: u64) {
-        self.own.grow(size_bytes);
-    }
-
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
-        self.own.set_wait_max(now, wait_max);
-    }
-
-    fn constant(&self) -> Option<&str> {
-        self.own.constant()
-    }
-
-    fn common_bytes(&self) -> u64 {
-        self.own.common_bytes()
-    }
-
-    fn is_lost(&self) -> bool {
-        self.own.is_lost()
     }
 }
 

@@ -73,20 +73,7 @@ impl Bench {
     /// Creates a linked clone of eight objects, of which six are shared with the parent and the
     /// second was written.
     fn new() -> Bench {
-        let info = BackingInfo {
-            size_bytes: 8 * OBJECT,
-            block_bytes: 512,
-            block_bytes_min: 1,
-            can_flush: true,
-            can_discard: true,
-            can_fast_zero: true,
-            read_only: false,
-            description: String::new(),
-            identity: [0; 32],
-            identity_text: String::new(),
-            changed: None,
-            evidence: None,
-        };
+        let info = BackingInfo::simulated(8 * OBJECT, 512);
         let asked = Arc::new(Mutex::new(Asked { ios: vec![], common_bytes: 6 * OBJECT }));
         let done = Arc::new(Mutex::new(VecDeque::new()));
         let own = Fake { info, asked: asked.clone(), done: done.clone(), closed: false };

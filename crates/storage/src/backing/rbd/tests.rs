@@ -295,20 +295,7 @@ mod served {
             image.size_bytes().unwrap();
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             let event = Arc::new(event);
-            let info = BackingInfo {
-                size_bytes: OBJECT,
-                block_bytes: 512,
-                block_bytes_min: 1,
-                can_flush: true,
-                can_discard: true,
-                can_fast_zero: true,
-                read_only: false,
-                description: String::new(),
-                identity: [0; 32],
-                identity_text: String::new(),
-                changed: None,
-                evidence: None,
-            };
+            let info = BackingInfo::simulated(OBJECT, 512);
             let rbd = Rbd {
                 info,
                 spec: Spec::default(),

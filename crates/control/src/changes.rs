@@ -1,0 +1,146 @@
+//! API types of changes of pools, devices and disks: the requests, and their results.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{Admission, BackingTimeout, BackingTimeoutChange, Disk, Pool, Size};
+
+/// `POST /v1/pools`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PoolCreate {
+    /// Name of the pool.
+    pub name: String,
+    /// Paths of the pool's devices: block devices or files.
+    pub devices: Vec<String>,
+    /// Size of each file of the pool; files are created with this size. Block devices are used
+    /// completely.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// Unit of flash allocation, a power of two; 16 MiB if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segment_size: Option<Size>,
+    /// Use devices even if they seem to be in use. The data on these devices is lost.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// `POST /v1/pools/{pool}/devices`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceAdd {
+    /// Path of the device; empty with `peer`.
+    #[serde(default)]
+    pub path: String,
+    /// HOST:PORT of another host's control API. The pool leases `size` bytes of that host's flash
+    /// for replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// As in [`PoolCreate`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// As in [`PoolCreate`].
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// `PATCH /v1/pools/{pool}/devices`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DevicePatch {
+    /// Whether caches may allocate segments on the device.
+    pub admission: Admission,
+}
+
+/// `POST /v1/disks`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskAdd {
+    /// Name of the disk.
+    pub name: String,
+    /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, `objects+file:///DIRECTORY`,
+    /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI, VHDX or VPC image.
+    pub backing: String,
+    /// Image format of a file or block device: `raw`, `qcow2`, `vmdk`, `vdi`, `vhdx` or `vpc`. If
+    /// absent, the file's extension decides; other files are raw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
+    /// Refuse changes.
+    #[serde(default)]
+    pub read_only: bool,
+    /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
+    /// `forever`. If absent, the setting of `[limits]` applies: `forever` by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeout>,
+    /// Datastore of the backing: the storage that it shares with other backings. Detected by
+    /// default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
+    /// Path on this host at which the disk appears as a file, through FUSE. The path names an
+    /// existing regular file, which is covered, or a new file in an existing directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fuse: Option<String>,
+    /// Absolute path of the disk's vhost-user socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vhost_user: Option<String>,
+    /// For a clone: cache blocks of its parent's snapshot once for all clones of that snapshot. A
+    /// disk for the snapshot serves these blocks; hob creates it if there is none.
+    #[serde(default)]
+    pub share_parent: bool,
+    /// Cache size of the parent's disk if hob creates that disk for this clone. If absent, the
+    /// parent's disk has no cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent_cache: Option<Size>,
+    /// Open a raw file or block device without locking it, because a running QEMU has it open. The
+    /// disk has no cache until `PATCH /v1/disks/{disk}` locks the backing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unlocked: bool,
+}
+
+pub(crate) fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// `POST /v1/disks/{disk}/resize`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskResize {
+    /// New size of the disk, at least its present size. hob grows a raw file; other backings must
+    /// have the size already. If absent, the disk gets the backing's present size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+}
+
+/// `PATCH /v1/disks/{disk}`: absent fields keep their value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskPatch {
+    /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
+    /// `forever`. `default` selects the daemon's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeoutChange>,
+    /// Lock the backing, or release its lock for another program. Only a disk without a cache can
+    /// be unlocked. Every acknowledged write becomes durable in the backing first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked: Option<bool>,
+}
+
+/// A pool after a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolChanged {
+    /// The changed pool; absent if it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Pool>,
+    /// Deviations of the result from the request, as sentences.
+    pub notes: Vec<String>,
+}
+
+/// A disk after a change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DiskChanged {
+    /// The changed disk; absent if it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Disk>,
+    /// Deviations of the result from the request, as sentences.
+    pub notes: Vec<String>,
+}

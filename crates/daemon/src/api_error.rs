@@ -1,0 +1,103 @@
+//! Errors of API requests. Each kind corresponds to one reaction of the client.
+
+use hob_control::Problem;
+use hob_storage::backing::OpenError;
+
+use crate::shard_api::ShardError;
+use crate::state::StateError;
+
+/// Kind of an API error, named by the client's reaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The object does not exist. The client must name another one.
+    NotFound,
+    /// The request is invalid. The client must change it.
+    Invalid,
+    /// The request conflicts with the present state, which the client must change first.
+    Conflict,
+    /// The client must wait and try again.
+    Busy,
+    /// The host failed. An operator must repair it.
+    Failed,
+}
+
+/// An API error with a kind and a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) kind: ErrorKind,
+    pub(crate) problem: Problem,
+}
+
+impl ApiError {
+    pub(crate) fn not_found(error: impl Into<String>) -> ApiError {
+        ApiError { kind: ErrorKind::NotFound, problem: Problem::new(error) }
+    }
+
+    pub(crate) fn invalid(error: impl Into<String>) -> ApiError {
+        ApiError { kind: ErrorKind::Invalid, problem: Problem::new(error) }
+    }
+
+    pub(crate) fn conflict(error: impl Into<String>) -> ApiError {
+        ApiError { kind: ErrorKind::Conflict, problem: Problem::new(error) }
+    }
+
+    pub(crate) fn busy(error: impl Into<String>) -> ApiError {
+        ApiError { kind: ErrorKind::Busy, problem: Problem::new(error) }
+    }
+
+    pub(crate) fn failed(error: impl Into<String>) -> ApiError {
+        ApiError { kind: ErrorKind::Failed, problem: Problem::new(error) }
+    }
+
+    /// Adds a hint to the message.
+    pub(crate) fn hint(self, hint: impl Into<String>) -> ApiError {
+        ApiError { problem: self.problem.with_hint(hint), ..self }
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl From<ShardError> for ApiError {
+    fn from(error: ShardError) -> ApiError {
+        let kind = match error {
+            ShardError::Command(_) => ErrorKind::Conflict,
+            ShardError::Busy => ErrorKind::Busy,
+            ShardError::Unusable(_) | ShardError::Gone => ErrorKind::Failed,
+        };
+        ApiError { kind, problem: Problem::new(error.to_string()) }
+    }
+}
+
+impl ApiError {
+    /// The state could not be saved, so the change was not made.
+    pub(crate) fn not_begun(error: &StateError) -> ApiError {
+        ApiError::failed(format!("hob stopped in the middle of the change: {error}"))
+            .hint("free space in the state directory or repair it, and try again")
+    }
+}
+
+impl From<StateError> for ApiError {
+    fn from(error: StateError) -> ApiError {
+        ApiError::failed(format!("the change is in effect, but hob cannot save it: {error}")).hint(
+            "free space in the state directory or repair it, and repeat the command before the daemon restarts",
+        )
+    }
+}
+
+/// Converts the error of opening a backing.
+pub(crate) fn open_error(error: &OpenError) -> ApiError {
+    let kind = match error {
+        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,
+        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => ErrorKind::Conflict,
+        OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
+            ErrorKind::Failed
+        }
+    };
+    ApiError { kind, problem: Problem::new(error.to_string()) }
+}

@@ -1,0 +1,222 @@
+//! Removal of disks and of dirty data without help from the backing (`hob disk remove
+//! --discard-dirty`, `hob cache discard-dirty`).
+//!
+//! Both commands send no request to the backing. A disk that is removed is *abandoned*: its clients
+//! are disconnected, and requests that wait for its backing fail within about a second. A disk that
+//! is not removed keeps its backing. Requests that have waited longer than 1.5 s fail, so that no
+//! request is in flight when the cache is changed.
+//!
+//! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
+//! cancelled. If there are any, a disk that is not removed is abandoned too: it goes offline and is
+//! opened again after the last such request has ended. Until then its id is not reused, its file
+//! stays locked, and the memory of those requests stays in use.
+
+use std::time::Duration;
+
+use hob_control::{OnClients, Size};
+use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+use tokio::time::timeout;
+
+use super::Disks;
+use crate::api_error::ApiError;
+use crate::services::flash;
+use crate::services::registry::{DiskPhase, Inner};
+use crate::shard_api::{Gone, ShardError, ShardHandle};
+use crate::state::JournalSpec;
+
+/// Maximum time that removing a disk waits for its backing, unless the backing is abandoned.
+const LEAVE_MAX: Duration = Duration::from_secs(30);
+
+/// Maximum time to wait for an unmount. A longer unmount continues in the background.
+const UNMOUNT_MAX: Duration = Duration::from_secs(2);
+
+/// Number of attempts to drop a cache. A request that started later may make data dirty again.
+const DISABLE_TRIES: usize = 3;
+
+impl Disks {
+    /// Takes a disk from its shard. Abandons a backing that does not answer.
+    pub(in crate::services) async fn leave_shard(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Gone, ShardError> {
+        let removal = shard.remove_disk(id);
+        tokio::pin!(removal);
+        let gone = match timeout(LEAVE_MAX, &mut removal).await {
+            Ok(gone) => gone?,
+            Err(_) => {
+                tracing::warn!(
+                    "disk {name}: its backing does not answer; hob stops waiting for it and removes the disk"
+                );
+                self.registry.inner().abandoned.insert(id, name.to_owned());
+                shard.abandon(id);
+                removal.await?
+            }
+        };
+        if !gone.is_closing {
+            self.registry.inner().abandoned.remove(&id);
+        }
+        Ok(gone)
+    }
+
+    /// Unmounts a disk's files like [`hide_file`](Self::hide_file), but waits only briefly, because
+    /// writes of programs with mapped files may wait for the backing. Fails if a file is open,
+    /// unless clients may be disconnected.
+    pub(in crate::services) async fn hide_file_soon(
+        &self,
+        name: &str,
+        clients: OnClients,
+    ) -> Result<(), ApiError> {
+        match timeout(UNMOUNT_MAX, self.exports.hide_file(name)).await {
+            Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
+            Ok(_) => Ok(()),
+            Err(_) => {
+                tracing::warn!(
+                    "disk {name}: the unmount of its file takes long and continues in the background"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a disk that is to be removed from its shard, and discards its dirty data.
+    pub(in crate::services) async fn take_abandoned(&self, name: &str) -> Result<Vec<String>, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.exports.table().remove_disk(name);
+        self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
+        let dirty = self.leave_backing(name, &shard, id).await?;
+        Ok(dirty.map(|dirty| format!("{} of dirty data is lost", dirty.human())).into_iter().collect())
+    }
+
+    /// Discards the dirty data of a disk whose backing requests cannot be cancelled, and takes the
+    /// disk offline.
+    pub(in crate::services) async fn discard_abandoned(&self, name: &str) -> Result<Vec<String>, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
+            .hint("the disk is opened again when the hanging requests have ended");
+        self.exports.table().remove_disk(name);
+        let pool = {
+            let mut inner = self.registry.inner();
+            let new_id = inner.new_disk_id();
+            let disk = inner.disk_mut(name)?;
+            disk.id = new_id;
+            disk.cache().map(|spec| (spec.clone(), spec.pool.clone()))
+        };
+        self.note_offline(name, &error);
+        let dirty = self.leave_backing(name, &shard, id).await?;
+        self.exports.hide_file_at_end(name).await;
+        if let Some((spec, pool)) = pool {
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                spec.journal = Some(JournalSpec::new());
+            }
+            self.registry.save().await?;
+            self.pools.forget_owner(&spec).await;
+            self.pools.refresh_owners(&pool).await;
+        }
+        let lost = dirty.unwrap_or(Size(0)).human();
+        tracing::warn!("{name}: {lost} of dirty data was discarded by command");
+        Ok(vec![format!(
+            "{lost} of dirty data is lost; the disk is offline until requests that hang at its \
+            backing have ended"
+        )])
+    }
+
+    /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
+    /// Returns the amount of dirty data, if the disk could have any.
+    async fn leave_backing(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Option<Size>, ApiError> {
+        let (spec, has_cache) = {
+            let mut inner = self.registry.inner();
+            inner.abandoned.insert(id, name.to_owned());
+            let disk = inner.disk(name)?;
+            (disk.cache().cloned(), disk.has_cache)
+        };
+        shard.abandon(id);
+        tracing::warn!("disk {name}: requests to its backing are abandoned");
+        let mut dirty = None;
+        let mut released = Vec::new();
+        if let Some(spec) = spec.as_ref().filter(|spec| has_cache && spec.journal.is_some()) {
+            let sectors = shard.stats(id).await.map_or(0, |stats| stats.sectors_dirty);
+            dirty = Some(Size(sectors * SECTOR_BYTES));
+            let through = CacheChange::Tune(Mode::WriteThrough, spec.destage.engine(), spec.copies);
+            if let Err(error) = shard.change_cache(id, through).await {
+                tracing::debug!("{name}: {error}");
+            }
+            released = self.drop_cache(name, shard, id).await;
+        }
+        let gone = match self.leave_shard(name, shard, id).await {
+            Ok(gone) => gone,
+            Err(error) => {
+                tracing::error!("disk {name}: its shard cannot remove it: {error}");
+                Gone::default()
+            }
+        };
+        let Gone { released: more, memory, failures_owed, .. } = gone;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.set_owed(failures_owed);
+        }
+        released.extend(more);
+        flash::blocking(move || drop(memory)).await?;
+        let free = self.pools.let_go(name, &released, |_| true);
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            (disk.has_cache, disk.memory) = (false, None);
+        }
+        if let Some(spec) = &spec {
+            self.registry.give_back(&spec.pool, &free).await;
+        }
+        Ok(dirty)
+    }
+
+    /// Drops the cache of an abandoned disk. Returns its segments.
+    async fn drop_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Vec<Segment> {
+        let mut result = Err(ShardError::Command(CommandError::Dirty));
+        for _ in 0..DISABLE_TRIES {
+            let discarded = shard.change_cache(id, CacheChange::DiscardDirty(Discard::Silent)).await;
+            result = match discarded {
+                Ok(_) => shard.change_cache(id, CacheChange::Disable).await,
+                error => error,
+            };
+            if result != Err(ShardError::Command(CommandError::Dirty)) {
+                break;
+            }
+        }
+        match result {
+            Ok(released) => released,
+            Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),
+            Err(error) => {
+                tracing::warn!(
+                    "disk {name}: its dirty data could not be discarded first, so its cache is removed with the disk: {error}"
+                );
+                Vec::new()
+            }
+        }
+    }
+
+    /// Handles the end of the last request to an abandoned backing.
+    pub(in crate::services) fn backing_closed(&self, id: DiskId) {
+        let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
+        tracing::info!("disk {name}: the last request to its abandoned backing has ended");
+        if matches!(
+            self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            Ok(true)
+        ) {
+            let service = self.clone();
+            tokio::spawn(async move { service.bring_online(&name).await });
+        }
+    }
+}
+
+impl Inner {
+    /// Returns true if an abandoned backing of the disk still has requests in flight.
+    pub(in crate::services) fn is_abandoned(&self, name: &str) -> bool {
+        self.abandoned.values().any(|of| of == name)
+    }
+}

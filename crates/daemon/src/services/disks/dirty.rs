@@ -1,0 +1,73 @@
+//! Reading the dirty data of a cache that no shard serves, to rescue it into a file or to write it
+//! to a backing.
+
+use std::ops::Range;
+
+use hob_engine::units::SECTOR_BYTES;
+use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
+use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
+
+use crate::api_error::ApiError;
+
+/// The cache in a pool whose dirty data is read. Creating this value needs the pool. The slow
+/// reading does not.
+pub(in crate::services) struct Source {
+    recovery: Recovery,
+    reader: SectorReader,
+}
+
+impl Source {
+    /// Locates the dirty data of an owner's cache in a pool.
+    pub(in crate::services) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
+        let failed = |error: PoolError| ApiError::failed(error.to_string());
+        let recovery = Recovery::of(pool, owner).map_err(failed)?;
+        Ok(Source { recovery, reader: SectorReader::new(pool).map_err(failed)? })
+    }
+}
+
+/// The dirty data of a cache whose journal was read.
+pub(in crate::services) struct Dirty {
+    recovered: Box<hob_engine::journal::Recovered>,
+    remains: RecoveredPool,
+    reader: SectorReader,
+}
+
+impl Dirty {
+    /// Reads the journal. Calls `progress` with the bytes read so far and the total.
+    pub(in crate::services) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, ApiError> {
+        let Source { recovery, reader } = source;
+        let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
+        let (recovered, remains) = match found {
+            Found::Recovered(recovered, remains) => (recovered, remains),
+            Found::Nothing(_) => return Err(ApiError::conflict("the cache is empty")),
+            Found::Damaged { what, .. } => {
+                return Err(ApiError::conflict(format!(
+                    "the journal of the cache is damaged ({what}), so hob cannot determine which \
+                    data is dirty"
+                )));
+            }
+        };
+        Ok(Dirty { recovered, remains, reader })
+    }
+
+    /// Returns the summary from the journal.
+    pub(in crate::services) fn summary(&self) -> hob_engine::journal::Summary {
+        self.recovered.summary
+    }
+
+    /// Reads every dirty sector in disk order. Calls `take` with the sector's byte range and its
+    /// data, or the reason why flash lost it. Stops at the first error of `take`.
+    pub(in crate::services) fn each<E>(
+        &mut self,
+        mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let disk_bytes = self.recovered.summary.disk_bytes;
+        for sector in self.recovered.dirty() {
+            let offset = sector.sector * SECTOR_BYTES;
+            let len = SECTOR_BYTES.min(disk_bytes.saturating_sub(offset));
+            let bytes = self.reader.read_dirty(&self.remains.data, &sector);
+            take(offset..offset + len, bytes.map(|bytes| &bytes[..len as usize]))?;
+        }
+        Ok(())
+    }
+}

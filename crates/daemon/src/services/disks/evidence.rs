@@ -1,0 +1,90 @@
+//! Evidence that backings are unchanged, recorded while their disks are served. After a crash, the
+//! evidence decides whether a cache can be used without verification (docs/decisions/0033).
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use hob_engine::units::DiskId;
+use tokio::task::JoinSet;
+
+use super::Disks;
+use crate::hardware::{ChangeDetector, ChangeToken};
+use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::shard_api::ShardHandle;
+
+/// Interval between two checks of the backings.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// A disk whose backing is checked.
+struct Look {
+    name: String,
+    id: DiskId,
+    /// Number of the cache's journal ring that the evidence belongs to.
+    ring: u32,
+    recorded: Option<ChangeToken>,
+    witness: ChangeDetector,
+    shard: ShardHandle,
+}
+
+impl Look {
+    fn of(disk: &DiskEntry) -> Option<Look> {
+        let DiskPhase::Online(shard) = &disk.phase else { return None };
+        let journal = disk.cache()?.journal.filter(|_| disk.has_cache && disk.recovering.is_none())?;
+        Some(Look {
+            name: disk.wanted.name.clone(),
+            id: disk.id,
+            ring: journal.ring,
+            recorded: journal.evidence,
+            witness: disk.measure.as_ref()?.witness.clone()?,
+            shard: shard.clone(),
+        })
+    }
+
+    /// Returns new evidence, if every sector of the cache is verified.
+    async fn evidence(self) -> Option<(Look, ChangeToken)> {
+        let witness = self.witness.clone();
+        let evidence = tokio::task::spawn_blocking(move || witness.evidence()).await.ok()??;
+        if self.recorded == Some(evidence) {
+            return None;
+        }
+        // This check comes after the evidence: sectors verified by now were also verified against
+        // the backing in that state, because other writers are locked out.
+        let is_verified = self.shard.stats(self.id).await.is_ok_and(|stats| stats.sectors_unverified == 0);
+        is_verified.then_some((self, evidence))
+    }
+}
+
+impl Disks {
+    /// Records new evidence of all backings every few seconds, until dropped.
+    pub(in crate::services) async fn record_evidence(self) -> Infallible {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            self.record_evidence_now().await;
+        }
+    }
+
+    pub(in crate::services) async fn record_evidence_now(&self) {
+        let looks: Vec<Look> = self.registry.inner().disks.values().filter_map(Look::of).collect();
+        let mut all: JoinSet<_> = looks.into_iter().map(Look::evidence).collect();
+        let mut is_new = false;
+        while let Some(found) = all.join_next().await {
+            let Ok(Some((look, evidence))) = found else { continue };
+            let mut inner = self.registry.inner();
+            let Ok(disk) = inner.disk_mut(&look.name) else { continue };
+            let is_same = disk.id == look.id && disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
+            if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
+                && is_same
+                && journal.ring == look.ring
+            {
+                journal.evidence = Some(evidence);
+                is_new = true;
+            }
+        }
+        if is_new && let Err(error) = self.registry.save().await {
+            tracing::warn!(
+                "cannot save the evidence that backings are unchanged: {error}; after a \
+                restart, hob compares caches with their backings"
+            );
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Reaction to another program that has taken over a disk's backing. The program broke the lock of
+//! the backing and may write to it, so the cache is no longer valid.
+//!
+//! The shard refuses all requests of the disk from that moment on. The daemon records that the
+//! cache is invalid, because no check of the cache could find all changes. In a cluster, the
+//! recorded generation serves this purpose, and it also covers a failover that only wrote the dirty
+//! data.
+//!
+//! Then the journal is invalidated, unless the cache has dirty data, which only an operator may
+//! discard. The disk goes offline, and the daemon tries to open it every few seconds. This succeeds
+//! after the other program has ended, and the cache starts empty. With dirty data the disk stays
+//! offline until that data is discarded.
+
+use hob_engine::units::DiskId;
+use hob_storage::pool::OwnerId;
+
+use super::Disks;
+use crate::api_error::ApiError;
+use crate::state::JournalSpec;
+
+impl Disks {
+    /// Handles the loss of a disk's backing to another program; see the module's text.
+    pub(in crate::services) async fn backing_lost(&self, id: DiskId) {
+        let backing = {
+            let inner = self.registry.inner();
+            let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
+            disk.wanted.backing.clone()
+        };
+        let error = ApiError::conflict(format!("another program has taken over the backing {backing}")).hint(
+            "a disk can have only one writer: stop the other program; the disk then comes online by itself",
+        );
+        self.lost(id, error).await;
+    }
+
+    /// Takes a disk offline whose shard already refuses all requests, because another program or
+    /// host has it.
+    pub(in crate::services) async fn lost(&self, id: DiskId, mut error: ApiError) {
+        let (name, spec, flash, shard, is_coming) = {
+            let inner = self.registry.inner();
+            let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
+            let Ok(shard) = disk.shard() else { return };
+            let spec = disk.cache().cloned();
+            let pool = spec.as_ref().and_then(|spec| inner.pool(&spec.pool).ok());
+            let flash = pool.map(|pool| pool.flash.clone());
+            (disk.wanted.name.clone(), spec, flash, shard, disk.recovering.is_some())
+        };
+        let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
+        let journal = spec.and_then(|spec| spec.journal);
+        if journal.is_some() && self.peers.cluster().is_none() {
+            self.keep_foreign(&name).await;
+        }
+        match (journal, flash) {
+            // The amount of dirty data is unknown until the disk is opened again.
+            _ if is_coming => {}
+            (Some(_), _) if dirty > 0 => {
+                error = error.hint(format!(
+                    "its cache has dirty data: save it with 'hob cache export-dirty {name} FILE', then discard it with 'hob cache discard-dirty {name} --yes'"
+                ));
+            }
+            (Some(journal), Some(flash)) => {
+                if let Err(error) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
+                    tracing::error!(
+                        "disk {name}: cannot invalidate its cache on flash, which may be outdated when the disk is opened again: {error}"
+                    );
+                }
+            }
+            _ => {}
+        }
+        self.take_offline(&name, &error).await;
+    }
+
+    /// Records that a disk's data on flash is invalid.
+    async fn keep_foreign(&self, name: &str) {
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name).ok();
+            let Some(journal) = disk.and_then(|disk| disk.wanted.cache.as_mut()?.journal.as_mut()) else {
+                return;
+            };
+            journal.foreign = true;
+        }
+        if let Err(error) = self.registry.save().await {
+            tracing::error!(
+                "disk {name}: cannot record that its cache is outdated, so it may be used after a \
+                 restart: {error}"
+            );
+        }
+    }
+
+    /// Discards the cache of a disk that another program or host has used, before the disk is
+    /// served.
+    pub(in crate::services) async fn forget_foreign(&self, name: &str) -> Result<(), ApiError> {
+        {
+            let mut inner = self.registry.inner();
+            let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
+            let foreign = cache.and_then(|spec| spec.journal.as_mut()).filter(|journal| journal.foreign);
+            let Some(journal) = foreign else { return Ok(()) };
+            // Data on missing devices must not be used later.
+            *journal = JournalSpec::new();
+        }
+        self.registry.save_first().await
+    }
+}

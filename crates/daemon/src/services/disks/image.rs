@@ -1,0 +1,218 @@
+//! Opening of backings with the image format that was decided when the disk was added, and with the
+//! files recorded then.
+//!
+//! The operator names the format, or the file's extension tells it. A file with an unknown
+//! extension is raw. If its content looks like an image when the disk is added, the operator must
+//! name the format. The daemon never derives the format from the content later, because the guest
+//! may have written it.
+
+use std::path::Path;
+
+use hob_storage::backing::{Format, ImageFile};
+
+use super::Disks;
+use crate::api_error::{ApiError, open_error};
+use crate::hardware::{Backing, BackingOptions};
+use crate::image::{check_format, files_of};
+use crate::services::flash::blocking;
+use crate::services::registry::ADDING;
+use crate::state::{DiskState, FileSpec, FormatName, ImageSpec};
+use crate::watchdog::contained;
+
+/// Decisions about how to open a backing.
+struct Settled {
+    image: ImageSpec,
+    format: Option<Format>,
+    files: Vec<ImageFile>,
+    /// Notes for the log.
+    notes: Vec<String>,
+}
+
+/// Returns the image settings that an operator requests for a disk.
+pub(in crate::services) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec, ApiError> {
+    check_format(backing, format).map(ImageSpec::of).map_err(ApiError::invalid)
+}
+
+impl Disks {
+    /// Returns how to open the backing of a disk, and saves new decisions.
+    pub(in crate::services) async fn image_options(&self, name: &str) -> Result<BackingOptions, ApiError> {
+        let (wanted, is_noted, is_new) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            (disk.wanted.clone(), disk.content_noted, disk.busy == Some(ADDING))
+        };
+        let (options, image, notes) = self.options_of(&wanted).await?;
+        if !is_noted {
+            notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+        }
+        let is_changed = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.content_noted = true;
+            let is_changed = disk.wanted.image != image;
+            disk.wanted.image = image;
+            is_changed
+        };
+        if is_changed && !is_new {
+            self.registry.save().await?;
+        }
+        Ok(options)
+    }
+
+    /// Returns how to open the backing of a disk that may not be on this host yet, with the
+    /// settings to save. Also returns notes for the log.
+    pub(in crate::services) async fn options_of(
+        &self,
+        wanted: &DiskState,
+    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {
+        let wait_max = self.wait_max_of(wanted.backing_timeout);
+        let options = BackingOptions { wait_max, ..self.backing_options.clone() };
+        if !Backing::is_path(&wanted.backing) {
+            return Ok((options, wanted.image.clone(), Vec::new()));
+        }
+        let (backing, image) = (wanted.backing.clone(), wanted.image.clone());
+        let Settled { image, format, files, notes } =
+            blocking(move || contained(|| settle(&backing, image))).await??;
+        Ok((BackingOptions { format, files, ..options }, Some(image), notes))
+    }
+}
+
+/// Decides open questions and compares the recorded files with the present ones. State files of
+/// earlier versions have no `image`. Those versions detected the format at every opening.
+fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
+    let path =
+        std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;
+    let mut notes = Vec::new();
+    let is_imported = image.is_none();
+    let mut image = image.unwrap_or_default();
+    let format = match image.format {
+        Some(FormatName(format)) => format,
+        None if is_imported => assume(&path, &mut notes),
+        None => decide(&path)?,
+    };
+    image.format = Some(FormatName(format));
+    if format == Format::Raw {
+        if let Ok(other) = Format::resembled(&path)
+            && other != Format::Raw
+        {
+            notes.push(format!(
+                "{backing} is served as raw, and its content looks like a {} image: the guest may \
+                have written that. If the file is an image, remove the disk and add it with \
+                --format={}",
+                other.title(),
+                other.name()
+            ));
+        }
+        image.files = Some(Vec::new());
+        return Ok(Settled { image, format: Some(format), files: Vec::new(), notes });
+    }
+    let recorded = image.files.take();
+    let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
+    // A hung path is refused before a program is started for it.
+    Format::resembled(&path).map_err(|error| open_error(&error))?;
+    let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
+        let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
+        match recorded {
+            Some(_) => error.hint(
+                "if this change is intended, remove the disk and add it again to record its \
+                 files",
+            ),
+            None => error,
+        }
+    })?;
+    image.files = Some(files.iter().map(FileSpec::of).collect());
+    Ok(Settled { image, format: Some(format), files, notes })
+}
+
+/// Returns the format of a disk that an earlier version served.
+fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
+    let format = Format::assumed(path);
+    let why = if Format::of_extension(path).is_some() {
+        "according to its name"
+    } else {
+        "its name shows no other format"
+    };
+    notes.push(format!("{} is served as {} from now on ({why})", path.display(), format.name()));
+    format
+}
+
+/// Returns the format of a new disk, or an error that asks the operator to name it.
+fn decide(path: &Path) -> Result<Format, ApiError> {
+    if let Some(format) = Format::of_extension(path) {
+        return Ok(format);
+    }
+    match Format::resembled(path).map_err(|error| open_error(&error))? {
+        Format::Raw => Ok(Format::Raw),
+        other => Err(ApiError::invalid(format!(
+            "the content of {} looks like a {} image, but its name has another extension; pass \
+            --format={} (or format = in hob.toml), or --format=raw if a guest wrote this content",
+            path.display(),
+            other.title(),
+            other.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of 1 MiB that begins like a qcow2 image.
+    fn looks_like_qcow2(directory: &Path, name: &str) -> String {
+        let path = directory.join(name);
+        let mut content = vec![0; 1 << 20];
+        content[..4].copy_from_slice(b"QFI\xfb");
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn content_asks_when_a_disk_is_added_and_never_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = looks_like_qcow2(dir.path(), "disk");
+        let asked = settle(&disk, Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(asked.contains("--format=qcow2") && asked.contains("--format=raw"), "{asked}");
+        assert!(!asked.contains('\n'));
+        let said = settle(&disk, Some(ImageSpec::of(Some(Format::Raw)))).unwrap();
+        assert_eq!((said.format, said.files.len(), said.notes.len()), (Some(Format::Raw), 0, 1));
+        // It was added empty, and the guest has written a header since.
+        std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        let added = settle(&disk, Some(ImageSpec::default())).unwrap();
+        assert_eq!((added.format, added.notes.len()), (Some(Format::Raw), 0));
+        looks_like_qcow2(dir.path(), "disk");
+        let again = settle(&disk, Some(added.image.clone())).unwrap();
+        assert_eq!((again.format, again.image), (Some(Format::Raw), added.image));
+        assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
+    }
+
+    #[test]
+    fn the_extension_decides_whatever_the_content_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = looks_like_qcow2(dir.path(), "disk.raw");
+        let settled = settle(&raw, Some(ImageSpec::default())).unwrap();
+        assert_eq!((settled.format, settled.notes.len()), (Some(Format::Raw), 1));
+        let image = dir.path().join("disk.qcow2");
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        let refused = settle(image.to_str().unwrap(), Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(refused.contains("qcow2 image"), "{refused}");
+    }
+
+    #[test]
+    fn disks_of_earlier_versions_are_imported_by_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = looks_like_qcow2(dir.path(), "disk.img");
+        let settled = settle(&disk, None).unwrap();
+        assert_eq!(settled.format, Some(Format::Raw));
+        assert!(settled.notes[0].contains("is served as raw from now on"), "{:?}", settled.notes);
+        assert!(settled.notes[1].contains("looks like"), "{:?}", settled.notes);
+        assert!(settle(&disk, Some(settled.image)).unwrap().notes.len() == 1);
+    }
+
+    #[test]
+    fn formats_are_for_paths() {
+        assert_eq!(image_asked("/d", Some("vdi")).unwrap(), ImageSpec::of(Some(Format::Vdi)));
+        assert_eq!(image_asked("nbd://h/e", None).unwrap(), ImageSpec::default());
+        assert!(image_asked("nbd://h/e", Some("raw")).unwrap_err().to_string().contains("nbd://h/e"));
+        assert!(image_asked("/d", Some("luks")).unwrap_err().to_string().contains("qcow2"));
+    }
+}

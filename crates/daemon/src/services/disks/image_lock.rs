@@ -1,0 +1,80 @@
+//! The lock of a disk's backing, taken and released while the disk is served (docs/decisions/0054).
+//!
+//! `hob attach` inserts a disk below a running QEMU. Until QEMU closes the image, hob has it open
+//! without a lock and without a cache, and passes all requests through.
+
+use super::Disks;
+use crate::api_error::ApiError;
+use crate::services::flash::blocking;
+
+impl Disks {
+    /// Locks the backing. The writes of its previous owner are durable afterwards.
+    ///
+    /// # Errors
+    /// A conflict if another program still has the backing.
+    pub(super) async fn lock_backing(&self, name: &str) -> Result<(), ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        let lock = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            if !disk.wanted.unlocked {
+                return Ok(());
+            }
+            disk.lock.clone()
+        };
+        let lock = lock.ok_or_else(|| {
+            ApiError::conflict(format!(
+                "hob has not locked the backing of \
+            {name}, so there is no lock to release"
+            ))
+        })?;
+        let taken = lock.clone();
+        blocking(move || taken.take()).await?.map_err(|error| {
+            ApiError::conflict(format!("{name}: another program has the backing open: {error}"))
+                .hint("'fuser' shows which program has the file open")
+        })?;
+        // The lock is recorded last: a daemon that is killed before opens the disk without a lock
+        // again.
+        let recorded = match shard.flush(id).await {
+            Ok(()) => {
+                self.registry.inner().disk_mut(name)?.wanted.unlocked = false;
+                self.registry.save_first().await
+            }
+            Err(error) => Err(error.into()),
+        };
+        if let Err(reason) = recorded {
+            self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
+            blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
+            return Err(reason);
+        }
+        tracing::info!("disk {name}: its backing is now locked");
+        Ok(())
+    }
+
+    /// Releases the lock of the backing, after making every acknowledged write durable.
+    ///
+    /// # Errors
+    /// A conflict if the disk has a cache.
+    pub(super) async fn unlock_backing(&self, name: &str) -> Result<(), ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        let lock = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            if disk.cache().is_some() {
+                return Err(ApiError::conflict(format!("{name} has a cache, so its backing stays locked"))
+                    .hint(format!("'hob cache disable {name}' first")));
+            }
+            disk.lock.clone()
+        };
+        let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
+        shard.flush(id).await?;
+        self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
+        if let Err(reason) = self.registry.save_first().await {
+            self.registry.inner().disk_mut(name)?.wanted.unlocked = false;
+            return Err(reason);
+        }
+        blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
+        tracing::info!("disk {name}: the lock of its backing is released");
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! The disk service: opens disks, assigns them to shards, recovers their caches, closes and removes
+//! them, and handles their images, parents and sizes.
+//!
+//! A higher layer decides which host may serve a disk and whether it is migrating. This service
+//! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
+//! the disk.
+//!
+//! The submodules are, in order: [`opening`], then [`recover`], [`comparison`] and [`recovering`]
+//! with the table in [`fencing`], then [`removal`], then [`dirty_rescue`] and [`abandon`] for
+//! discarded data, then [`resize`], [`image`] and [`parents`].
+
+mod abandon;
+mod backing_timeout;
+mod comparison;
+mod dirty;
+mod dirty_rescue;
+mod evidence;
+mod export_dirty;
+mod fencing;
+mod foreign_writer;
+mod image;
+mod image_lock;
+mod life_cycle;
+mod opening;
+mod parents;
+mod pool_preview;
+mod preview;
+mod recover;
+mod recovering;
+mod removal;
+mod resize;
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock, Weak};
+
+use hob_control::DiskChanged;
+
+use super::exports::ExportService;
+use super::observe::Observe;
+use super::peer_access::PeerAccess;
+use super::pools::Pools;
+use super::qos::QosService;
+use super::registry::Registry;
+use super::tasks::Tasks;
+use crate::api_error::ApiError;
+use crate::hardware::BackingOptions;
+pub(crate) use backing_timeout::wait_max;
+pub(super) use dirty::{Dirty, Source};
+pub(super) use image::image_asked;
+pub(super) use opening::{BACKING_CHARS_MAX, Open, access_of, open_gateway};
+pub(super) use parents::ParentLink;
+pub(super) use recovering::{OldRings, RecoveringCache};
+pub(super) use resize::Measure;
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
+
+/// Notes for the log, and the cache that is still being recovered.
+pub(super) type Opened = (Vec<String>, Option<RecoveringCache>);
+
+/// Interface to the higher-layer service that decides which host owns a disk.
+pub(super) trait DiskOwner: std::fmt::Debug + Send + Sync {
+    /// Opens a disk if this host may serve it. The caller holds the disk's operation guard.
+    fn open(self: Arc<Self>, disk: String, when: Open) -> Answer<Opened>;
+
+    /// Removes the records of a disk that is not on this host. Returns `None` if the disk is here.
+    fn remove_absent(self: Arc<Self>, disk: String) -> Answer<Option<DiskChanged>>;
+}
+
+service! {
+    /// The disk service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Disks {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        exports: ExportService,
+        qos: QosService,
+        pools: Pools,
+        observe: Observe,
+        peers: Arc<PeerAccess>,
+        backing_options: BackingOptions,
+    } with {
+        owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
+    }
+}
+
+impl Disks {
+    /// Sets the service that decides about ownership. Later calls have no effect.
+    pub(super) fn connect(&self, owner: Weak<dyn DiskOwner>) {
+        let _ = self.owner.set(owner);
+    }
+
+    fn owner(&self) -> Result<Arc<dyn DiskOwner>, ApiError> {
+        let owner = self.owner.get().and_then(Weak::upgrade);
+        owner.ok_or_else(|| ApiError::conflict("the daemon is shutting down"))
+    }
+
+    async fn open_by_owner(&self, name: &str, when: Open) -> Result<Opened, ApiError> {
+        self.owner()?.open(name.to_owned(), when).await
+    }
+}

@@ -1,0 +1,488 @@
+//! Opening disks, assigning them to shards, and offering them to clients.
+
+use hob_control::{DiskAdd, DiskChanged, Export, Size, check_name};
+use hob_engine::command::{Access, DiskConfig};
+use hob_engine::io::Promote;
+use hob_engine::units::DiskId;
+use hob_frontends::vhost_user::block::Info;
+use hob_storage::backing::BackingInfo;
+
+use super::Disks;
+use super::comparison::Source;
+use super::image::image_asked;
+use super::recovering::RecoveringCache;
+use super::resize::Measure;
+use crate::api_error::{ApiError, open_error};
+use crate::cluster::Taken;
+use crate::descriptors;
+use crate::exports::export_info;
+use crate::hardware::{Backing, BackingOptions};
+use crate::request_recorder::Counter;
+use crate::services::flash;
+use crate::services::pools::AllocationRule;
+use crate::services::qos::datastore_of;
+use crate::services::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
+use crate::services::registry::{DISKS_MAX, DiskEntry, DiskPhase, Owed, RepeatedMessage};
+use crate::shard_api::ShardHandle;
+use crate::state::{DiskState, ShareSpec};
+use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+
+/// Time at which a disk is offered to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::services) enum Open {
+    /// Open the disk as soon as that is safe, even while its cache is being recovered.
+    AtOnce,
+    /// After the disk's cache is recovered.
+    WithCache,
+}
+
+/// Maximum length of a backing specification, in bytes.
+pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
+
+impl Disks {
+    /// Records the generation from which on the disk's data in flash is valid. Must precede serving
+    /// the disk.
+    pub(in crate::services) async fn keep_generation(
+        &self,
+        name: &str,
+        taken: &Taken,
+    ) -> Result<(), ApiError> {
+        if let Some(why) = &taken.foreign {
+            self.exports.all_is_changed(name, why).await?;
+        }
+        let known = self.registry.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
+        if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
+    }
+
+    /// Gives up this host's ownership of a disk whose cache is not needed any more.
+    pub(in crate::services) async fn leave_disk(&self, name: &str) {
+        let Some(cluster) = self.peers.cluster() else { return };
+        let (known, _) = self.registry.wish(name).unwrap_or((None, false));
+        if let Err(why) = cluster.give_up(name, known).await {
+            tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
+        }
+    }
+
+    /// Adds a disk and serves it.
+    pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
+    }
+
+    /// Adds a disk like `disk_add`, without a time limit.
+    pub(in crate::services) async fn add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+        let name = add.name.clone();
+        check_name(&name)
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+        if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
+            return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
+        }
+        if let Some(datastore) = &add.datastore {
+            check_name(datastore).map_err(|error| {
+                ApiError::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
+            })?;
+        }
+        if let Some(path) = &add.fuse {
+            self.exports.check_file(path)?;
+        }
+        if let Some(path) = &add.vhost_user {
+            check_path(path).map_err(ApiError::invalid)?;
+        }
+        let share_parent = share_of(add.share_parent, add.parent_cache)?;
+        let image = Some(image_asked(&add.backing, add.format.as_deref())?);
+        let wanted = DiskState {
+            share_parent,
+            image,
+            backing_timeout: add.backing_timeout,
+            datastore: add.datastore,
+            fuse: add.fuse,
+            vhost_user: add.vhost_user,
+            unlocked: add.unlocked,
+            ..DiskState::new(name.clone(), add.backing, add.read_only)
+        };
+        self.add_state(wanted).await
+    }
+
+    /// Adds a disk from a state entry. The entry may name an existing persistent cache.
+    pub(in crate::services) async fn add_state(&self, wanted: DiskState) -> Result<DiskChanged, ApiError> {
+        let name = wanted.name.clone();
+        let guard = self
+            .enter(wanted, Some(ADDING))?
+            .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
+        let notes = match self.open_by_owner(&name, Open::WithCache).await {
+            Ok((notes, _)) => notes,
+            // The disk is added all the same. It comes online when the other host releases it.
+            Err(error) if self.registry.is_served_elsewhere(&name) => {
+                self.note_offline(&name, &error);
+                self.registry.inner().disks_removed.retain(|removed| *removed != name);
+                return self
+                    .pools
+                    .finish_disk(
+                        &name,
+                        guard,
+                        vec![format!(
+                            "the disk is not served on this host: \
+                        {error}"
+                        )],
+                    )
+                    .await;
+            }
+            Err(error) => {
+                self.registry.inner().disks.remove(&name);
+                return Err(error);
+            }
+        };
+        if let Err(error) = self.exports.show_file(&name).await {
+            self.take_back(&name).await;
+            return Err(error);
+        }
+        self.registry.inner().disks_removed.retain(|removed| *removed != name);
+        self.pools.finish_disk(&name, guard, notes).await
+    }
+
+    /// Removes a new disk that could not get everything that was requested.
+    async fn take_back(&self, name: &str) {
+        self.exports.table().remove_disk(name);
+        if let Ok((shard, id)) = self.registry.shard_of(name)
+            && let Err(error) = shard.remove_disk(id).await
+        {
+            tracing::warn!("{name}: {error}");
+        }
+        self.exports.forget_bitmaps(name).await;
+        self.leave_disk(name).await;
+        self.registry.inner().disks.remove(name);
+    }
+
+    /// Creates the entry of a disk that is not open yet. Takes its operation guard if `busy` names
+    /// an operation.
+    pub(in crate::services) fn enter(
+        &self,
+        wanted: DiskState,
+        busy: Option<&'static str>,
+    ) -> Result<Option<OperationGuard>, ApiError> {
+        let name = wanted.name.clone();
+        let mut inner = self.registry.inner();
+        inner.check_stays()?;
+        inner.check_export_name(&name)?;
+        wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
+        if inner.disks.len() >= DISKS_MAX {
+            return Err(ApiError::conflict(format!(
+                "cannot add a disk: hob serves at most {DISKS_MAX} disks"
+            )));
+        }
+        let entry = DiskEntry {
+            id: inner.new_disk_id(),
+            wanted,
+            phase: DiskPhase::Offline("the disk is being opened".to_owned()),
+            size_bytes: 0,
+            datastore: None,
+            has_cache: false,
+            recovering: None,
+            held: Vec::new(),
+            apart: Vec::new(),
+            leaves_peer: false,
+            copy_said: false,
+            ring: Vec::new(),
+            ring_copies: 0,
+            memory: None,
+            identity: [0; 32],
+            watch: crate::services::pools::Watch::default(),
+            retry_after: None,
+            loss_message: RepeatedMessage::default(),
+            offline_reason: None,
+            content_noted: false,
+            owed: Owed::default(),
+            cluster_wait: ClusterWait::No,
+            drained_at_end: false,
+            sharing: Default::default(),
+            cache_reason: None,
+            quality: crate::services::observe::Quality::default(),
+            files: std::collections::BTreeMap::new(),
+            busy,
+            measure: None,
+            lock: None,
+            constant: None,
+            parent: None,
+            recording: Counter::default(),
+        };
+        inner.disks.insert(name.clone(), entry);
+        drop(inner);
+        Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
+    }
+
+    /// Opens a disk's backing, assigns the disk to a shard and offers it to clients. The caller
+    /// holds the operation guard of the offline disk. If the cache is still being recovered, the
+    /// caller continues with [`Disks::await_cache`].
+    pub(in crate::services) async fn open_owned(
+        &self,
+        name: &str,
+        when: Open,
+        taken: Option<&Taken>,
+    ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
+        let (wanted, id) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            (disk.wanted.clone(), disk.id)
+        };
+        descriptors::check_room().map_err(ApiError::conflict)?;
+        self.exports.clear_stale_file(name).await?;
+        let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
+        let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
+        let (backing, datastore) = flash::blocking(move || {
+            let backing = Backing::open(&spec, access, &options)?;
+            Ok((backing, said.unwrap_or_else(|| datastore_of(&spec))))
+        })
+        .await?
+        .map_err(|error| open_error(&error))?;
+        let mut notes = Vec::new();
+        let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
+        let info = backing.info().clone();
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            (disk.identity, disk.lock) = (info.identity, backing.lock());
+            disk.constant = backing.constant().map(str::to_owned);
+            let (gauge, witness, monitor) = (backing.size_probe(), backing.witness(), backing.monitor());
+            disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
+        }
+        let (mut kept, mut recovering, mut backing) = (None, None, backing);
+        if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
+            let mut reading = self.begin_recovery(name, spec).await?;
+            reading.foreign = taken.and_then(|taken| taken.foreign.clone()).or(reading.foreign);
+            reading.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
+            let early = match when {
+                Open::WithCache => None,
+                Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
+            };
+            if let Some(early) = early {
+                recovering = Some((early, reading));
+            } else {
+                let (source, found, more) = self.recover(name, reading, Source::Own(backing)).await?;
+                (backing, kept) = (source.own(), found);
+                notes.extend(more);
+            }
+        }
+        let access = if info.read_only && access == Access::ReadWrite {
+            notes.push("the backing is read-only, so the disk is read-only too".to_owned());
+            Access::ReadOnly
+        } else {
+            access
+        };
+        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let shard = home.unwrap_or_else(|| self.qos.shard_for(datastore_id));
+        if !info.can_flush && access == Access::ReadWrite {
+            notes.push(CANNOT_FLUSH.to_owned());
+        }
+        let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
+        if let Some(taken) = taken {
+            self.keep_generation(name, taken).await?;
+        }
+        self.forget_foreign(name).await?;
+        if let Some(memory) = backing.memory_id() {
+            notes.extend(self.registry.note_killed(name, &memory).await?);
+        }
+        shard.add_disk(id, config, backing).await?;
+        shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
+        if let Some(taken) = taken {
+            shard.set_lease(id, taken.clock.clone())?;
+        }
+        if let Err(error) = self.exports.open_bitmaps(name, &shard, &info).await {
+            shard.remove_disk(id).await?;
+            return Err(error);
+        }
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.phase = DiskPhase::Online(shard.clone());
+            disk.memory = None;
+            disk.offline_reason = None;
+            disk.size_bytes = info.size_bytes;
+            disk.datastore = Some(datastore);
+        }
+        self.link_parents();
+        if wanted.qos.is_some() {
+            self.qos.apply(name).await?;
+        } else {
+            self.qos.apply_control_of(name);
+        }
+        let recovering = match recovering {
+            Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
+            None => None,
+        };
+        if let Some(kept) = kept
+            && let Err(error) = self.enable_kept(name, kept).await
+        {
+            let error = ApiError::from(error);
+            // Without its dirty data the disk would be inconsistent for its guest.
+            shard.remove_disk(id).await?;
+            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            return Err(error);
+        }
+        // From here on clients may write to the disk.
+        if let Err(error) = self.exports.begin_recording(name).await {
+            self.exports.take_from_shard(name, &shard, id).await?;
+            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            return Err(error);
+        }
+        let gateway = match &wanted.vhost_user {
+            None => None,
+            Some(path) => {
+                match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, when) {
+                    Ok(gateway) => Some(gateway),
+                    Err(error) => {
+                        self.exports.take_from_shard(name, &shard, id).await?;
+                        let error =
+                            ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"));
+                        self.registry.inner().disk_mut(name)?.phase =
+                            DiskPhase::Offline(error.problem.error.clone());
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
+        if let Some(gateway) = gateway {
+            self.exports.table().listen_vhost_user(name, name, gateway);
+        }
+        if access == Access::ReadWrite {
+            // Writes that an earlier daemon acknowledged may not be durable, and guests rely on a
+            // flush to this daemon. If the flush fails, each client's next flush fails.
+            let shard = shard.clone();
+            tokio::spawn(async move { shard.flush(id).await });
+        }
+        if !wanted.for_clones {
+            self.exports.offer(name, id, shard, export_info(&info, access));
+        }
+        Ok((notes, recovering))
+    }
+
+    /// Opens an offline disk with its cache, at the daemon's start or later.
+    pub(in crate::services) async fn bring_online(&self, name: &str) {
+        let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
+        if !matches!(
+            self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            Ok(true)
+        ) {
+            return;
+        }
+        let recovering = match self.open_by_owner(name, Open::AtOnce).await {
+            Ok((notes, recovering)) => {
+                notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                if let Err(error) = self.exports.show_file(name).await {
+                    tracing::error!(
+                        "disk {name}: cannot mount its file: {error}; hob tries again every few seconds"
+                    );
+                }
+                recovering
+            }
+            Err(error) => return self.note_offline(name, &error),
+        };
+        match recovering {
+            // Clients can already use the disk.
+            Some(recovering) => {
+                let (service, name) = (self.clone(), name.to_owned());
+                tokio::spawn(async move { service.await_cache(&name, recovering, guard).await });
+            }
+            None => self.fit_opened(name).await,
+        }
+    }
+
+    /// Gives a disk that has just been opened as large a part of its cache as possible.
+    pub(in crate::services) async fn fit_opened(&self, name: &str) {
+        match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
+            Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
+            Err(error) => {
+                tracing::warn!("{name} has no cache: {error}");
+                if let Ok(disk) = self.registry.inner().disk_mut(name) {
+                    disk.cache_reason = Some(error.problem.error);
+                }
+            }
+        }
+    }
+
+    /// Records why a disk is offline, and logs each new reason once.
+    pub(in crate::services) fn note_offline(&self, name: &str, error: &ApiError) {
+        let reason = error.to_string();
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            let news = disk.offline_reason.as_ref() != Some(&reason);
+            if news && disk.cluster_wait == ClusterWait::Served {
+                tracing::info!("{name} is not served on this host: {error}");
+            } else if news {
+                let again = if disk.retry_after.is_some() { "" } else { "; hob retries every few seconds" };
+                tracing::error!("{name} is offline: {error}{again}");
+            }
+            // During recovery the reason changes with the progress.
+            disk.offline_reason = Some(reason.clone());
+            disk.phase = DiskPhase::Offline(reason);
+        }
+    }
+
+    /// Adds an export to a disk.
+    pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("export add", disk.clone(), async move {
+                service.exports.add(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
+    }
+
+    /// Removes an export and closes the connections of its clients.
+    pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("export remove", disk.clone(), async move {
+                service.exports.remove(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
+    }
+}
+
+pub(in crate::services) fn open_gateway(
+    name: &str,
+    place: &SocketPlace,
+    disk: DiskId,
+    shard: &ShardHandle,
+    info: &BackingInfo,
+    access: Access,
+    when: Open,
+) -> std::io::Result<Gateway> {
+    let info = Info {
+        size_bytes: info.size_bytes,
+        read_only: access == Access::ReadOnly,
+        block_bytes: info.block_bytes_min.max(512),
+        can_discard: info.can_discard,
+        name: name.to_owned(),
+    };
+    // A command reports the failure to its caller; a restart retries.
+    let failing = match when {
+        Open::WithCache => Failing::Refuse,
+        Open::AtOnce => Failing::TryAgain,
+    };
+    let behind = Behind { disk, shard: shard.clone(), info, promote: Promote::Usual };
+    Gateway::open(place, behind, failing)
+}
+
+/// Returns whether clients may write to the disk.
+pub(in crate::services) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
+    if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
+}
+
+/// Returns the request to share a clone's parent, if there is one.
+pub(in crate::services) fn share_of(
+    share_parent: bool,
+    cache: Option<Size>,
+) -> Result<Option<ShareSpec>, ApiError> {
+    match (share_parent, cache) {
+        (false, Some(_)) => Err(ApiError::invalid(
+            "a cache size for the parent is only possible if \
+            the disk shares its parent",
+        )
+        .hint("also pass --share-parent, or set share_parent = true")),
+        (false, None) => Ok(None),
+        (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
+    }
+}

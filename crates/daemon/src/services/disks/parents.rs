@@ -1,0 +1,279 @@
+//! Clones that share the data of their parent (docs/decisions/0020). The parent's snapshot is
+//! served as a disk with its own cache. The parent's disk is created when the first such clone is
+//! opened, and is removed after the last clone.
+//!
+//! A disk that an operator added for the same snapshot is used instead. Backings name their
+//! snapshot with a permanent identifier, by which hob finds the parent of each clone. The shard of
+//! the parent's disk serves the clones. While the parent's disk is offline, the clones read the
+//! parent themselves.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
+use hob_engine::units::DiskId;
+use hob_storage::backing::Parent;
+
+use super::Disks;
+use crate::api_error::ApiError;
+use crate::cache_settings::new_spec;
+use crate::hardware::Backing;
+use crate::services::flash;
+use crate::services::qos::plain;
+use crate::services::registry::{DiskEntry, DiskPhase, Inner};
+use crate::shard_api::ShardHandle;
+use crate::state::{CacheSpec, DiskState, ShareSpec};
+
+/// Maximum time that opening a clone waits for its parent's disk. The clone also finds the disk
+/// later.
+const OPENING_MAX: Duration = Duration::from_secs(8);
+
+/// Interval between two checks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// State of a clone's parent since the clone was opened.
+#[derive(Debug, Default)]
+pub(in crate::services) struct ParentLink {
+    /// Permanent identifier of the parent in the backing.
+    constant: Option<String>,
+    /// Name of the disk that serves the parent.
+    linked: Option<String>,
+    /// Reason why no disk serves the parent.
+    reason: Option<String>,
+}
+
+impl Disks {
+    /// Makes a newly opened backing share its parent's data, if that is requested and possible.
+    /// Returns the shard that must serve the clone, if it matters.
+    pub(in crate::services) async fn share(
+        &self,
+        wanted: &DiskState,
+        backing: Backing,
+        notes: &mut Vec<String>,
+    ) -> Result<(Backing, Option<ShardHandle>), ApiError> {
+        let Some(share) = &wanted.share_parent else { return Ok((backing, None)) };
+        let name = &wanted.name;
+        let (backing, found) = flash::blocking(move || backing.share_parent()).await?;
+        let parent = match found {
+            Ok(parent) => parent,
+            Err(why) => {
+                notes.push(format!("the disk shares no blocks with other clones: {why}"));
+                self.note_parent(name, None, ParentLink { reason: Some(why), ..ParentLink::default() })?;
+                return Ok((backing, None));
+            }
+        };
+        let link = ParentLink { constant: Some(parent.constant.clone()), ..ParentLink::default() };
+        let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
+        self.await_parent(&disk).await;
+        let of_parent = Size(parent.own.parent_bytes()).human();
+        tracing::info!("disk {name} shares its parent {of_parent} through disk {disk}");
+        let inner = self.registry.inner();
+        let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
+        Ok((backing, online))
+    }
+
+    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), ApiError> {
+        let mut inner = self.registry.inner();
+        let entry = inner.disk_mut(name)?;
+        entry.parent = Some(link);
+        if let Some(share) = &mut entry.wanted.share_parent {
+            share.disk = disk.map(str::to_owned);
+        }
+        Ok(())
+    }
+
+    /// Returns the disk of a clone's parent; creates it if there is none.
+    fn parent_disk(
+        &self,
+        wanted: &DiskState,
+        share: &ShareSpec,
+        parent: &Parent,
+        link: ParentLink,
+        notes: &mut Vec<String>,
+    ) -> Result<String, ApiError> {
+        let found = self.registry.inner().find_parent(parent);
+        if let Some(disk) = found {
+            self.note_parent(&wanted.name, Some(&disk), link)?;
+            return Ok(disk);
+        }
+        let cache = self.registry.inner().parent_cache(wanted, share)?;
+        let disk = self.registry.inner().parent_name(&parent.spec);
+        if let Some((_, more)) = &cache {
+            notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
+        } else {
+            notes.push(format!(
+                "{disk} serves the parent snapshot of clones, and has no cache: 'hob cache enable \
+                {disk} --pool POOL --size SIZE'"
+            ));
+        }
+        // This order matters, because a parent's disk without clones is removed.
+        self.note_parent(&wanted.name, Some(&disk), link)?;
+        let state = DiskState {
+            cache: cache.map(|(spec, _)| spec),
+            datastore: wanted.datastore.clone(),
+            for_clones: true,
+            ..DiskState::new(disk.clone(), parent.spec.clone(), true)
+        };
+        match self.enter(state, None) {
+            Ok(_) => Ok(disk),
+            // Another clone has created the disk meanwhile.
+            Err(error) => self.registry.inner().find_parent(parent).ok_or(error),
+        }
+    }
+
+    /// Waits until a parent's disk is online, has failed to open, or the time limit is over.
+    async fn await_parent(&self, name: &str) {
+        let opening = tokio::spawn(self.clone().bring_parent_online(name.to_owned()));
+        let over = tokio::time::Instant::now() + OPENING_MAX;
+        let is_pending = || {
+            self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_err() && disk.busy.is_some())
+        };
+        while (!opening.is_finished() || is_pending()) && tokio::time::Instant::now() < over {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Calls [`Disks::bring_online`], which in turn calls this function.
+    fn bring_parent_online(self, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move { self.bring_online(&name).await })
+    }
+
+    /// Tells the shards which disk is the parent of which clone. Runs periodically, because disks
+    /// are added and removed.
+    pub(in crate::services) fn link_parents(&self) {
+        let mut inner = self.registry.inner();
+        let parents: Vec<(String, String, DiskId, ShardHandle)> = inner
+            .disks
+            .values()
+            .filter_map(|disk| {
+                let shard = disk.shard().ok()?;
+                Some((disk.constant.clone()?, disk.wanted.name.clone(), disk.id, shard))
+            })
+            .collect();
+        for disk in inner.disks.values_mut() {
+            let Ok(shard) = disk.shard() else { continue };
+            let Some(link) = &mut disk.parent else { continue };
+            let Some(constant) = &link.constant else { continue };
+            let of_clone = |(of, name, ..): &&(_, _, _, _)| of == constant && *name != disk.wanted.name;
+            let mut found = parents.iter().filter(of_clone).peekable();
+            let there_is_one = found.peek().is_some();
+            let parent = found.find(|(.., other)| other.is_same(&shard));
+            shard.link_parent(disk.id, parent.map(|(_, _, id, _)| *id));
+            link.linked = parent.map(|(_, name, ..)| name.clone());
+            link.reason = match (parent, there_is_one) {
+                (Some(_), _) => None,
+                (None, true) => Some(
+                    "its parent's disk is on another shard; remove the clone and add it again to \
+                     share the parent"
+                        .into(),
+                ),
+                (None, false) => Some(
+                    "the disk of its parent is not online; if there is none, the clone creates \
+                        it when the clone is opened again"
+                        .into(),
+                ),
+            };
+        }
+    }
+
+    /// Removes disks that were created for clones which no longer exist.
+    pub(in crate::services) fn drop_idle_parents(&self) {
+        let idle: Vec<String> = {
+            let inner = self.registry.inner();
+            let is_idle = |disk: &&DiskEntry| {
+                let name = &disk.wanted.name;
+                disk.wanted.for_clones && disk.busy.is_none() && inner.clones_of(name).is_empty()
+            };
+            inner.disks.values().filter(is_idle).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in idle {
+            let service = self.clone();
+            tokio::spawn(async move {
+                match service.disk_remove(name.clone(), OnDirty::Drain).await {
+                    Ok(_) => tracing::info!("disk {name}: removed with the last clone that used it"),
+                    Err(error) => tracing::warn!(
+                        "disk {name}: no clone uses it any more, but it cannot be removed: {error}"
+                    ),
+                }
+            });
+        }
+    }
+
+    /// Refuses to remove a parent's disk while clones use it.
+    pub(in crate::services) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
+        let inner = self.registry.inner();
+        let clones = inner.clones_of(name);
+        if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
+            return Ok(());
+        }
+        Err(ApiError::conflict(format!(
+            "{name} serves the parent snapshot of these clones: {}",
+            clones.join(", ")
+        ))
+        .hint("hob removes it with the last clone"))
+    }
+}
+
+impl Inner {
+    /// Returns the names of the clones that use a disk, including offline ones.
+    pub(in crate::services) fn clones_of(&self, name: &str) -> Vec<String> {
+        let uses = |disk: &&DiskEntry| {
+            disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
+        };
+        self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    /// Returns the disk of a parent, whether online or not.
+    fn find_parent(&self, parent: &Parent) -> Option<String> {
+        let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
+        let is_same = |disk: &&DiskEntry| disk.wanted.read_only && disk.wanted.backing == parent.spec;
+        let stays = || self.disks.values().filter(|disk| !matches!(disk.phase, DiskPhase::Removing));
+        let found = stays().find(is_known).or_else(|| stays().find(is_same))?;
+        Some(found.wanted.name.clone())
+    }
+
+    /// Returns the cache for a parent's disk, if the clone's settings give a size. The cache is in
+    /// the pool of the clone's own cache, or in the only pool.
+    fn parent_cache(
+        &self,
+        wanted: &DiskState,
+        share: &ShareSpec,
+    ) -> Result<Option<(CacheSpec, Vec<String>)>, ApiError> {
+        let Some(size) = share.cache else { return Ok(None) };
+        let own = wanted.cache.as_ref().map(|cache| cache.pool.clone());
+        let mut pools = self.pools.keys();
+        let pool = match (own, pools.next(), pools.next()) {
+            (Some(own), ..) => own,
+            (None, Some(only), None) => only.clone(),
+            (None, ..) => {
+                return Err(ApiError::invalid("cannot choose a pool for the cache of the parent").hint(
+                    "pass no cache size for the parent and enable the cache of the parent's disk \
+                    later, or configure the cache of this disk in hob.toml",
+                ));
+            }
+        };
+        new_spec(pool.clone(), Some(size), &CacheSettings::default(), self.context(&pool)?).map(Some)
+    }
+
+    /// Returns an unused name for the disk of a parent.
+    pub(in crate::services) fn parent_name(&self, spec: &str) -> String {
+        // Options follow after a colon. A colon in a name is preceded by a backslash.
+        let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
+        let place = place.replace("\\:", "-");
+        let mut name = plain(place.split(':').next().unwrap_or_default());
+        name.truncate(NAME_CHARS_MAX - 5);
+        let numbered = (2..).map(|number| format!("{name}-{number}"));
+        let mut names = std::iter::once(name.clone()).chain(numbered);
+        names.find(|name| self.check_export_name(name).is_ok()).expect("there are fewer names than numbers")
+    }
+}
+
+impl DiskEntry {
+    /// Returns the disk that serves the clone's parent, and the reason if none does.
+    pub(in crate::services) fn parent_view(&self) -> (Option<String>, Option<String>) {
+        if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
+            return (None, None);
+        }
+        self.parent.as_ref().map_or((None, None), |link| (link.linked.clone(), link.reason.clone()))
+    }
+}

@@ -1,0 +1,226 @@
+//! Serving a disk while its cache is being recovered (docs/decisions/0008).
+//!
+//! A persistent cache is recovered from its journal in two passes. A cache fits the backing if the
+//! backing has the size and identity that the journal records, and no change of the backing since
+//! then is known.
+//!
+//! | state of the recovery | the disk is served |
+//! |---|---|
+//! | the saved mode shows that the cache has no dirty data | at once |
+//! | the first pass over the journal found which data may be dirty, and the cache fits the backing | from then on; requests to that data wait |
+//! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
+//!
+//! If the cache has no dirty data, a waiting write invalidates the old journal rings, and then
+//! continues. If hob crashes after that and before the new journal ring is written, the cache is
+//! empty.
+
+use hob_engine::command::{CacheChange, CommandError, Expect};
+use hob_engine::regions::Regions;
+use hob_engine::units::DiskId;
+use hob_storage::pool::OwnerId;
+
+use super::Disks;
+use super::comparison::{Served, Source};
+use super::recover::Reading;
+use crate::api_error::ApiError;
+use crate::hardware::{BackingInfo, Reader};
+use crate::services::pools::Restructure;
+use crate::services::registry::DiskPhase;
+use crate::services::registry::OperationGuard;
+use crate::shard_api::ShardError;
+
+/// A disk that can be served before its cache is recovered.
+pub(in crate::services) struct Early {
+    info: BackingInfo,
+    reader: Box<dyn Reader>,
+    doubtful: Regions,
+}
+
+/// The unfinished recovery of a served disk's cache.
+pub(in crate::services) struct RecoveringCache {
+    reading: Reading,
+    served: Served,
+}
+
+/// The journal rings from which a cache is being recovered.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::services) struct OldRings {
+    owner: OwnerId,
+    /// The highest number of these rings.
+    upto: u32,
+}
+
+impl Disks {
+    /// Returns how to serve a disk whose journal is still being read, and which data may be dirty;
+    /// `None` if it must wait. Waits for the first pass over the journal if necessary.
+    pub(in crate::services) async fn early(
+        &self,
+        name: &str,
+        info: &BackingInfo,
+        reader: Option<Box<dyn Reader>>,
+        reading: &mut Reading,
+    ) -> Option<Early> {
+        let (info, reader) = (info.clone(), reader?);
+        // The record of another host's use is dropped when the disk is served, and the data in
+        // flash must be discarded before.
+        if !reading.is_complete() || reading.foreign.is_some() {
+            return None;
+        }
+        let doubtful = if reading.may_be_dirty() {
+            // A disk that is served late is better than one that repeatedly appears and disappears.
+            if self.registry.inner().disk(name).ok()?.offline_reason.is_some() {
+                return None;
+            }
+            let surveyed = (&mut reading.surveyed).await.ok()?;
+            if !reading.fits(&surveyed, &info) {
+                return None;
+            }
+            // The backing may have grown since.
+            surveyed.doubtful.grown(info.size_bytes)
+        } else {
+            Regions::new(info.size_bytes)
+        };
+        Some(Early { info, reader, doubtful })
+    }
+
+    /// Tells the disk's shard that a cache is being recovered.
+    pub(in crate::services) async fn expect_cache(
+        &self,
+        name: &str,
+        early: Early,
+        reading: Reading,
+    ) -> Result<RecoveringCache, ApiError> {
+        let Early { info, reader, doubtful } = early;
+        let (shard, id) = self.registry.shard_of(name)?;
+        let waits = doubtful.permille();
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let journal = disk.cache().and_then(|spec| spec.journal);
+            let owner = journal.map(|journal| OwnerId(journal.owner.0));
+            disk.recovering = owner.map(|owner| OldRings { owner, upto: reading.upto });
+            disk.cache_reason = Some("it is being recovered".to_owned());
+        }
+        let expect = Expect { doubtful, is_void: false };
+        shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await?;
+        match waits {
+            0 => tracing::info!(
+                "{name} is online; requests go to the backing until its cache is \
+                recovered"
+            ),
+            _ => tracing::info!(
+                "{name} is online; until its cache is recovered, reads go to the backing, except \
+                that writes and reads of regions with possible dirty data (at most {waits} ‰ of the \
+                disk) wait"
+            ),
+        }
+        Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
+    }
+
+    /// Waits for the recovered cache of a served disk, and gives it to the disk.
+    pub(in crate::services) async fn await_cache(
+        &self,
+        name: &str,
+        recovering: RecoveringCache,
+        guard: OperationGuard,
+    ) {
+        let result = self.bring_cache(name, recovering).await;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.recovering = None;
+            disk.cache_reason = None;
+        }
+        match result {
+            Ok(notes) => {
+                notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                self.fit_opened(name).await;
+            }
+            Err(Restructure::Shard(error)) if is_leaving(&error) => {}
+            Err(error) => self.take_offline(name, &error.into()).await,
+        }
+        drop(guard);
+    }
+
+    async fn bring_cache(&self, name: &str, recovering: RecoveringCache) -> Result<Vec<String>, Restructure> {
+        let RecoveringCache { reading, served } = recovering;
+        let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
+        let may_be_dirty = reading.may_be_dirty();
+        let found = match self.recover(name, reading, Source::Served(served)).await {
+            Ok((_, None, notes)) => Ok(notes),
+            Ok((_, Some(kept), notes)) => match self.enable_kept(name, kept).await {
+                Ok(()) => return Ok(notes),
+                Err(Restructure::Shard(error)) if is_leaving(&error) => return Err(error.into()),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error.into()),
+        };
+        let is_served = matches!(self.registry.inner().disk(name)?.phase, DiskPhase::Online(_));
+        let notes = match found {
+            Ok(notes) => notes,
+            Err(error) if may_be_dirty || !is_served => return Err(error),
+            Err(error) => {
+                let why = ApiError::from(error).problem.error;
+                vec![format!("its cache cannot be used and starts empty: {why}")]
+            }
+        };
+        // The old cache is not used, and writes bypass it from here on, so it must not be used
+        // later.
+        let spec = self.registry.inner().disk(name)?.cache().cloned();
+        if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
+            let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
+            flash.make_void(OwnerId(journal.owner.0), upto).await?;
+            self.pools.forget_owner(&spec).await;
+        }
+        shard.change_cache(id, CacheChange::Expect(None)).await?;
+        Ok(notes)
+    }
+
+    /// Handles a write that waits for a recovering cache.
+    pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
+        let (name, rings, flash, size_bytes, shard) = {
+            let inner = self.registry.inner();
+            let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
+            let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
+                return;
+            };
+            let Ok(pool) = inner.pool(&spec.pool) else { return };
+            (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
+        };
+        if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
+            tracing::warn!("disk {name}: writes wait until its cache is recovered: {error}");
+            return;
+        }
+        tracing::info!(
+            "disk {name}: a guest wrote to it during the recovery of its cache; if the daemon \
+            crashes now, the cache will be empty"
+        );
+        let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
+        // If the cache was recovered meanwhile, no write waits any more.
+        if let Err(error) = shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await {
+            tracing::debug!("{name}: {error}");
+        }
+    }
+
+    /// Takes a served disk offline.
+    pub(in crate::services) async fn take_offline(&self, name: &str, error: &ApiError) {
+        self.exports.table().remove_disk(name);
+        // The files are mounted again when the disk is back.
+        self.exports.hide_file_at_end(name).await;
+        if let Ok((shard, id)) = self.registry.shard_of(name)
+            && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
+        {
+            tracing::warn!("{name}: {error}");
+        }
+        let is_served = matches!(
+            self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),
+            Ok(true)
+        );
+        if is_served {
+            self.note_offline(name, error);
+        }
+    }
+}
+
+/// Returns true if the disk is being removed or the daemon is ending.
+fn is_leaving(error: &ShardError) -> bool {
+    matches!(error, ShardError::Gone | ShardError::Command(CommandError::Removing | CommandError::NoSuchDisk))
+}

@@ -1,0 +1,135 @@
+//! Removal of disks: their dirty data is written to the backing or discarded, and they leave their
+//! shard.
+
+use hob_control::{DiskChanged, OnClients, OnDirty};
+
+use super::Disks;
+use super::dirty_rescue::Afterwards;
+use crate::api_error::ApiError;
+use crate::services::flash;
+use crate::services::pools::REMOVING;
+use crate::services::registry::{DiskPhase, OperationGuard};
+use crate::shard_api::Gone;
+
+impl Disks {
+    /// Removes a disk, unless a program has one of its files open.
+    pub(crate) async fn disk_remove(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+        self.disk_remove_from(disk, dirty, OnClients::Refuse).await
+    }
+
+    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs with open
+    /// files lose them. Otherwise open files prevent the removal.
+    pub(crate) async fn disk_remove_from(
+        &self,
+        disk: String,
+        dirty: OnDirty,
+        clients: OnClients,
+    ) -> Result<DiskChanged, ApiError> {
+        let (service, name) = (self.clone(), disk.clone());
+        let removal = async move { service.remove(&disk, dirty, clients).await };
+        self.tasks.run("disk remove", name, removal).await
+    }
+
+    async fn remove(&self, name: &str, dirty: OnDirty, clients: OnClients) -> Result<DiskChanged, ApiError> {
+        if let Some(changed) = self.owner()?.remove_absent(name.to_owned()).await? {
+            return Ok(changed);
+        }
+        self.check_no_clones(name)?;
+        let guard = match dirty {
+            OnDirty::Drain => self.registry.guard_disk_for_command(name, REMOVING).await?,
+            OnDirty::Discard => match self.pools.guard_to_discard(name, REMOVING).await {
+                // An earlier removal has completed meanwhile.
+                Err(_) if self.registry.inner().disk(name).is_err() => {
+                    return Ok(DiskChanged { disk: None, notes: Vec::new() });
+                }
+                guard => guard?,
+            },
+        };
+        match dirty {
+            OnDirty::Drain => self.exports.hide_file(name).await?,
+            OnDirty::Discard => self.hide_file_soon(name, clients).await?,
+        }
+        let removed = self.remove_hidden(name, dirty, guard).await;
+        if removed.is_err() && self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
+            // The disk and its file stay.
+            let _ = self.exports.show_file(name).await;
+        }
+        removed
+    }
+
+    async fn remove_hidden(
+        &self,
+        name: &str,
+        dirty: OnDirty,
+        guard: OperationGuard,
+    ) -> Result<DiskChanged, ApiError> {
+        let cache = self.registry.inner().disk(name)?.cache().cloned();
+        let is_online = self.registry.inner().disk(name)?.shard().is_ok();
+        let notes = match (dirty, is_online) {
+            (OnDirty::Discard, true) => {
+                let notes = self.take_abandoned(name).await?;
+                // Programs that have the file open get errors from now on.
+                self.exports.hide_file_at_end(name).await;
+                notes
+            }
+            _ => self.take_with_its_data(name, dirty).await?,
+        };
+        self.leave_disk(name).await;
+        {
+            let mut inner = self.registry.inner();
+            inner.disks.remove(name);
+            inner.caches_refused.remove(name);
+            if inner.defined.contains(name) {
+                inner.disks_removed.push(name.to_owned());
+            }
+        }
+        drop(guard);
+        tracing::info!("disk {name} is removed");
+        self.registry.save().await?;
+        self.exports.forget_bitmaps(name).await;
+        if let Some(spec) = &cache {
+            self.pools.forget_owner(spec).await;
+        }
+        self.link_parents();
+        self.drop_idle_parents();
+        Ok(DiskChanged { disk: None, notes })
+    }
+
+    /// Takes a disk that is to be removed from its shard. Writes the disk's dirty data to the
+    /// backing first. Dirty data of an offline disk may be discarded.
+    async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>, ApiError> {
+        let mut notes = Vec::new();
+        let cache = self.registry.inner().disk(name)?.cache().cloned();
+        if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
+            notes.extend(self.discard(name, Afterwards::TakenAway).await?);
+        }
+        self.check_given_up(name)?;
+        if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
+            // A persistent cache is drained while the disk is still served.
+            self.pools.take_cache(name).await?;
+        }
+        self.exports.table().remove_disk(name);
+        let (shard, id) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let shard = match std::mem::replace(&mut disk.phase, DiskPhase::Removing) {
+                DiskPhase::Online(shard) => Some(shard),
+                _ => None,
+            };
+            (shard, disk.id)
+        };
+        if let Some(shard) = shard {
+            let gone = self.leave_shard(name, &shard, id).await.unwrap_or_else(|error| {
+                tracing::warn!("{name}: {error}");
+                Gone::default()
+            });
+            let Gone { released, memory, .. } = gone;
+            flash::blocking(move || drop(memory)).await?;
+            let free = self.pools.let_go(name, &released, |_| true);
+            if let Some(spec) = &cache {
+                self.registry.give_back(&spec.pool, &free).await;
+            }
+        }
+        Ok(notes)
+    }
+}

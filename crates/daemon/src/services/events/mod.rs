@@ -1,0 +1,182 @@
+//! The event service: handles events of shards, and retries offline objects periodically.
+
+mod retry;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{DeviceState, Size};
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::Instant;
+
+use super::disks::Disks;
+use super::exports::ExportService;
+use super::migration::Migrations;
+use super::observe::{COUNT_EVERY, JUDGE_EVERY, Observe};
+use super::peer_access::PeerAccess;
+use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
+use super::qos::{AGREE_EVERY, QosService};
+use super::registry::{JOURNAL_LOST, Registry};
+use super::remote_flash::RemoteFlash;
+use crate::shard_api::ShardEvent;
+
+/// Interval between two attempts to open offline objects.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+
+service! {
+    /// The event service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Events {
+        registry: Arc<Registry>,
+        peers: Arc<PeerAccess>,
+        qos: QosService,
+        exports: ExportService,
+        observe: Observe,
+        remote_flash: RemoteFlash,
+        pools: Pools,
+        disks: Disks,
+        migrations: Arc<Migrations>,
+    } with {}
+}
+
+impl Events {
+    /// Handles shard events and retries offline objects, until dropped.
+    pub(crate) async fn tend(self, mut events: UnboundedReceiver<ShardEvent>) {
+        let mut retry = tokio::time::interval(RETRY_EVERY);
+        retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut agree = tokio::time::interval(AGREE_EVERY);
+        agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut judge = tokio::time::interval(JUDGE_EVERY);
+        judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut repartition = tokio::time::interval(REPARTITION_EVERY);
+        repartition.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut count = tokio::time::interval(COUNT_EVERY);
+        count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let evidence = self.disks.clone().record_evidence();
+        tokio::pin!(evidence);
+        loop {
+            tokio::select! {
+                never = &mut evidence => match never {},
+                event = events.recv() => match event {
+                    Some(event) => self.handle(event),
+                    None => return,
+                },
+                _ = retry.tick() => self.retry(),
+                _ = look.tick() => self.pools.look_at_dirty(),
+                _ = repartition.tick() => self.pools.repartition(),
+                _ = judge.tick() => self.observe.judge(),
+                _ = count.tick() => self.observe.count_mismatches(),
+                _ = agree.tick() => self.qos.agree_on_datastores(self.peers.cluster()),
+            }
+        }
+    }
+
+    pub(super) fn handle(&self, event: ShardEvent) {
+        match event {
+            ShardEvent::Fenced { device, errors } => self.pools.fence(device, errors),
+            ShardEvent::Lost { disk, segments } => {
+                let mut inner = self.registry.inner();
+                let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+                let count = entry.held.len();
+                entry.held.retain(|segment| !segments.contains(segment));
+                entry.ring.retain(|segment| !segments.contains(segment));
+                let lost = count - entry.held.len();
+                let name = entry.wanted.name.clone();
+                entry.cache_reason = Some(match entry.held.len() {
+                    0 => "all flash of the cache is fenced after errors".to_owned(),
+                    left => format!(
+                        "the cache lost {lost} of its {count} segments with a fenced device, and \
+                        has {left} left"
+                    ),
+                });
+                for segment in segments {
+                    inner.note_lost(segment);
+                }
+                tracing::error!(
+                    "disk {name}: its cache lost {lost} of its {count} segments with a fenced device"
+                );
+            }
+            ShardEvent::Stalled(device) if self.registry.inner().is_peer(device) => {
+                self.pools.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "the lending host does not answer in time, and writes wait for it",
+                );
+            }
+            ShardEvent::Stalled(device) => {
+                self.pools.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "the device does not answer in time, and caches bypass it",
+                );
+            }
+            ShardEvent::PeerSilent(device) => {
+                // A short pause of the device may only have been counted so far.
+                tracing::error!(
+                    device = device.0,
+                    "the host that lends a remote flash device does not answer; hob stops using the \
+                    device"
+                );
+                self.pools.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "the lending host does not answer, and hob stops using the device",
+                );
+                let pools = self.pools.clone();
+                tokio::spawn(async move { pools.peer_silent(device).await });
+            }
+            ShardEvent::Resumed(device) => self.pools.note_health(device, DeviceState::Online, ""),
+            ShardEvent::DirtyLost { disk, sectors } => {
+                let lost = Size(sectors * SECTOR_BYTES);
+                self.note_cache(
+                    disk,
+                    &format!(
+                        "{lost} of dirty data cannot be read from flash; reads of it fail until the \
+                        data is written again, or discarded with 'hob cache discard-dirty'"
+                    ),
+                );
+            }
+            ShardEvent::ChangeWaits(disk) if self.migrations.note_wanted(disk) => {}
+            ShardEvent::ChangeWaits(disk) => {
+                let disks = self.disks.clone();
+                tokio::spawn(async move { disks.let_changes_pass(disk).await });
+            }
+            ShardEvent::WritesInDoubt(disk) => {
+                let mut inner = self.registry.inner();
+                let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+                let Some(more) = entry.loss_message.is_due(Instant::now()) else { return };
+                let name = &entry.wanted.name;
+                let before = match more {
+                    0 => String::new(),
+                    more => format!(" ({more} times more since the last message)"),
+                };
+                tracing::error!(
+                    "disk {name}: its backing failed a flush or restarted{before}, so acknowledged writes may be lost; \
+                     the next flush of each client fails once; check the backing and the guest's filesystem"
+                );
+            }
+            ShardEvent::FailuresOwed { disk, count } => self.registry.note_owed(disk, count),
+            ShardEvent::BackingLost(disk) => {
+                let disks = self.disks.clone();
+                tokio::spawn(async move { disks.backing_lost(disk).await });
+            }
+            ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
+            ShardEvent::JournalLost(disk) => {
+                self.note_cache(disk, JOURNAL_LOST);
+                let pools = self.pools.clone();
+                tokio::spawn(async move { pools.replace_journal(disk).await });
+            }
+        }
+    }
+
+    /// Records and logs a problem of a disk's cache.
+    fn note_cache(&self, disk: DiskId, reason: &str) {
+        let mut inner = self.registry.inner();
+        let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+        tracing::error!("the cache of {}: {reason}", entry.wanted.name);
+        entry.cache_reason = Some(reason.to_owned());
+    }
+}

@@ -1,0 +1,66 @@
+//! Retries of offline disks, devices, files and lenders.
+
+use hob_control::DeviceState;
+
+use super::Events;
+use crate::services::registry::{DeviceEntry, DiskPhase};
+
+impl Events {
+    /// Starts an attempt for each object that is offline or incomplete.
+    pub(super) fn retry(&self) {
+        self.disks.link_parents();
+        self.disks.drop_idle_parents();
+        let (disks, pools, roomy, lenders) = {
+            let inner = self.registry.inner();
+            let now = tokio::time::Instant::now();
+            let offline = inner.disks.iter().filter(|(_, disk)| {
+                matches!(disk.phase, DiskPhase::Offline(_))
+                    && !disk.waits_for_cluster()
+                    && disk.retry_after.is_none_or(|at| at <= now)
+                    && !inner.is_abandoned(&disk.wanted.name)
+            });
+            let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
+            let sick = inner
+                .pools
+                .iter()
+                .filter(|(_, pool)| pool.devices.iter().any(|device| device.state == DeviceState::Offline));
+            let pools: Vec<String> = sick.map(|(name, _)| name.clone()).collect();
+            let roomy = inner.pools.iter().filter(|(_, pool)| pool.free_segments() > 0);
+            let roomy: Vec<String> = roomy.map(|(name, _)| name.clone()).collect();
+            let is_gone = |device: &DeviceEntry| {
+                device.peer.is_some() && matches!(device.state, DeviceState::Fenced | DeviceState::Offline)
+            };
+            let lenders = inner.pools.iter().filter(|(_, pool)| pool.devices.iter().any(is_gone));
+            let lenders: Vec<String> = lenders.map(|(name, _)| name.clone()).collect();
+            (disks, pools, roomy, lenders)
+        };
+        // Each attempt has its own task, so that a hung one does not delay others. The operation
+        // guard prevents concurrent attempts.
+        for name in disks {
+            let disks = self.disks.clone();
+            tokio::spawn(async move { disks.bring_online(&name).await });
+        }
+        for name in pools {
+            let pools = self.pools.clone();
+            tokio::spawn(async move { pools.retry_devices(&name).await });
+        }
+        for name in lenders {
+            let pools = self.pools.clone();
+            tokio::spawn(async move { pools.offer_again(&name).await });
+        }
+        for device in self.pools.fenced_in_use() {
+            let pools = self.pools.clone();
+            tokio::spawn(async move { pools.flee(device).await });
+        }
+        for name in self.exports.without_file() {
+            tokio::spawn(self.exports.clone().show_file_again(name));
+        }
+        let remote_flash = self.remote_flash.clone();
+        tokio::spawn(async move { remote_flash.free_ended().await });
+        // A cache that was being changed when space became free missed the notification.
+        for name in roomy {
+            let pools = self.pools.clone();
+            tokio::spawn(async move { pools.top_up(&name).await });
+        }
+    }
+}

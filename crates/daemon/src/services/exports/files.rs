@@ -1,0 +1,276 @@
+//! Exports as files: mounted when a disk comes online, unmounted before it is closed.
+//!
+//! A disk or an export whose file cannot be mounted is refused when it is added. Later failures do
+//! not stop the disk: it is served without the file, shows the reason, and the mount is retried
+//! every few seconds.
+//!
+//! A file that a program has open prevents the removal of its disk and its export. The end of the
+//! daemon waits for no program: the file is unmounted, and programs that have it open get errors.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hob_engine::io::Promote;
+
+use super::ExportService;
+use crate::api_error::{ApiError, ErrorKind};
+use crate::mount::{Mount, MountError, check_path, clear_stale};
+use crate::services::flash;
+use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::shard_api::FileRights;
+use crate::state::DiskState;
+
+/// Maximum time that the end of the daemon waits for writes of programs to mapped files.
+const UNMOUNT_MAX: Duration = Duration::from_secs(10);
+
+/// State of an export's file.
+#[derive(Debug, Default)]
+pub(in crate::services) struct FileEntry {
+    /// The mount, while the file is mounted.
+    pub(in crate::services) mount: Option<Mount>,
+    /// Reason why the file is not mounted.
+    pub(in crate::services) reason: Option<String>,
+}
+
+impl DiskState {
+    /// Returns the files of a disk as pairs of export name and path. The disk's own export comes
+    /// first.
+    pub(in crate::services) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
+        let further =
+            self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
+        own.into_iter().chain(further)
+    }
+}
+
+impl DiskEntry {
+    /// Returns why a file of the disk is not mounted.
+    pub(in crate::services) fn files_reason(&self) -> Option<String> {
+        let say = |(export, file): (&String, &FileEntry)| {
+            let reason = file.reason.as_ref()?;
+            let is_own = *export == self.wanted.name;
+            Some(if is_own { reason.clone() } else { format!("export {export}: {reason}") })
+        };
+        let reasons: Vec<String> = self.files.iter().filter_map(say).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    fn mounts(&mut self) -> impl Iterator<Item = (&String, &mut Option<Mount>)> {
+        self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
+    }
+
+    /// Takes all mounts of the disk, by export. Dropping a mount unmounts the file.
+    pub(in crate::services) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
+        self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
+    }
+}
+
+impl ExportService {
+    /// Checks whether an export may use this path as its file.
+    pub(in crate::services) fn check_file(&self, path: &str) -> Result<(), ApiError> {
+        check_path(path)
+            .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
+        let inner = self.registry.inner();
+        let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
+        match files.find(|(_, known)| *known == path) {
+            Some((export, _)) => Err(ApiError::conflict(format!("{path} is the file of {export}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Unmounts stale files of an earlier daemon, because the disk's backing may be a path below a
+    /// stale mount.
+    pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
+        let stale: Vec<PathBuf> = {
+            let inner = self.registry.inner();
+            let files = inner.disk(name)?.wanted.files();
+            // An inherited file is not stale: programs that use it wait for this daemon.
+            files
+                .filter(|(export, path)| !self.has_left_file(export, path))
+                .map(|(_, path)| path.into())
+                .collect()
+        };
+        flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
+    }
+
+    /// Mounts all missing files of an online disk. The caller holds the disk's operation guard.
+    /// Tries every file and returns the first error.
+    pub(in crate::services) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
+        let wanted: Vec<(String, String)> = {
+            let inner = self.registry.inner();
+            let files = inner.disk(name)?.wanted.files();
+            files.map(|(export, path)| (export.to_owned(), path.to_owned())).collect()
+        };
+        let mut first = Ok(());
+        for (export, path) in wanted {
+            first = first.and(self.show_export(name, &export, &path).await);
+        }
+        first
+    }
+
+    /// Mounts the file of one export at `path`.
+    pub(in crate::services) async fn show_export(
+        &self,
+        name: &str,
+        export: &str,
+        path: &str,
+    ) -> Result<(), ApiError> {
+        let result = self.mount_file(name, export, path).await;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            let file = disk.files.entry(export.to_owned()).or_default();
+            file.reason = result.as_ref().err().map(|error| error.problem.error.clone());
+        }
+        result
+    }
+
+    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
+        let (backing, size, rights, id, shard) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            if disk.files.get(export).is_some_and(|file| file.mount.is_some()) {
+                return Ok(());
+            }
+            let rights = self.rights(disk, export);
+            (disk.wanted.backing.clone(), disk.size_bytes, rights, disk.id, disk.shard()?)
+        };
+        let read_only = rights.read_only;
+        if let Some(file) = self.take_left_file(export, path, size, read_only).await? {
+            shard.attach_file(id, file.device, file.attributes, rights)?;
+            self.keep_mount(name, export, file.mount)?;
+            tracing::info!("export {export}: its file {path} was taken over from the previous daemon");
+            return Ok(());
+        }
+        let (at, of) = (PathBuf::from(path), export.to_owned());
+        let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
+        let (mount, connection) = mounted.map_err(refuse)?;
+        // Accesses to the file wait until the shard has it.
+        shard.attach_file(id, connection.device, connection.file, rights)?;
+        self.keep_mount(name, export, mount)?;
+        tracing::info!("export {export}: mounted as the file {path}");
+        Ok(())
+    }
+
+    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), ApiError> {
+        self.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
+        Ok(())
+    }
+
+    /// Returns the access rights of an export's file.
+    fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
+        let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
+        // The backing may be read-only although the export is not.
+        let offered = self.table.get(&disk.wanted.name);
+        let read_only = disk.wanted.read_only
+            || spec.is_some_and(|spec| spec.read_only)
+            || offered.is_some_and(|offered| offered.info.read_only);
+        let passes_by = spec.is_some_and(|spec| spec.no_promote);
+        let promote = if passes_by { Promote::Never } else { Promote::Usual };
+        FileRights { export: export.to_owned(), read_only, promote }
+    }
+
+    /// Retries to mount files that could not be mounted.
+    pub(in crate::services) async fn show_file_again(self, name: String) {
+        let Ok(_guard) = self.registry.guard_disk(&name, "mounted") else { return };
+        let reason = || self.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
+        let before = reason();
+        if let Err(error) = self.show_file(&name).await
+            && before != reason()
+        {
+            tracing::error!("disk {name}: cannot mount its file: {error}");
+        }
+    }
+
+    /// Returns the online disks that lack a file.
+    pub(in crate::services) fn without_file(&self) -> Vec<String> {
+        let inner = self.registry.inner();
+        let is_without = |disk: &&DiskEntry| {
+            let lacks_one = disk.files.values().any(|file| file.reason.is_some());
+            matches!(disk.phase, DiskPhase::Online(_)) && lacks_one && disk.busy.is_none()
+        };
+        inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    /// Unmounts all files of a disk, unless one of them is open.
+    pub(in crate::services) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
+        let exports: Vec<String> = self.registry.inner().disk(name)?.files.keys().cloned().collect();
+        for export in exports {
+            if let Err(error) = self.hide_export(name, &export).await {
+                // The disk stays, and its other files are mounted again.
+                let _ = self.show_file(name).await;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts the file of one export, unless it is open.
+    pub(in crate::services) async fn hide_export(&self, name: &str, export: &str) -> Result<(), ApiError> {
+        let mount =
+            self.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
+        let Some(mut mount) = mount else { return Ok(()) };
+        let (mount, result) = flash::blocking(move || {
+            let result = mount.unmount();
+            (mount, result)
+        })
+        .await?;
+        if let Err(error) = result {
+            self.keep_mount(name, export, mount)?;
+            return Err(refuse(error));
+        }
+        Ok(())
+    }
+
+    /// Unmounts a disk's files when the disk or the daemon ends, even if they are open.
+    pub(in crate::services) async fn hide_file_at_end(&self, name: &str) {
+        let mounts = self.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
+        if mounts.is_empty() {
+            return;
+        }
+        let unmount = flash::blocking(move || {
+            for (export, mut mount) in mounts {
+                if let Err(error) = mount.unmount() {
+                    tracing::warn!(
+                        "export {export}: {error}; programs that have the file open now get errors"
+                    );
+                }
+                // Dropping the mount detaches the file.
+                drop(mount);
+            }
+        });
+        if tokio::time::timeout(UNMOUNT_MAX, unmount).await.is_err() {
+            tracing::warn!("the files of {name} were not unmounted within {} s", UNMOUNT_MAX.as_secs());
+        }
+    }
+
+    /// Unmounts the files of all disks when the daemon ends.
+    pub(in crate::services) async fn hide_files_at_end(&self) {
+        // This also unmounts inherited files whose disks never came online.
+        drop(self.leave_left_files());
+        let names: Vec<String> = {
+            let inner = self.registry.inner();
+            let is_file = |disk: &&DiskEntry| disk.files.values().any(|file| file.mount.is_some());
+            inner.disks.values().filter(is_file).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in names {
+            self.hide_file_at_end(&name).await;
+        }
+    }
+}
+
+/// Converts a mount error into an API error.
+fn refuse(error: MountError) -> ApiError {
+    let kind = match error {
+        MountError::Unfit { .. } => ErrorKind::Invalid,
+        MountError::InUse { .. } => ErrorKind::Conflict,
+        MountError::System { .. } => ErrorKind::Failed,
+    };
+    let api_error = ApiError { kind, problem: hob_control::Problem::new(error.to_string()) };
+    match error {
+        MountError::InUse { path, .. } => api_error.hint(format!(
+            "'fuser -vm {path}' and 'losetup -a' show the programs that use the file; 'findmnt {path}' shows the mount",
+            path = path.display()
+        )),
+        _ => api_error,
+    }
+}

@@ -1,0 +1,541 @@
+//! A pool of flash devices, as the services of the daemon use it: the [`Pool`] of the storage crate
+//! behind a lock. Its operations run on threads that may block.
+//!
+//! Pool operations read and write devices, which may hang. The control thread only uses the device
+//! states that the last operation returned.
+//!
+//! A newly opened device allows no allocation until it is [admitted](Flash::set_admission), because
+//! the shards must open it first.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hob_control::Size;
+use hob_engine::command::{DataSegment, Segment};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::recovery::Recovery;
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea};
+
+use crate::api_error::ApiError;
+use crate::hardware::FlashDevice;
+use crate::swap::FileId;
+use crate::watchdog::contained;
+
+/// Number of segments requested: minimum and maximum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) least: u64,
+    pub(super) most: u64,
+    /// Number of segments that stay free on each device.
+    pub(super) spare: u64,
+}
+
+/// A pool; clones share it. The device ids are unique within the pool only.
+#[derive(Clone, Debug)]
+pub(super) struct Flash {
+    name: String,
+    segment_bytes: u64,
+    /// The open pool; `None` while no device is open.
+    pool: Arc<Mutex<Option<Pool>>>,
+}
+
+/// Number and location of the copies of a journal ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RingCopies {
+    /// This many copies on local devices.
+    Here(usize),
+    /// Two copies, the second one on another host.
+    OneFar,
+}
+
+/// Owner of newly allocated segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The segments are free after a restart.
+    Volatile(OwnerId),
+    /// The segments survive a restart.
+    Persistent(OwnerId),
+}
+
+/// Result of opening a pool.
+pub(super) struct Opened {
+    pub(super) flash: Flash,
+    pub(super) uuid: Option<String>,
+    pub(super) segment_bytes: u64,
+    pub(super) devices: Vec<DeviceInfo>,
+    /// Unusable devices, with the reason.
+    pub(super) offline: Vec<(PathBuf, String)>,
+}
+
+impl Flash {
+    /// Creates a pool.
+    pub(super) async fn create(
+        name: String,
+        devices: Vec<DeviceSpec>,
+        segment_bytes: u64,
+        overwrite: Overwrite,
+    ) -> Result<Opened, ApiError> {
+        blocking(move || {
+            let mut pool =
+                Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+            hold_back(&mut pool);
+            Ok(Opened {
+                uuid: Some(pool.uuid().to_string()),
+                segment_bytes,
+                devices: pool.devices(),
+                offline: Vec::new(),
+                flash: Flash { name, segment_bytes, pool: Arc::new(Mutex::new(Some(pool))) },
+            })
+        })
+        .await?
+    }
+
+    /// Opens the devices that belong to the pool, as far as possible.
+    pub(super) async fn open(
+        name: String,
+        paths: Vec<PathBuf>,
+        uuid: Option<String>,
+        segment_bytes: u64,
+    ) -> Result<Opened, ApiError> {
+        blocking(move || {
+            let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
+            for path in paths {
+                match open_one(&path, &name, uuid.as_deref()) {
+                    Ok(pool) => {
+                        uuid.get_or_insert_with(|| pool.uuid().to_string());
+                        good.push(path);
+                    }
+                    Err(reason) => offline.push((path, reason)),
+                }
+            }
+            let mut pool = None;
+            match contained(|| Pool::open(&good)) {
+                Ok(opened) => pool = Some(opened),
+                Err(_) if good.is_empty() => {}
+                Err(error) => offline.extend(good.into_iter().map(|path| (path, error.to_string()))),
+            }
+            let segment_bytes = pool.as_ref().map_or(segment_bytes, Pool::segment_bytes);
+            if let Some(pool) = &mut pool {
+                hold_back(pool);
+            }
+            let devices = pool.iter().flat_map(Pool::devices).collect();
+            let flash = Flash { name, segment_bytes, pool: Arc::new(Mutex::new(pool)) };
+            Opened { flash, uuid, segment_bytes, devices, offline }
+        })
+        .await
+    }
+
+    /// Opens a device of this pool that could not be opened before.
+    pub(super) async fn open_late(
+        &self,
+        path: PathBuf,
+        uuid: Option<String>,
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
+        let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
+        self.with(move |pool| {
+            let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
+            if late.segment_bytes() != segment_bytes {
+                return Err(ApiError::failed("the segment size differs from that of the pool"));
+            }
+            hold_back(&mut late);
+            match pool {
+                Some(pool) => pool.join(late).map_err(|error| refuse(&error))?,
+                None => *pool = Some(late),
+            }
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Adds a device and returns its id.
+    pub(super) async fn add_device(
+        &self,
+        spec: DeviceSpec,
+        overwrite: Overwrite,
+    ) -> Result<(DeviceId, Vec<DeviceInfo>), ApiError> {
+        let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
+        self.with(move |pool| match pool {
+            Some(pool) => {
+                let id = pool.add_device(&spec, overwrite).map_err(|error| refuse(&error))?;
+                // Caches may allocate journals at any time, and the shards do not know the device yet.
+                set(pool, id, Admission::Out);
+                Ok(id)
+            }
+            None => {
+                let mut made =
+                    Pool::create(&name, &[spec], segment_bytes, overwrite).map_err(|error| refuse(&error))?;
+                hold_back(&mut made);
+                let id = made.devices()[0].id;
+                *pool = Some(made);
+                Ok(id)
+            }
+        })
+        .await
+    }
+
+    /// Returns the UUID of the pool; `None` while none of its devices is open.
+    pub(super) async fn uuid(&self) -> Result<Option<String>, ApiError> {
+        self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
+    }
+
+    /// Switches allocation from a device on or off. A device that cannot store the setting is not
+    /// an error.
+    pub(super) async fn set_admission(
+        &self,
+        id: DeviceId,
+        admission: Admission,
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
+        self.with(move |pool| {
+            if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {
+                set(pool, id, admission);
+            }
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Removes a device. The device's segments in use are abandoned.
+    pub(super) async fn remove_device(
+        &self,
+        id: DeviceId,
+        in_use: Vec<Segment>,
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
+        self.with(move |place| {
+            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
+            release_from(pool, &in_use);
+            pool.remove_device(id).map_err(|error| refuse(&error))?;
+            if pool.devices().is_empty() {
+                *place = None;
+            }
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Allocates data segments: up to `most`, at least `least`.
+    pub(super) async fn allocate(
+        &self,
+        owner: Owner,
+        wanted: Wanted,
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+        let segment_bytes = self.segment_bytes;
+        let Wanted { least, most, spare } = wanted;
+        self.with(move |pool| {
+            let free = pool.as_ref().map_or(0, |pool| pool.free_segments_beyond(spare));
+            if free < least {
+                let (wanted, free) = (least * segment_bytes, free * segment_bytes);
+                let besides = if spare > 0 { " besides the space for journals" } else { "" };
+                return Err(ApiError::conflict(format!(
+                    "the pool has {} free{besides} and {} are needed",
+                    Size(free),
+                    Size(wanted)
+                ))
+                .hint("add a device, make another cache smaller, or choose a smaller size"));
+            }
+            let Some(pool) = pool.as_mut().filter(|_| free > 0 && most > 0) else { return Ok(Vec::new()) };
+            let count = most.min(free);
+            let segments = match owner {
+                Owner::Volatile(owner) => {
+                    pool.allocate_beyond(owner, count, spare).map(DataSegment::without_order)
+                }
+                Owner::Persistent(owner) => pool.allocate_data_beyond(owner, count, spare),
+            };
+            segments.map_err(|error| refuse(&error))
+        })
+        .await
+    }
+
+    /// Allocates up to `most` data segments on local devices other than `besides`.
+    pub(super) async fn allocate_besides(
+        &self,
+        owner: OwnerId,
+        most: u64,
+        besides: DeviceId,
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(|error| refuse(&error)),
+            None => Ok(Vec::new()),
+        })
+        .await
+    }
+
+    /// Allocates a journal ring. Each copy of the journal ring is on its own device. Without space
+    /// for two copies there is one. The ring gets `number`, or a higher one if the owner has used
+    /// that number.
+    pub(super) async fn allocate_ring(
+        &self,
+        owner: OwnerId,
+        number: u32,
+        copies: RingCopies,
+        segments: u64,
+        avoid: Vec<DeviceId>,
+    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), ApiError> {
+        self.with(move |pool| match pool {
+            Some(pool) => {
+                let number = number.max(pool.ring_number_max(owner).saturating_add(1));
+                let mut ring = match copies {
+                    RingCopies::Here(copies) => pool.allocate_ring(owner, number, copies, segments, &avoid),
+                    RingCopies::OneFar => pool.allocate_ring_far(owner, number, 2, segments, &avoid),
+                };
+                if copies != RingCopies::Here(1) && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                    ring = pool.allocate_ring(owner, number, 1, segments, &avoid);
+                }
+                // The local flash has failed, and the cache uses only the data on its peer.
+                if copies == RingCopies::OneFar && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
+                    ring = pool.allocate_ring_far(owner, number, 1, segments, &avoid);
+                }
+                ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
+            }
+            None => Err(ApiError::conflict("no device of the pool is online")),
+        })
+        .await
+    }
+
+    /// Allocates up to `most` segments on remote devices for the replica of a cache of this host.
+    /// At least `spare` segments stay free on each device.
+    pub(super) async fn allocate_seconds(
+        &self,
+        owner: OwnerId,
+        most: u64,
+        spare: u64,
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(|error| refuse(&error)),
+            None => Ok(Vec::new()),
+        })
+        .await
+    }
+
+    /// Abandons a device on another host.
+    pub(super) async fn give_up(&self, id: DeviceId) {
+        let given_up = self.with(move |pool| {
+            // A device that was removed already is ignored.
+            pool.iter_mut().for_each(|pool| drop(pool.give_up(id)));
+            Ok(())
+        });
+        if let Err(error) = given_up.await {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Allocates a swap area on `device`, or on any device except some. Device ids are those of the
+    /// pool.
+    pub(super) async fn allocate_swap(
+        &self,
+        owner: OwnerId,
+        segments: u64,
+        device: Option<DeviceId>,
+        but: Vec<DeviceId>,
+    ) -> Result<(SwapArea, Vec<DeviceInfo>), ApiError> {
+        let segment_bytes = self.segment_bytes;
+        self.with(move |pool| match pool {
+            Some(pool) => pool.allocate_swap(owner, segments, device, &but).map_err(|error| match error {
+                PoolError::InPieces { free, longest, .. } => {
+                    let size = |segments: u64| Size(segments * segment_bytes).human();
+                    ApiError::conflict(format!(
+                        "no device has {} free in one piece; the longest free piece is {}, and its \
+                        device has {} free",
+                        size(segments),
+                        size(longest),
+                        size(free)
+                    ))
+                    .hint("choose a smaller size, make a cache smaller, or add a device to the pool")
+                }
+                error => refuse(&error),
+            }),
+            None => Err(ApiError::conflict("no device of the pool is there")),
+        })
+        .await
+    }
+
+    /// Returns the swap areas on the present devices, with their files.
+    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, ApiError> {
+        let areas = self.with(|pool| {
+            let Some(pool) = pool else { return Ok(Vec::new()) };
+            let devices = pool.devices();
+            let found = pool.swap_areas().into_iter().map(|area| {
+                let file = pool.file(area.device).map_err(|error| refuse(&error))?;
+                let file = file.here().ok_or_else(|| {
+                    ApiError::failed(
+                        "a swap area must be on flash \
+                    of this host, not on remote flash",
+                    )
+                })?;
+                let file = FileId::of(&file.file)
+                    .map_err(|error| ApiError::failed(format!("cannot query a device: {error}")))?;
+                let path = devices.iter().find(|device| device.id == area.device);
+                Ok((area, file, path.map(|device| device.path.clone()).unwrap_or_default()))
+            });
+            found.collect::<Result<Vec<_>, ApiError>>()
+        });
+        areas.await.map(|(areas, _)| areas)
+    }
+
+    /// Returns all segments of an owner.
+    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, ApiError> {
+        let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
+        Ok(segments.await?.0.unwrap_or_default())
+    }
+
+    /// Returns the data for recovering a persistent cache, and its highest ring number.
+    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), ApiError> {
+        self.read(move |pool| {
+            let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
+            Ok((recovery, pool.ring_number_max(owner)))
+        })
+        .await
+    }
+
+    /// Frees the journal rings of an owner besides the ring in use, together with the next
+    /// allocation.
+    pub(super) async fn free_rings_besides(&self, owner: OwnerId, in_use: u32) -> Result<(), ApiError> {
+        let freed = self.with(move |pool| {
+            pool.iter_mut().for_each(|pool| pool.free_rings_besides(owner, in_use));
+            Ok(())
+        });
+        freed.await.map(|((), _)| ())
+    }
+
+    /// Invalidates the journal rings of an owner up to a number.
+    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), ApiError> {
+        let void = self.with(move |pool| match pool {
+            Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
+            None => Err(ApiError::conflict("no device of the pool is there")),
+        });
+        void.await.map(|((), _)| ())
+    }
+
+    /// Reads from the devices on a blocking thread.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Pool) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let value = self.with(move |pool| match pool {
+            Some(pool) => read(pool),
+            None => Err(ApiError::conflict("no device of the pool is there")
+                .hint("reconnect the missing devices; hob retries every few seconds")),
+        });
+        Ok(value.await?.0)
+    }
+
+    /// Returns the owners of persistent caches with their number of segments.
+    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), ApiError> {
+        self.with(|pool| {
+            let owners = pool.iter().flat_map(|pool| {
+                let size = |owner| (owner, pool.segments_of(owner).len() as u64);
+                pool.owners().into_iter().map(size).collect::<Vec<_>>()
+            });
+            Ok(owners.collect())
+        })
+        .await
+    }
+
+    /// Releases segments. If a device cannot record this, it is repeated after the next start.
+    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, ApiError> {
+        self.with(move |pool| {
+            pool.iter_mut().for_each(|pool| release_from(pool, &segments));
+            Ok(())
+        })
+        .await
+        .map(|((), devices)| devices)
+    }
+
+    /// Opens a descriptor of a device for a shard.
+    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, ApiError> {
+        self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
+            Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
+            None => Err(ApiError::failed(format!("device {id} is not open"))),
+        })
+        .await
+        .map(|(file, _)| file)
+    }
+
+    /// Runs `operation` on a blocking thread, and returns the device states after it.
+    pub(super) async fn with<T: Send + 'static>(
+        &self,
+        operation: impl FnOnce(&mut Option<Pool>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Vec<DeviceInfo>), ApiError> {
+        let pool = self.pool.clone();
+        blocking(move || {
+            let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
+            let value = operation(&mut pool)?;
+            Ok((value, pool.iter().flat_map(Pool::devices).collect()))
+        })
+        .await?
+    }
+}
+
+/// Runs work that may wait for a device on a blocking thread.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| ApiError::failed(format!("an internal task ended unexpectedly: {error}")))
+}
+
+/// Returns true if all paths are devices of hob pools that can be opened.
+pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiError> {
+    let can_open = |path: &PathBuf| Pool::open(std::slice::from_ref(path)).is_ok();
+    blocking(move || contained(|| paths.iter().all(can_open))).await
+}
+
+fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String> {
+    let pool = contained(|| Pool::open(&[path.to_owned()])).map_err(|error| error.to_string())?;
+    if pool.name() != name || uuid.is_some_and(|uuid| uuid != pool.uuid().to_string()) {
+        return Err(format!("the device belongs to another pool ({}, {})", pool.name(), pool.uuid()));
+    }
+    Ok(pool)
+}
+
+/// Switches off allocation from devices that the shards have not opened yet.
+fn hold_back(pool: &mut Pool) {
+    for device in pool.devices() {
+        set(pool, device.id, Admission::Out);
+    }
+}
+
+/// Sets whether caches may allocate segments on a device. A failure of the device is only logged.
+fn set(pool: &mut Pool, id: DeviceId, admission: Admission) {
+    let is_so = pool.devices().iter().any(|device| device.id == id && device.admission == admission);
+    if !is_so && let Err(error) = pool.set_admission(id, admission) {
+        tracing::warn!("{error}");
+    }
+}
+
+fn has(pool: &Pool, id: DeviceId) -> bool {
+    pool.devices().iter().any(|device| device.id == id)
+}
+
+/// Releases segments. Only logs a failure of the device.
+fn release_from(pool: &mut Pool, segments: &[Segment]) {
+    if let Err(error) = pool.release(segments) {
+        tracing::warn!("{error}");
+    }
+}
+
+/// Converts a storage error into an API error.
+fn refuse(error: &PoolError) -> ApiError {
+    let what = error.to_string();
+    match error {
+        PoolError::Unworkable { .. } | PoolError::TooSmall { .. } | PoolError::NoSuchDevice { .. } => {
+            ApiError::invalid(what)
+        }
+        PoolError::Foreign { .. }
+        | PoolError::OtherPool { .. }
+        | PoolError::InUse { .. }
+        | PoolError::Full { .. }
+        | PoolError::TooFewDevices { .. }
+        | PoolError::DeviceBusy { .. }
+        | PoolError::InPieces { .. }
+        | PoolError::UnderLoop { .. }
+        | PoolError::NotAPool { .. }
+        | PoolError::NoSpace { .. } => ApiError::conflict(what),
+        PoolError::Damaged { .. } | PoolError::Newer { .. } | PoolError::System { .. } => {
+            ApiError::failed(what)
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Changes that resolve differences between hob.toml and the running configuration.
+
+use hob_control::{
+    CacheEnable, CachePatch, DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty,
+    PlannedPoolChange, PoolCreate, QosPatch,
+};
+
+use super::HobToml;
+use crate::api_error::ApiError;
+use crate::config::DiskEntry;
+
+/// A change that resolves a difference.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    CreatePool(PoolCreate),
+    AddDevice(String, DeviceAdd),
+    RemoveDevice(String, String),
+    RemovePool(String),
+    AddDisk(Box<DiskEntry>),
+    RemoveDisk(String),
+    EnableCache(String, CacheEnable),
+    DisableCache(String),
+    MoveCache(String, CacheEnable),
+    PatchCache(String, Box<CachePatch>),
+    AddExport(String, hob_control::Export),
+    RemoveExport(String, String),
+    PatchDisk(String, DiskPatch),
+    Qos(String, QosPatch),
+    Policy(String, QosPatch),
+    RemovePolicy(String),
+    Datastore(String, DatastorePatch),
+}
+
+impl HobToml {
+    pub(super) async fn make(&self, change: Change) -> Result<(), ApiError> {
+        match change {
+            Change::CreatePool(pool) => self.start_new_pool(&pool).await,
+            Change::AddDevice(pool, add) => self.pools.device_add(pool, add).await.map(drop),
+            Change::RemoveDevice(pool, path) => {
+                let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+                self.disks.check_pool_discard(&pool, &change, false).await?;
+                self.pools.device_remove(pool, path).await.map(drop)
+            }
+            Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
+            Change::AddDisk(disk) => self.add_defined(*disk).await,
+            Change::RemoveDisk(disk) => {
+                self.disks.check_unused(&disk, OnClients::Refuse).await?;
+                self.disks.disk_remove(disk, OnDirty::Drain).await.map(drop)
+            }
+            Change::EnableCache(disk, enable) => self.pools.cache_enable(disk, enable).await.map(drop),
+            Change::DisableCache(disk) => self.disks.cache_disable(disk, OnDirty::Drain).await.map(drop),
+            Change::MoveCache(disk, enable) => {
+                self.disks.cache_disable(disk.clone(), OnDirty::Drain).await?;
+                self.pools.cache_enable(disk, enable).await.map(drop)
+            }
+            Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
+            Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
+            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
+            Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
+            Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
+            Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
+            Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
+            Change::Datastore(name, patch) => self.qos.datastore_set(name, patch).await.map(drop),
+        }
+    }
+
+    /// Adds a disk from hob.toml with all its settings.
+    async fn add_defined(&self, disk: DiskEntry) -> Result<(), ApiError> {
+        let DiskEntry {
+            name,
+            backing,
+            format,
+            read_only,
+            cache,
+            share_parent,
+            parent_cache,
+            backing_timeout,
+            datastore,
+            vhost_user,
+            exports,
+            fuse,
+            qos,
+        } = disk;
+        let add = DiskAdd {
+            name: name.clone(),
+            backing,
+            format,
+            read_only,
+            backing_timeout,
+            datastore,
+            fuse,
+            vhost_user,
+            share_parent,
+            parent_cache,
+            unlocked: false,
+        };
+        self.disks.disk_add(add).await?;
+        for export in exports {
+            self.disks.export_add(name.clone(), export).await?;
+        }
+        if let Some(qos) = qos {
+            self.qos.set(name.clone(), qos).await?;
+        }
+        if let Some(cache) = cache {
+            self.pools.cache_enable(name, cache).await?;
+        }
+        Ok(())
+    }
+}

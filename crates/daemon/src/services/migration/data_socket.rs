@@ -1,0 +1,131 @@
+//! Local socket through which the shards of the destination use the data connections to the source.
+//!
+//! A *ready* connection is one that the source has opened and that no client of the socket uses
+//! yet. A client of the socket gets the newest ready connection, or waits for one.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::flow::{self, Bandwidth};
+use crate::socket_access::{SocketAccess, bind_socket};
+
+/// Maximum number of ready connections: data connections to the source that no client of the socket
+/// uses yet. If the source opens one more, the oldest is closed.
+const READY_MAX: usize = 2;
+
+/// Maximum time that a client of the socket waits for a connection.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// A data connection on which the source is the NBD server.
+pub(crate) type DataConnection = TokioIo<Upgraded>;
+
+/// Data connections that the source opened as the disk's owner, and that it opened later as the
+/// former owner.
+#[derive(Debug, Default)]
+pub(super) struct DataConnections {
+    pub(super) owner: Arc<ReadyConnections>,
+    pub(super) former: Arc<ReadyConnections>,
+}
+
+/// Queue of ready data connections.
+#[derive(Debug, Default)]
+pub(super) struct ReadyConnections {
+    connections: Mutex<VecDeque<DataConnection>>,
+    came: Notify,
+}
+
+impl ReadyConnections {
+    /// Adds a connection.
+    pub(super) fn put(&self, connection: DataConnection) {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.push_back(connection);
+        if connections.len() > READY_MAX {
+            connections.pop_front();
+        }
+        self.came.notify_one();
+    }
+
+    async fn get(&self) -> DataConnection {
+        loop {
+            let newest = self.connections.lock().unwrap_or_else(PoisonError::into_inner).pop_back();
+            match newest {
+                Some(connection) => return connection,
+                None => self.came.notified().await,
+            }
+        }
+    }
+}
+
+/// The local socket, which is closed when this value is dropped.
+#[derive(Debug)]
+pub(super) struct DataSocket {
+    path: PathBuf,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl DataSocket {
+    pub(super) fn open(path: &Path, ready: Arc<ReadyConnections>) -> io::Result<DataSocket> {
+        // An earlier process may have left a socket.
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::from_std(bind_socket(path, SocketAccess::default())?)?;
+        Ok(DataSocket { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
+    }
+
+    /// Runs a task until the socket is dropped.
+    pub(super) fn also(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.push(tokio::spawn(work));
+    }
+
+    /// Returns the backing URI of an export behind the socket.
+    pub(super) fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{}?socket={}", escaped(export), escaped(&self.path.to_string_lossy()))
+    }
+}
+
+impl Drop for DataSocket {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
+    let mut joined = JoinSet::new();
+    loop {
+        while joined.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let ready = ready.clone();
+                joined.spawn(async move { serve(stream, &ready).await });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: UnixStream, ready: &ReadyConnections) {
+    let Ok(connection) = tokio::time::timeout(WAIT_MAX, ready.get()).await else { return };
+    // The other host limits and counts the bytes.
+    flow::join(stream, connection, &Bandwidth::new(None), &AtomicU64::new(0)).await;
+}
+
+/// Escapes text for a URI.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes()
+        .map(|byte| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}

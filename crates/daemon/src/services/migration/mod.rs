@@ -1,0 +1,129 @@
+//! Migration of disks with their caches between hosts (docs/decisions/0013). This module executes
+//! the state machines of `hob_engine::migration`.
+//!
+//! Each migration has a task that holds the operation guard of its disk. The task is in [`source`]
+//! on the host that has the disk, and in [`destination`] on the host that gets it. A task executes
+//! the actions of its state machine and reports how they ended. State that the machine needs after
+//! a crash is saved in the state file before the state machine continues ([`records`]).
+
+mod arrival;
+mod awaited;
+mod calls;
+mod data;
+mod data_socket;
+mod destination;
+mod flow;
+mod heard;
+mod list;
+mod orders;
+mod records;
+mod resume;
+mod source;
+mod source_acts;
+mod status;
+mod waiting;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hob_engine::units::Instant;
+use tokio::sync::mpsc;
+
+use super::disks::Disks;
+use super::exports::ExportService;
+use super::observe::Observe;
+use super::ownership::Ownership;
+use super::peer_access::PeerAccess;
+use super::pools::Pools;
+use super::qos::QosService;
+use super::registry::Registry;
+use super::tasks::Tasks;
+use crate::hardware::BackingOptions;
+pub(crate) use calls::CHANGED_BYTES_MAX;
+pub(crate) use data_socket::DataConnection;
+pub(crate) use destination::CallIn;
+use status::Shared;
+
+service! {
+    /// The migration service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct Migrations {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        exports: ExportService,
+        qos: QosService,
+        pools: Pools,
+        disks: Disks,
+        observe: Observe,
+        ownership: Arc<Ownership>,
+        peers: Arc<PeerAccess>,
+        backing_options: BackingOptions,
+    } with {
+        /// Migrations by disk name.
+        handles: Mutex<BTreeMap<String, Handle>>,
+    }
+}
+
+/// A migration in progress, or the last migration of a disk.
+#[derive(Debug)]
+struct Handle {
+    inputs: Inputs,
+    shared: Arc<Shared>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Debug)]
+enum Inputs {
+    Source(mpsc::UnboundedSender<source::Input>),
+    Destination(mpsc::UnboundedSender<destination::Input>, Arc<data_socket::DataConnections>),
+}
+
+impl Handle {
+    fn is_under_way(&self) -> bool {
+        !self.task.is_finished()
+    }
+}
+
+impl Migrations {
+    fn handles(&self) -> MutexGuard<'_, BTreeMap<String, Handle>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if a disk's migration has a running task.
+    pub(super) fn is_migrating(&self, name: &str) -> bool {
+        self.handles().get(name).is_some_and(Handle::is_under_way)
+    }
+
+    /// Returns true if a disk is leaving this host and can have no dirty data here.
+    pub(super) fn is_drained_to_leave(&self, name: &str) -> bool {
+        // The result of an earlier migration does not apply to a disk that has returned.
+        self.handles().get(name).is_some_and(|handle| handle.is_under_way() && handle.shared.facts().drained)
+    }
+
+    /// Stops the tasks of all migrations; their records stay.
+    pub(super) fn stop(&self) {
+        self.handles().values().for_each(|handle| handle.task.abort());
+    }
+}
+
+/// Clock of a migration task.
+#[derive(Clone, Copy, Debug)]
+struct Clock(tokio::time::Instant);
+
+impl Clock {
+    fn start() -> Clock {
+        Clock(tokio::time::Instant::now())
+    }
+
+    fn now(self) -> Instant {
+        Instant(self.0.elapsed().as_nanos() as u64)
+    }
+
+    /// Sleeps until `due`, or forever without a time.
+    async fn sleep_until(self, due: Option<Instant>) {
+        match due {
+            Some(due) => tokio::time::sleep_until(self.0 + std::time::Duration::from_nanos(due.0)).await,
+            None => std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The state of each disk's backing, as shown by the API, health and metrics. The functions here
+//! send no request to a shard or a backing.
+
+use hob_control::{BackingState, ProblemKind};
+
+use crate::hardware::Condition;
+use crate::services::registry::{DiskEntry, DiskPhase};
+
+impl DiskEntry {
+    /// Returns the state of the backing; `None` while the disk is not served.
+    pub(in crate::services) fn backing_state(&self) -> Option<BackingState> {
+        let DiskPhase::Online(_) = self.phase else { return None };
+        Some(state(self.measure.as_ref()?.monitor.condition()))
+    }
+
+    /// Returns the health problem of a failed backing, with its kind and a sentence.
+    pub(in crate::services) fn backing_problem(&self) -> Option<(ProblemKind, String)> {
+        problem(&self.wanted.name, &self.wanted.backing, &self.backing_state()?)
+    }
+}
+
+fn state(condition: Condition) -> BackingState {
+    match condition {
+        Condition::Connected => BackingState::Connected,
+        Condition::Slow { oldest, waiting } => {
+            BackingState::Slow { oldest_request_ms: oldest.as_millis() as u64, waiting_requests: waiting }
+        }
+        Condition::Reconnecting { outage, error, waiting } => BackingState::Reconnecting {
+            since_seconds: outage.as_secs(),
+            last_error: error,
+            waiting_requests: waiting,
+        },
+        Condition::Failed { outage, error } => {
+            BackingState::Failed { since_seconds: outage.as_secs(), last_error: error }
+        }
+    }
+}
+
+fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKind, String)> {
+    let (kind, advice) = match state {
+        BackingState::Connected => return None,
+        BackingState::Slow { .. } => {
+            (ProblemKind::BackingSlow, "check the storage of the backing and the network".to_owned())
+        }
+        BackingState::Reconnecting { .. } => (
+            ProblemKind::BackingUnreachable,
+            "hob reconnects by itself; check that the server runs and can be reached".to_owned(),
+        ),
+        BackingState::Failed { .. } => (
+            ProblemKind::BackingUnreachable,
+            format!("let the server export the right disk, then remove {disk} and add it again"),
+        ),
+    };
+    Some((kind, format!("backing {backing} {}; {advice}", state.sentence())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_problem_names_the_backing_the_reason_and_what_to_do() {
+        let of = |condition| problem("web", "nbd://store/web", &state(condition));
+        assert_eq!(of(Condition::Connected), None);
+        let oldest = Duration::from_millis(4200);
+        let (kind, reason) = of(Condition::Slow { oldest, waiting: 2 }).unwrap();
+        assert_eq!(kind, ProblemKind::BackingSlow);
+        assert_eq!(
+            reason,
+            "backing nbd://store/web answers slowly: the oldest request has waited 4.2 s; 2 requests wait; \
+             check the storage of the backing and the network"
+        );
+        let (outage, error) = (Duration::from_secs(9), "Connection refused".to_owned());
+        let reconnecting = Condition::Reconnecting { outage, error: error.clone(), waiting: 1 };
+        let (kind, reason) = of(reconnecting).unwrap();
+        assert_eq!(kind, ProblemKind::BackingUnreachable);
+        assert!(
+            reason.contains("reconnecting for 9 s: Connection refused; 1 request waits; hob reconnects"),
+            "{reason}"
+        );
+        let (kind, reason) = of(Condition::Failed { outage, error }).unwrap();
+        assert_eq!(kind, ProblemKind::BackingUnreachable);
+        assert!(reason.contains("remove web and add it again"), "{reason}");
+    }
+}

@@ -1,0 +1,327 @@
+//! Queries about all disks and pools at once: metrics, load and health.
+//!
+//! A hung shard delays an answer once and briefly; its values are missing from the answer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hob_control::{
+    Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health,
+    HealthProblem, Pool, ProblemKind,
+};
+use hob_engine::histogram::Histogram;
+use hob_engine::stats::DiskStats;
+use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::Observe;
+use crate::hardware::DeviceCounts;
+use crate::metrics::{Daemon, Form, Latencies, Page, Process};
+use crate::services::registry::{
+    CANNOT_FLUSH, ClusterWait, DeviceEntry, DiskEntry, DiskPhase, Inner, JOURNAL_LOST, PoolEntry,
+};
+use crate::shard_api::ShardHandle;
+
+/// Maximum time for a shard to answer a ping.
+pub(in crate::services) const PING_MAX: Duration = Duration::from_secs(1);
+
+/// Maximum time for collecting the statistics of all disks.
+const ROUND_MAX: Duration = Duration::from_secs(5);
+
+impl Observe {
+    /// Returns all metrics as text. Without `latencies`, the number of disks decides how many
+    /// histograms are included.
+    pub(crate) async fn metrics(&self, form: Form, latencies: Option<Latencies>) -> String {
+        let suitable = || Latencies::for_disks(self.registry.inner().disks.len());
+        let latencies = latencies.unwrap_or_else(suitable);
+        let began = Instant::now();
+        let answers = self.ask_shards(PING_MAX).await;
+        let shards: Vec<bool> = answers.iter().map(Option::is_some).collect();
+        let mut page = Page::new(form, latencies);
+        let mut disks_missing = 0;
+        self.round(&shards, |disk, stats| {
+            disks_missing += usize::from(stats.is_none() && disk.state == DiskLife::Online);
+            page.add_disk(disk, stats);
+        })
+        .await;
+        page.add_qos(&self.qos.disks(), &self.datastores_now(&shards).await.unwrap_or_default());
+        let counts = sum(answers);
+        for (pool, counts) in self.pools_with(counts.as_ref()) {
+            page.add_pool(&pool, &counts);
+        }
+        page.add_daemon(&Daemon {
+            process: Process::look(),
+            cluster: self.cluster_view(),
+            problems: self.problems(&shards),
+            shards,
+            gathered_seconds: began.elapsed().as_secs_f64(),
+            disks_missing,
+        });
+        page.finish()
+    }
+
+    /// Returns the state of the datastores, or `None` if a shard is hung. A query of each datastore
+    /// would wait for the hung shard in vain.
+    pub(in crate::services) async fn datastores_now(&self, shards: &[bool]) -> Option<Vec<Datastore>> {
+        let all_answer = shards.iter().all(|answers| *answers);
+        let asked = async { self.qos.datastores().await.ok() };
+        if all_answer { tokio::time::timeout(PING_MAX, asked).await.ok().flatten() } else { None }
+    }
+
+    /// Returns the counters of every disk, from which clients compute rates.
+    pub(crate) async fn load(&self) -> Vec<DiskLoad> {
+        let shards = self.shards_answering().await;
+        let mut loads = Vec::new();
+        self.round(&shards, |disk, stats| loads.push(load(disk, stats))).await;
+        loads
+    }
+
+    /// Returns all health problems.
+    pub(crate) async fn health(&self) -> Health {
+        self.problems(&self.shards_answering().await).into()
+    }
+
+    /// Returns true if every shard answers within `patience`.
+    pub(crate) async fn is_alive(&self, patience: Duration) -> bool {
+        self.ask_shards(patience).await.iter().all(Option::is_some)
+    }
+
+    /// Returns a short summary of the number of disks and their states.
+    pub(crate) fn summary(&self) -> String {
+        let inner = self.registry.inner();
+        let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_))).count();
+        match inner.disks.len() {
+            0 => "no disks".to_owned(),
+            1 if online == 1 => "1 disk online".to_owned(),
+            all if online == all => format!("{all} disks online"),
+            all => format!("{online} of {all} disks online"),
+        }
+    }
+
+    /// Returns for each shard whether it answers.
+    async fn shards_answering(&self) -> Vec<bool> {
+        self.ask_shards(PING_MAX).await.iter().map(Option::is_some).collect()
+    }
+
+    /// Returns the device counters of each shard, or `None` for a shard that does not answer within
+    /// `patience`.
+    pub(in crate::services) async fn ask_shards(&self, patience: Duration) -> Vec<Option<ShardDevices>> {
+        let mut pings = JoinSet::new();
+        for (number, shard) in self.registry.shards.iter().cloned().enumerate() {
+            pings.spawn(async move { (number, shard.devices(patience).await) });
+        }
+        let mut answers = vec![None; self.registry.shards.len()];
+        while let Some(ping) = pings.join_next().await {
+            if let Ok((number, devices)) = ping {
+                answers[number] = devices;
+            }
+        }
+        answers
+    }
+
+    /// Returns all pools with the counters of their devices, as far as known.
+    pub(in crate::services) fn pools_with(
+        &self,
+        counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,
+    ) -> Vec<(Pool, Vec<Option<DeviceCounts>>)> {
+        let mut pools: Vec<(Pool, Vec<Option<DeviceCounts>>)> = {
+            let inner = self.registry.inner();
+            let of = |device: &DeviceEntry| counts?.get(&device.ids?.on_shards).copied();
+            let view = |(name, pool): (&String, &PoolEntry)| {
+                (pool.view(name, &inner), pool.devices.iter().map(of).collect())
+            };
+            inner.pools.iter().map(view).collect()
+        };
+        pools.iter_mut().for_each(|(pool, _)| pool.swap = self.swap.rooms(&pool.name));
+        pools
+    }
+
+    /// Calls `visit` for every disk by name, with its statistics if its shard answers.
+    pub(in crate::services) async fn round(
+        &self,
+        answering: &[bool],
+        mut visit: impl FnMut(&Disk, Option<&DiskStats>),
+    ) {
+        let deadline = Instant::now() + ROUND_MAX;
+        let disks: Vec<(Disk, Option<(ShardHandle, DiskId)>)> = {
+            let inner = self.registry.inner();
+            let place = |disk: &DiskEntry| match &disk.phase {
+                DiskPhase::Online(shard) => Some((shard.clone(), disk.id)),
+                _ => None,
+            };
+            inner.disks.values().map(|disk| (disk.view(&inner), place(disk))).collect()
+        };
+        for (disk, place) in disks {
+            let asked = place.filter(|(shard, _)| {
+                let number = self.registry.shards.iter().position(|known| known.is_same(shard));
+                number.is_some_and(|number| answering[number])
+            });
+            let stats = match asked {
+                Some((shard, id)) => tokio::time::timeout_at(deadline, shard.stats(id)).await.ok(),
+                None => None,
+            };
+            visit(&disk, stats.and_then(Result::ok).as_deref());
+        }
+    }
+
+    pub(in crate::services) fn problems(&self, answering: &[bool]) -> Vec<HealthProblem> {
+        let problem =
+            |kind, subject: &str, reason: String| HealthProblem { kind, subject: subject.to_owned(), reason };
+        let silent = answering.iter().enumerate().filter(|(_, answers)| !**answers).map(|(number, _)| {
+            let reason = format!("it has not answered for {} s", PING_MAX.as_secs());
+            problem(ProblemKind::ShardSilent, &format!("shard {number}"), reason)
+        });
+        let mut problems: Vec<HealthProblem> = silent.collect();
+        if let Some(cluster) = self.cluster_view()
+            && cluster.state != ClusterState::Member
+        {
+            let why = cluster.why.unwrap_or_else(|| "etcd does not answer".to_owned());
+            problems.push(problem(ProblemKind::ClusterAway, &cluster.host, why));
+        }
+        let failed = self.tasks.failed().into_iter();
+        problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
+        let missing = self.swap.missing();
+        let inner = self.registry.inner();
+        if let Some(why) = &inner.config_refused {
+            problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.clone()));
+        }
+        for (pool, entry) in &inner.pools {
+            for device in &entry.devices {
+                let kind = match device.state {
+                    DeviceState::Online => continue,
+                    DeviceState::Stalled => ProblemKind::DeviceStalled,
+                    DeviceState::Fenced => ProblemKind::DeviceFenced,
+                    DeviceState::Offline => ProblemKind::DeviceOffline,
+                };
+                let subject = format!("{pool} {}", device.path.display());
+                problems.push(problem(kind, &subject, device.reason.clone().unwrap_or_default()));
+            }
+        }
+        for (name, disk) in &inner.disks {
+            let found = disk.problems(&inner).into_iter();
+            problems.extend(found.map(|(kind, reason)| problem(kind, name, reason)));
+        }
+        if let Some(why) = &inner.unsaved {
+            let reason = format!("{why}; what was changed since is lost at the next start. Free space there");
+            problems.push(problem(ProblemKind::StateNotSaved, "state", reason));
+        }
+        problems
+            .extend(missing.into_iter().map(|(name, reason)| problem(ProblemKind::SwapOff, &name, reason)));
+        problems
+    }
+}
+
+/// Counters of flash devices from one shard.
+pub(in crate::services) type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
+
+/// Sums up the counters of each device over all shards. Returns `None` if a shard does not answer,
+/// because a smaller sum would look like a counter reset.
+pub(in crate::services) fn sum(
+    answers: Vec<Option<ShardDevices>>,
+) -> Option<BTreeMap<DeviceId, DeviceCounts>> {
+    let mut all = BTreeMap::<DeviceId, DeviceCounts>::new();
+    for (device, counts) in answers.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten() {
+        let so_far = all.entry(device).or_default();
+        so_far.ios += counts.ios;
+        so_far.errors += counts.errors;
+        so_far.read_bytes += counts.read_bytes;
+        so_far.written_bytes += counts.written_bytes;
+        so_far.in_flight += counts.in_flight;
+    }
+    Some(all)
+}
+
+impl DiskEntry {
+    /// Returns the health problems of a disk.
+    fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
+        match &self.phase {
+            // A disk that was never online is not a problem.
+            DiskPhase::Offline(_) if self.is_arriving() => Vec::new(),
+            // A disk that another host of the cluster serves is not a problem.
+            DiskPhase::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
+            DiskPhase::Away(_) | DiskPhase::Removing => Vec::new(),
+            DiskPhase::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
+            DiskPhase::Online(_) => {
+                let mut problems = self.cache_problems(inner);
+                problems.extend(self.backing_problem());
+                problems.extend(self.flush_problem());
+                problems
+            }
+        }
+    }
+
+    fn flush_problem(&self) -> Option<(ProblemKind, String)> {
+        let info = &self.measure.as_ref()?.info;
+        let is_missing = !info.can_flush && !info.read_only && !self.wanted.read_only;
+        is_missing.then(|| (ProblemKind::FlushMissing, CANNOT_FLUSH.to_owned()))
+    }
+
+    fn cache_problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
+        let mut problems = Vec::new();
+        let view = self.view(inner);
+        let Some(cache) = view.cache else {
+            let refused = inner.caches_refused.get(&self.wanted.name);
+            let reason =
+                |why: &String| format!("the cache that hob.toml defines could not be created: {why}");
+            problems.extend(refused.map(|why| (ProblemKind::CacheDegraded, reason(why))));
+            return problems;
+        };
+        let has_lost_journal = self.cache_reason.as_deref() == Some(JOURNAL_LOST);
+        if has_lost_journal {
+            problems.push((ProblemKind::JournalLost, JOURNAL_LOST.to_owned()));
+        }
+        if let Some(dirty) = cache.dirty {
+            if dirty.lost.bytes() > 0 {
+                let reason = format!("{} that only flash has cannot be read from it", dirty.lost.human());
+                problems.push((ProblemKind::DirtyLost, reason));
+            }
+            let stuck = self.watch.stuck(self.pushes(), Instant::now());
+            problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, why)));
+        }
+        let mismatches = self.mismatches(Instant::now());
+        problems.extend(mismatches.map(|reason| (ProblemKind::ChecksumMismatch, reason)));
+        // While the cache is changed or recovered, its reason describes the progress. A hung device
+        // is a separate problem.
+        let is_settled = matches!(cache.state, CacheState::None | CacheState::Active | CacheState::Fenced);
+        if let Some(reason) = cache.reason.filter(|_| is_settled && !has_lost_journal) {
+            problems.push((ProblemKind::CacheDegraded, reason));
+        }
+        problems
+    }
+}
+
+/// Returns the buckets with fixed bounds, so that two answers can be subtracted.
+fn raw_buckets(latency: &Histogram) -> Vec<Bucket> {
+    latency.buckets().map(|(up_to_ns, count)| Bucket { up_to_ns, count }).collect()
+}
+
+fn load(disk: &Disk, stats: Option<&DiskStats>) -> DiskLoad {
+    let (name, backing_state) = (disk.name.clone(), disk.backing_state.clone());
+    let mut load = DiskLoad { disk: name, state: disk.state, backing_state, ..DiskLoad::default() };
+    if let Some(cache) = &disk.cache {
+        (load.cache, load.mode) = (cache.state, cache.mode.clone());
+    }
+    let Some(stats) = stats else { return load };
+    let latency = stats.latency();
+    let block_bytes = disk.cache.as_ref().map_or(0, |cache| cache.block_size.bytes());
+    DiskLoad {
+        is_counted: true,
+        elapsed_ns: stats.elapsed_ns,
+        requests: stats.requests(),
+        reads: stats.reads,
+        writes: stats.writes,
+        read_bytes: stats.read_bytes,
+        write_bytes: stats.write_bytes,
+        read_hits: stats.read_hits,
+        memory_hits: stats.memory_hits,
+        in_flight: stats.in_flight,
+        latency_sum_ns: latency.sum_ns(),
+        latency: raw_buckets(&latency),
+        cache_bytes: stats.blocks * block_bytes,
+        used_bytes: stats.blocks_cached * block_bytes,
+        dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+        is_draining: stats.draining,
+        ..load
+    }
+}

@@ -1,0 +1,66 @@
+//! The observation service: API views of pools and disks, statistics, histograms and curves,
+//! recordings, health, metrics, and the dashboard's snapshots.
+//!
+//! The service only reads. The service's state per disk (expected hits, checksum mismatches) is in
+//! the disk's registry entry, because it ends with the disk.
+
+mod backing_state;
+mod explain;
+mod figures;
+mod health;
+mod quality;
+mod recording;
+mod requests;
+mod snapshot;
+mod tasks;
+mod view;
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use hob_control::{Cluster as ClusterView, Disk};
+
+use super::peer_access::PeerAccess;
+use super::qos::QosService;
+use super::registry::Registry;
+use super::swap::Swaps;
+use super::tasks::Tasks;
+pub(super) use quality::{COUNT_EVERY, JUDGE_EVERY, Quality};
+pub(crate) use recording::Recording;
+
+/// Interface to a higher-layer service that adds details to a disk's view.
+pub(super) trait DiskDetail: std::fmt::Debug + Send + Sync {
+    /// Adds the service's details to a disk's view.
+    fn add_to(&self, disk: &mut Disk);
+}
+
+service! {
+    /// The observation service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Observe {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        qos: QosService,
+        swap: Swaps,
+        peers: Arc<PeerAccess>,
+    } with {
+        detail: Arc<OnceLock<Weak<dyn DiskDetail>>>,
+    }
+}
+
+impl Observe {
+    /// Sets the service that adds details to disks. Later calls have no effect.
+    pub(super) fn connect(&self, detail: Weak<dyn DiskDetail>) {
+        let _ = self.detail.set(detail);
+    }
+
+    fn add_detail(&self, disk: &mut Disk) {
+        if let Some(detail) = self.detail.get().and_then(Weak::upgrade) {
+            detail.add_to(disk);
+        }
+    }
+
+    /// Returns this host's state as a cluster member, if it is in a cluster.
+    fn cluster_view(&self) -> Option<ClusterView> {
+        self.peers.cluster().map(|cluster| cluster.view())
+    }
+}

@@ -1,0 +1,292 @@
+//! Detection of caches that do not work well: far fewer hits than the disk's miss-ratio curve
+//! predicts, or flash that returns wrong data. Hits are compared once a minute, checksum mismatches
+//! every [`COUNT_EVERY`].
+
+use std::time::Duration;
+
+use hob_engine::stats::DiskStats;
+use tokio::time::Instant;
+
+use super::Observe;
+use super::requests::expected;
+use crate::services::registry::{DiskEntry, DiskPhase};
+
+/// Interval between two comparisons of hits.
+pub(in crate::services) const JUDGE_EVERY: Duration = Duration::from_secs(60);
+
+/// Interval between two counts of checksum mismatches.
+pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_secs(3);
+
+/// Minimum number of reads per minute for a comparison.
+const READS_TELLING: u64 = 1000;
+
+/// A hit ratio below this fraction of the predicted one counts as low.
+const SHARE_LOW: f64 = 0.5;
+
+/// Minimum predicted hit ratio for a comparison.
+const EXPECTED_MIN: f64 = 0.3;
+
+/// Maximum read size in blocks for a comparison. One missing block makes the whole read a miss,
+/// while the curve counts single blocks.
+const READ_BLOCKS_MAX: u64 = 4;
+
+/// A cache with data in this fraction of its blocks counts as full.
+const FULL: f64 = 0.95;
+
+/// Number of consecutive minutes with a low hit ratio that make a cache degraded.
+const MINUTES: u32 = 3;
+
+/// Maximum number of checksum mismatches that are repaired without a report.
+const MISMATCHES_FEW: u64 = 10;
+
+/// Likewise for a cache that was recovered after a crash: its journal may describe frames that were
+/// filled again just before the crash.
+const MISMATCHES_FEW_AFTER_CRASH: u64 = 1000;
+
+/// Time after the last mismatch during which mismatches are a health problem.
+const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
+
+/// Observations about one disk's cache.
+#[derive(Debug, Default)]
+pub(in crate::services) struct Quality {
+    before: Option<Sample>,
+    /// Number of consecutive minutes with a low hit ratio.
+    low_minutes: u32,
+    low: Option<String>,
+    mismatches: u64,
+    mismatched_at: Option<Instant>,
+    /// True if the cache was recovered after a crash.
+    has_crashed: bool,
+    /// True while the shard's answer with the number of mismatches is outstanding.
+    counting: bool,
+}
+
+/// Counters at one time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    reads: u64,
+    read_hits: u64,
+    read_bytes: u64,
+    /// Number of block reads that the curve counts. The next field is the part of them that it
+    /// predicts to hit.
+    accesses: f64,
+    expected_hits: f64,
+    blocks: u64,
+    blocks_cached: u64,
+    block_bytes: u64,
+}
+
+impl Observe {
+    /// Compares the hits of all disks with a cache.
+    pub(in crate::services) fn judge(&self) {
+        let inner = self.registry.inner();
+        for (name, disk) in &inner.disks {
+            let (DiskPhase::Online(shard), true, Some(spec)) = (&disk.phase, disk.has_cache, disk.cache())
+            else {
+                continue;
+            };
+            let segment_bytes = inner.pools.get(&spec.pool).map_or(0, |pool| pool.segment_bytes);
+            let room = hob_control::Size(disk.held.len() as u64 * segment_bytes);
+            let (block_size, id, shard) = (spec.block_size, disk.id, shard.clone());
+            let (service, name) = (self.clone(), name.clone());
+            tokio::spawn(async move {
+                let Ok(stats) = shard.stats(id).await else { return };
+                let Ok(sizing) = shard.sizing(id).await else { return };
+                let size = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_size.bytes());
+                let accesses = size.map_or(0, |size| size.accesses) as f64;
+                let sample = Sample {
+                    accesses,
+                    expected_hits: accesses * expected(&sizing, room, block_size),
+                    block_bytes: block_size.bytes(),
+                    ..Sample::of(&stats)
+                };
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
+                    disk.quality.note(&name, sample);
+                }
+            });
+        }
+    }
+
+    /// Counts the checksum mismatches of all disks with a configured cache, including caches whose
+    /// flash is fenced.
+    pub(in crate::services) fn count_mismatches(&self) {
+        for (name, disk) in &mut self.registry.inner().disks {
+            let (DiskPhase::Online(shard), Some(_), false) =
+                (&disk.phase, disk.cache(), disk.quality.counting)
+            else {
+                continue;
+            };
+            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            disk.quality.counting = true;
+            tokio::spawn(async move {
+                let stats = shard.stats(id).await;
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
+                    disk.quality.counting = false;
+                    if let Ok(stats) = stats {
+                        disk.quality.count(stats.checksum_mismatches, Instant::now());
+                    }
+                }
+            });
+        }
+    }
+}
+
+impl Sample {
+    fn of(stats: &DiskStats) -> Sample {
+        Sample {
+            reads: stats.reads,
+            read_hits: stats.read_hits + stats.memory_hits,
+            read_bytes: stats.read_bytes,
+            blocks: stats.blocks,
+            blocks_cached: stats.blocks_cached,
+            ..Sample::default()
+        }
+    }
+
+    /// Returns the actual and the predicted hit ratio since `before` in percent, if the actual one
+    /// is low.
+    fn low_since(&self, before: &Sample) -> Option<(f64, f64)> {
+        let reads = self.reads.checked_sub(before.reads).filter(|reads| *reads >= READS_TELLING)?;
+        let bytes = self.read_bytes.checked_sub(before.read_bytes)?;
+        let accesses = self.accesses - before.accesses;
+        if bytes / reads > READ_BLOCKS_MAX * self.block_bytes || accesses < READS_TELLING as f64 {
+            return None;
+        }
+        // A cache that is still warming gets its hits later.
+        let is_full = self.blocks_cached as f64 >= FULL * self.blocks as f64;
+        let grows = self.blocks_cached > before.blocks_cached + self.blocks / 100;
+        if grows && !is_full {
+            return None;
+        }
+        let actual = self.read_hits.saturating_sub(before.read_hits) as f64 / reads as f64;
+        let expected = (self.expected_hits - before.expected_hits) / accesses;
+        (expected >= EXPECTED_MIN && actual < SHARE_LOW * expected)
+            .then_some((100.0 * actual, 100.0 * expected))
+    }
+}
+
+impl Quality {
+    /// Records that the cache was recovered, after a crash unless it was closed cleanly.
+    pub(in crate::services) fn recovered(&mut self, was_closed: bool) {
+        self.has_crashed = !was_closed;
+    }
+
+    pub(in crate::services) fn count(&mut self, mismatches: u64, at: Instant) {
+        if mismatches > self.mismatches {
+            self.mismatched_at = Some(at);
+        }
+        self.mismatches = mismatches;
+    }
+
+    fn note(&mut self, name: &str, now: Sample) {
+        let low = self.before.as_ref().and_then(|before| now.low_since(before));
+        self.before = Some(now);
+        self.low_minutes = if low.is_some() { self.low_minutes + 1 } else { 0 };
+        let was_low = self.low.is_some();
+        self.low = low.filter(|_| self.low_minutes >= MINUTES).map(|(actual, expected)| {
+            format!(
+                "{actual:.0} % of reads are hits, and the miss-ratio curve of this disk expects {expected:.0} %; \
+                 'hob explain {name}' says what becomes of the others"
+            )
+        });
+        if let Some(low) = self.low.as_ref().filter(|_| !was_low) {
+            tracing::warn!("the cache of {name}: {low}");
+        }
+    }
+
+    /// Returns the reason for a low hit ratio, if it is low.
+    pub(in crate::services) fn low(&self) -> Option<String> {
+        self.low.clone()
+    }
+}
+
+impl DiskEntry {
+    /// Returns a description of the checksum mismatches, if there were more than a few.
+    pub(in crate::services) fn mismatches(&self, now: Instant) -> Option<String> {
+        let Quality { mismatches, mismatched_at, has_crashed, .. } = &self.quality;
+        let few = if *has_crashed { MISMATCHES_FEW_AFTER_CRASH } else { MISMATCHES_FEW };
+        let is_recent = mismatched_at.is_some_and(|at| now.duration_since(at) < MISMATCHES_FOR);
+        let pool = &self.cache()?.pool;
+        (is_recent && *mismatches > few).then(|| {
+            format!(
+                "{mismatches} checksum mismatches since the disk was opened: flash returned other \
+                data than was written, and hob read another copy or the backing; check the devices \
+                of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad device"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A minute later, with so many reads of one block, hits, expected hits and blocks filled.
+    fn later(before: Sample, reads: u64, hits: u64, expected: u64, filled: u64) -> Sample {
+        Sample {
+            reads: before.reads + reads,
+            read_hits: before.read_hits + hits,
+            read_bytes: before.read_bytes + reads * 4096,
+            accesses: before.accesses + reads as f64,
+            expected_hits: before.expected_hits + expected as f64,
+            blocks: 10_000,
+            blocks_cached: before.blocks_cached + filled,
+            block_bytes: 4096,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_count_of_mismatches_restarts_when_a_disk_is_opened_again() {
+        let mut quality = Quality::default();
+        let start = Instant::now();
+        quality.count(50, start);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        quality.count(0, Instant::now());
+        assert_eq!((quality.mismatches, quality.mismatched_at), (0, Some(start)));
+        quality.count(20, Instant::now());
+        assert_eq!((quality.mismatches, quality.mismatched_at), (20, Some(start + Duration::from_secs(60))));
+    }
+
+    fn minutes(quality: &mut Quality, count: u32, reads: u64, hits: u64, expected: u64, filled: u64) {
+        for _ in 0..count {
+            let now = later(quality.before.unwrap_or_default(), reads, hits, expected, filled);
+            quality.note("vm", now);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hits_far_below_the_curve_are_said_after_three_minutes_and_until_they_are_there() {
+        let mut quality = Quality::default();
+        minutes(&mut quality, 3, 5000, 100, 4000, 0);
+        assert_eq!(quality.low(), None, "the first look has nothing to compare with");
+        minutes(&mut quality, 1, 5000, 100, 4000, 0);
+        let low = quality.low().unwrap();
+        assert!(
+            low.contains("2 % of reads") && low.contains("expects 80 %") && low.contains("hob explain vm"),
+            "{low}"
+        );
+        minutes(&mut quality, 1, 5000, 3500, 4000, 0);
+        assert_eq!(quality.low(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn caches_that_warm_up_idle_or_cannot_do_better_are_in_order() {
+        for (reads, hits, expected, filled) in
+            [(5000, 100, 4000, 500), (900, 0, 800, 0), (5000, 100, 1000, 0), (5000, 2500, 4000, 0)]
+        {
+            let mut quality = Quality::default();
+            minutes(&mut quality, 10, reads, hits, expected, filled);
+            assert_eq!(quality.low(), None, "{reads} {hits} {expected} {filled}");
+        }
+        let long = |before: Sample| Sample {
+            read_bytes: before.read_bytes + 5000 * (1 << 20),
+            ..later(before, 5000, 0, 4500, 0)
+        };
+        let mut quality = Quality::default();
+        for _ in 0..10 {
+            let now = long(quality.before.unwrap_or_default());
+            quality.note("vm", now);
+        }
+        assert_eq!(quality.low(), None, "long reads are not comparable");
+    }
+}

@@ -1,0 +1,190 @@
+//! Balancing of caches that keep two copies on this host and therefore need segments on two
+//! devices.
+//!
+//! When a device is removed, its caches move to other devices. When the device returns, all
+//! segments of a cache are on the devices that stayed. A second copy then has no space on another
+//! device, so that no data becomes dirty any more. Balancing exchanges some segments for segments
+//! on other devices. Balancing releases the emptiest segments first and writes their dirty data to
+//! the backing.
+
+use std::collections::BTreeMap;
+
+use hob_control::Size;
+use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::OwnerId;
+
+use super::Pools;
+use super::allocation::places;
+use crate::api_error::ApiError;
+use crate::services::registry::SPREADING;
+use crate::services::registry::{DiskEntry, DiskPhase, Inner};
+
+/// A cache is balanced if at least one in this many of its segments has to move.
+const SHARE_MIN: u64 = 8;
+
+/// Segments of a cache that must move from one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::services) struct Surplus {
+    /// The device, as a shard id.
+    pub(in crate::services) device: DeviceId,
+    /// Number of segments.
+    pub(in crate::services) segments: u64,
+}
+
+impl Pools {
+    /// Balances the caches of a pool over its devices, if copies need it and there is space.
+    pub(in crate::services) async fn spread_copies(&self, pool: &str) {
+        let lopsided: Vec<(String, Surplus)> = {
+            let inner = self.registry.inner();
+            let in_pool = |disk: &&DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
+            let disks = inner.disks.values().filter(in_pool);
+            disks
+                .filter_map(|disk| {
+                    let surplus = disk.surplus()?;
+                    let room = inner.room_besides(pool, surplus.device);
+                    (room > 0).then(|| (disk.wanted.name.clone(), surplus))
+                })
+                .collect()
+        };
+        for (name, surplus) in lopsided {
+            let Ok(_guard) = self.registry.guard_disk(&name, SPREADING) else { continue };
+            match self.spread(&name, surplus).await {
+                Ok(0) => {}
+                Ok(moved) => {
+                    tracing::info!(
+                        "disk {name}: {} of its cache moved to another device",
+                        Size(moved).human()
+                    )
+                }
+                Err(error) => {
+                    tracing::warn!("disk {name}: cannot balance its cache over two devices: {error}")
+                }
+            }
+        }
+    }
+
+    /// Exchanges segments on one device for segments on others. Returns the number of bytes
+    /// exchanged.
+    async fn spread(&self, name: &str, surplus: Surplus) -> Result<u64, ApiError> {
+        let (spec, owner, flash, in_pool, segment_bytes, held) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let Some(spec) = disk.cache().cloned() else { return Ok(0) };
+            let Some(journal) = spec.journal else { return Ok(0) };
+            let entry = inner.pool(&spec.pool)?;
+            let ids = entry.devices.iter().filter_map(|device| device.ids);
+            let Some(ids) = ids.into_iter().find(|ids| ids.on_shards == surplus.device) else { return Ok(0) };
+            let held = disk.held.len() as u64;
+            (
+                spec.clone(),
+                OwnerId(journal.owner.0),
+                entry.flash.clone(),
+                ids.in_pool,
+                entry.segment_bytes,
+                held,
+            )
+        };
+        let (segments, devices) = flash.allocate_besides(owner, surplus.segments, in_pool).await?;
+        let segments: Vec<DataSegment> = {
+            let mut inner = self.registry.inner();
+            let entry = inner.pool_mut(&spec.pool)?;
+            entry.refresh(&devices);
+            let known = |segment: DataSegment| {
+                let place =
+                    entry.on_shards(segment.place).expect("segments come from devices that the shards know");
+                DataSegment { place, ..segment }
+            };
+            segments.into_iter().map(known).collect()
+        };
+        let count = segments.len() as u64;
+        if count == 0 {
+            return Ok(0);
+        }
+        let exchanged = self.exchange(name, held, &segments).await;
+        if let Err(error) = exchanged {
+            self.registry.give_back(&spec.pool, &places(&segments)).await;
+            return Err(error);
+        }
+        Ok(count * segment_bytes)
+    }
+
+    /// Releases as many segments as are given, and uses the given ones instead.
+    async fn exchange(&self, name: &str, held: u64, segments: &[DataSegment]) -> Result<(), ApiError> {
+        let count = segments.len() as u64;
+        let pool =
+            self.registry.inner().disk(name)?.cache().map(|spec| spec.pool.clone()).unwrap_or_default();
+        let released = self.shrink(name, held - count, count as u32).await?;
+        let free = self.let_go(name, &released, |_| false);
+        self.registry.give_back(&pool, &free).await;
+        let grow = |ring: &Option<NewRing>| CacheChange::Grow(segments.to_vec(), ring.clone());
+        let released = self.restructure(name, held, grow).await?;
+        let free = self.let_go(name, &released, |_| false);
+        self.registry.give_back(&pool, &free).await;
+        self.registry.inner().disk_mut(name)?.held.extend(places(segments));
+        Ok(())
+    }
+}
+
+impl DiskEntry {
+    /// Returns the segments that must move to make space for copies on another device.
+    pub(in crate::services) fn surplus(&self) -> Option<Surplus> {
+        let spec = self.cache()?;
+        let doubles = matches!(spec.copies, Copies::TwoOfDirty | Copies::TwoOfAll) && spec.journal.is_some();
+        let is_there =
+            matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none();
+        (doubles && is_there).then(|| surplus_of(self.held.iter().map(|segment| segment.device)))?
+    }
+}
+
+fn surplus_of(held: impl Iterator<Item = DeviceId>) -> Option<Surplus> {
+    let mut counts: BTreeMap<DeviceId, u64> = BTreeMap::new();
+    held.for_each(|device| *counts.entry(device).or_default() += 1);
+    let total: u64 = counts.values().sum();
+    let (device, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    let segments = most.saturating_sub(total.div_ceil(2));
+    // One segment cannot be on two devices, and a small imbalance does not matter.
+    (segments > 0 && segments * SHARE_MIN >= total).then_some(Surplus { device, segments })
+}
+
+impl Inner {
+    /// Returns the number of free segments on the pool's other local devices.
+    fn room_besides(&self, pool: &str, device: DeviceId) -> u64 {
+        let Ok(entry) = self.pool(pool) else { return 0 };
+        let others = entry.devices.iter().filter(|other| {
+            other.peer.is_none()
+                && other.gives_segments()
+                && other.ids.is_some_and(|ids| ids.on_shards != device)
+        });
+        others.map(|other| other.free_segments).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn surplus(counts: &[u64]) -> Option<u64> {
+        let each = counts.iter().enumerate();
+        let held = each.flat_map(|(device, count)| (0..*count).map(move |_| DeviceId(device as u16)));
+        surplus_of(held).map(|surplus| surplus.segments)
+    }
+
+    #[test]
+    fn half_of_a_cache_is_elsewhere() {
+        for (counts, segments) in [
+            (&[8][..], Some(4)),
+            (&[7][..], Some(3)),
+            (&[2][..], Some(1)),
+            (&[1][..], None),
+            (&[4, 4][..], None),
+            (&[5, 4][..], None),
+            (&[6, 2][..], Some(2)),
+            (&[3, 3, 2][..], None),
+            (&[9, 7][..], None),
+            (&[][..], None),
+        ] {
+            assert_eq!(surplus(counts), segments, "{counts:?}");
+        }
+    }
+}

@@ -1,0 +1,544 @@
+//! Pools and their devices: creating, opening, adding, removing.
+
+use std::path::{Path, PathBuf};
+
+use hob_control::{
+    Admission as Chosen, DeviceAdd, DevicePatch, DeviceState, PoolChanged, PoolCreate, Size, SwapChanged,
+    check_name,
+};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
+
+use super::{Pools, Sharing};
+use crate::api_error::ApiError;
+use crate::services::flash::{Flash, Opened};
+use crate::services::registry::{DeviceEntry, POOLS_MAX, PoolEntry};
+use crate::state::PeerState;
+
+impl Pools {
+    /// Removes a swap area and gives its space to caches that are smaller than configured.
+    pub(crate) async fn swap_remove(&self, name: String) -> Result<SwapChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("swap remove", name.clone(), async move {
+                let (pool, mut notes) = service.swap.remove(&name).await?;
+                if let Some(pool) = pool {
+                    notes.extend(service.top_up(&pool).await);
+                }
+                service.registry.save().await?;
+                Ok(SwapChanged { swap: None, notes })
+            })
+            .await
+    }
+
+    /// Creates a pool.
+    pub(crate) async fn pool_create(&self, create: PoolCreate) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("pool create", create.name.clone(), async move { service.create(create).await }).await
+    }
+
+    /// Removes a pool without caches and swap areas.
+    pub(crate) async fn pool_remove(&self, pool: String) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("pool remove", pool.clone(), async move { service.remove_pool(&pool).await }).await
+    }
+
+    /// Adds a device to a pool.
+    pub(crate) async fn device_add(&self, pool: String, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("pool add-device", pool.clone(), async move { service.add_device(&pool, add).await })
+            .await
+    }
+
+    /// Switches allocation from a device on or off.
+    pub(crate) async fn device_set(
+        &self,
+        pool: String,
+        path: String,
+        patch: DevicePatch,
+    ) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("pool set-device", pool.clone(), async move {
+                service.set_device(&pool, Path::new(&path), patch).await
+            })
+            .await
+    }
+
+    /// Removes a device from a pool.
+    pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("pool remove-device", pool.clone(), async move {
+                service.remove_device(&pool, Path::new(&path)).await
+            })
+            .await
+    }
+
+    /// Creates a pool like `pool_create`, without a time limit.
+    pub(in crate::services) async fn create(&self, create: PoolCreate) -> Result<PoolChanged, ApiError> {
+        let PoolCreate { name, devices, size, segment_size, force } = create;
+        check_name(&name)
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a pool's name: {error}")))?;
+        {
+            let inner = self.registry.inner();
+            if inner.pools.contains_key(&name) {
+                return Err(
+                    ApiError::conflict(format!("a pool '{name}' already exists")).hint("choose another name")
+                );
+            }
+            if inner.pools.len() >= POOLS_MAX {
+                return Err(ApiError::conflict(format!(
+                    "cannot add a pool: hob has at most {POOLS_MAX} pools"
+                )));
+            }
+            for path in &devices {
+                inner.check_device_is_new(Path::new(path))?;
+            }
+        }
+        let segment_bytes = segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
+        let specs = devices.into_iter().map(|path| device_spec(path, size)).collect();
+        let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
+        self.take_pool_in(&name, opened, &[], &[]).await?;
+        self.registry.inner().pools_removed.retain(|removed| *removed != name);
+        tracing::info!("pool {name} is ready");
+        self.registry.save().await?;
+        self.pool_changed(&name, Vec::new())
+    }
+
+    /// Makes an opened pool usable. The pool's devices allow allocation, except those listed in
+    /// `out`.
+    pub(in crate::services) async fn take_pool_in(
+        &self,
+        name: &str,
+        opened: Opened,
+        out: &[PathBuf],
+        peers: &[PeerState],
+    ) -> Result<(), ApiError> {
+        let chosen = |path: &PathBuf| if out.contains(path) { Chosen::Out } else { Chosen::In };
+        let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
+        for (path, reason) in &offline {
+            tracing::error!("pool {name}: {} is offline: {reason}", path.display());
+        }
+        let offline = offline.into_iter().map(|(path, reason)| {
+            let chosen = chosen(&path);
+            let peer = peers.iter().find(|peer| peer.path == path).cloned();
+            DeviceEntry { peer, ..DeviceEntry::offline(path, reason, chosen) }
+        });
+        let entry = PoolEntry {
+            flash,
+            uuid,
+            segment_bytes,
+            devices: offline.collect(),
+            owners: Vec::new(),
+            busy: Some("opened"),
+            sharing: Sharing::default(),
+        };
+        {
+            let mut inner = self.registry.inner();
+            if inner.pools.contains_key(name) {
+                return Err(ApiError::conflict(format!("a pool '{name}' already exists")));
+            }
+            inner.pools.insert(name.to_owned(), entry);
+        }
+        for info in &devices {
+            if let Err(error) = self.connect_device(name, info, chosen(&info.path)).await {
+                tracing::error!("pool {name}: {} is offline: {error}", info.path.display());
+                self.close_device(name, info.id).await;
+                let chosen = chosen(&info.path);
+                let entry = DeviceEntry::offline(info.path.clone(), error.problem.error, chosen);
+                let peer = peers.iter().find(|peer| peer.path == info.path).cloned();
+                let entry = DeviceEntry { peer, ..entry };
+                self.registry.inner().pool_mut(name)?.devices.push(entry);
+            }
+        }
+        self.refresh_owners(name).await;
+        self.swap.refresh(name).await;
+        self.registry.inner().pool_mut(name)?.busy = None;
+        Ok(())
+    }
+
+    /// Gives an open device to all shards, and allows allocation if configured. After a failure no
+    /// shard has the device. The caller must then close the device in the pool, because an open
+    /// device would block the next attempt.
+    pub(in crate::services) async fn connect_device(
+        &self,
+        pool: &str,
+        info: &DeviceInfo,
+        chosen: Chosen,
+    ) -> Result<(), ApiError> {
+        let (id, flash) = {
+            let mut inner = self.registry.inner();
+            (inner.new_device_id()?, inner.pool(pool)?.flash.clone())
+        };
+        if info.access == "buffered" {
+            tracing::warn!(
+                "pool {pool}: I/O of {} goes through the page cache, because its filesystem does \
+                not support O_DIRECT",
+                info.path.display()
+            );
+        }
+        for (number, shard) in self.registry.shards.iter().enumerate() {
+            let added = match flash.file(info.id).await {
+                Ok(file) => shard.add_device(id, Box::new(file)).await.map_err(ApiError::from),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = added {
+                for shard in &self.registry.shards[..number] {
+                    // A shard that has ended has no device.
+                    let _ = shard.remove_device(id).await;
+                }
+                return Err(error);
+            }
+        }
+        {
+            let peer = self.remote_flash.lender_at(&info.path);
+            let mut inner = self.registry.inner();
+            let devices = &mut inner.pool_mut(pool)?.devices;
+            let entry = DeviceEntry { peer, ..DeviceEntry::online(info, id, chosen) };
+            match devices.iter_mut().find(|device| device.path == info.path) {
+                Some(device) => *device = entry,
+                None => devices.push(entry),
+            }
+        }
+        self.admit(pool, &flash, info.id).await?;
+        Ok(())
+    }
+
+    /// Connects a newly formatted device like `connect_device`; removes it from the pool after a
+    /// failure.
+    pub(in crate::services) async fn connect_new_device(
+        &self,
+        pool: &str,
+        id: DeviceId,
+        devices: Vec<DeviceInfo>,
+    ) -> Result<(), ApiError> {
+        let info = devices.into_iter().find(|device| device.id == id);
+        let info = info.ok_or_else(|| ApiError::failed("the new device went offline again"))?;
+        let connected = self.connect_device(pool, &info, Chosen::In).await;
+        if connected.is_err() {
+            let flash = self.registry.inner().pool(pool)?.flash.clone();
+            if let Err(error) = flash.remove_device(id, Vec::new()).await {
+                tracing::warn!(
+                    "pool {pool}: cannot remove the new device {} after an error: {error}",
+                    info.path.display()
+                );
+            }
+        }
+        connected
+    }
+
+    /// Closes a device that the shards do not know. The contents of the device are kept.
+    async fn close_device(&self, pool: &str, id: DeviceId) {
+        let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
+        if let Err(error) = flash.close_device(id).await {
+            tracing::warn!("pool {pool}: {error}");
+        }
+    }
+
+    /// Updates a device's allocation from its configuration and its fence. Returns false if the
+    /// device cannot store the setting.
+    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, ApiError> {
+        loop {
+            let admission = self.registry.inner().pool(pool)?.admission(id);
+            let devices = flash.set_admission(id, admission).await?;
+            self.registry.refresh(pool, &devices);
+            // The device may have been fenced meanwhile.
+            if self.registry.inner().pool(pool)?.admission(id) == admission {
+                return Ok(devices.iter().any(|device| device.id == id && device.admission == admission));
+            }
+        }
+    }
+
+    async fn add_device(&self, pool: &str, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
+        if let Some(to) = add.peer {
+            return self.borrow(pool, &to, add.size).await;
+        }
+        let guard = self.registry.guard_pool(pool, "changed")?;
+        let flash = {
+            let inner = self.registry.inner();
+            inner.check_device_is_new(Path::new(&add.path))?;
+            inner.pool(pool)?.flash.clone()
+        };
+        let spec = device_spec(add.path, add.size);
+        let path = spec.path.clone();
+        let (id, devices) = flash.add_device(spec, overwrite(add.force)).await?;
+        let uuid = flash.uuid().await?;
+        self.connect_new_device(pool, id, devices).await?;
+        self.registry.inner().pool_mut(pool)?.uuid = uuid;
+        drop(guard);
+        tracing::info!("pool {pool}: device {} added", path.display());
+        let notes = self.top_up(pool).await;
+        self.registry.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    async fn set_device(&self, pool: &str, path: &Path, patch: DevicePatch) -> Result<PoolChanged, ApiError> {
+        let DevicePatch { admission } = patch;
+        let guard = self.registry.guard_pool(pool, "changed")?;
+        let (flash, ids, before) = {
+            let mut inner = self.registry.inner();
+            let entry = inner.pool_mut(pool)?;
+            let flash = entry.flash.clone();
+            let device = entry.device_mut(path).ok_or_else(|| no_device(pool, path))?;
+            if device.state == DeviceState::Fenced {
+                let path = path.display();
+                return Err(ApiError::conflict(format!("{path} is fenced, so its allocation stays off"))
+                    .hint(format!("remove it from the pool with 'hob pool remove-device {pool} {path}'")));
+            }
+            (flash, device.ids, std::mem::replace(&mut device.admission, admission))
+        };
+        if let Some(ids) = ids
+            && !self.admit(pool, &flash, ids.in_pool).await?
+        {
+            if let Some(device) = self.registry.inner().pool_mut(pool)?.device_mut(path) {
+                device.admission = before;
+            }
+            return Err(ApiError::failed(format!(
+                "cannot store the setting on {}; see the daemon's log",
+                path.display()
+            )));
+        }
+        drop(guard);
+        let mut notes = Vec::new();
+        if before == admission {
+            notes.push("the device already had this setting".to_owned());
+        } else {
+            let now = if admission == Chosen::In { "gives segments" } else { "has allocation off" };
+            tracing::info!("pool {pool}: {} {now}", path.display());
+        }
+        notes.extend(self.top_up(pool).await);
+        self.registry.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    async fn remove_device(&self, pool: &str, path: &Path) -> Result<PoolChanged, ApiError> {
+        let guard = self.registry.guard_pool(pool, "changed")?;
+        self.swap.check_none(pool, Some(path))?;
+        let (flash, ids) = {
+            let inner = self.registry.inner();
+            let entry = inner.pool(pool)?;
+            let device = entry.devices.iter().find(|device| device.path == path);
+            (entry.flash.clone(), device.ok_or_else(|| no_device(pool, path))?.ids)
+        };
+        let mut notes = Vec::new();
+        if let Some(ids) = ids {
+            let devices = flash.set_admission(ids.in_pool, Admission::Out).await?;
+            self.registry.refresh(pool, &devices);
+            match self.empty_device(pool, ids.on_shards).await {
+                Ok(more) => notes.extend(more),
+                Err(error) => {
+                    self.admit(pool, &flash, ids.in_pool).await?;
+                    return Err(error);
+                }
+            }
+            for shard in &self.registry.shards {
+                shard.remove_device(ids.on_shards).await?;
+            }
+            let lost = {
+                let mut inner = self.registry.inner();
+                let entry = inner.pool_mut(pool)?;
+                let lost = entry.by_shard_id(ids.on_shards).map(|device| std::mem::take(&mut device.lost));
+                entry.in_pool(&lost.unwrap_or_default())
+            };
+            flash.remove_device(ids.in_pool, lost).await?;
+        }
+        if let Some(to) = self.remote_flash.lender_at(path) {
+            self.remote_flash.give_back(&to).await;
+            self.remote_flash.close_socket(path);
+        }
+        {
+            let mut inner = self.registry.inner();
+            let entry = inner.pool_mut(pool)?;
+            entry.devices.retain(|device| device.path != path);
+            if entry.devices.is_empty() {
+                entry.uuid = None;
+                notes.push(format!("pool {pool} has no device left"));
+            }
+        }
+        drop(guard);
+        tracing::info!("pool {pool}: device {} removed", path.display());
+        // Caches that lost segments with a fenced device may find space elsewhere.
+        self.top_up(pool).await;
+        self.registry.save().await?;
+        self.pool_changed(pool, notes)
+    }
+
+    /// Moves all caches from a device without allocation to other devices.
+    async fn empty_device(&self, pool: &str, device: DeviceId) -> Result<Vec<String>, ApiError> {
+        let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
+        let disks: Vec<String> = {
+            let inner = self.registry.inner();
+            inner
+                .disks
+                .values()
+                .filter(|disk| on_it(&disk.held) || on_it(&disk.apart) || on_it(&disk.ring))
+                .map(|disk| disk.wanted.name.clone())
+                .collect()
+        };
+        // All guards are taken first, because a refusal is better than a partial move.
+        let guards = disks.iter().map(|disk| self.registry.guard_disk(disk, "moved to another device"));
+        let guards = guards.collect::<Result<Vec<_>, _>>()?;
+        let mut notes = Vec::new();
+        for (disk, _guard) in disks.iter().zip(guards) {
+            notes.extend(self.leave_device(disk, device).await?);
+        }
+        let mut inner = self.registry.inner();
+        let entry = inner.pool_mut(pool)?.by_shard_id(device);
+        let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
+        if taken > 0 {
+            // A concurrent change allocated segments before allocation was switched off.
+            return Err(ApiError::conflict("a cache is allocating flash on the device at this moment")
+                .hint("try again when that is done"));
+        }
+        Ok(notes)
+    }
+
+    async fn remove_pool(&self, pool: &str) -> Result<PoolChanged, ApiError> {
+        let guard = self.registry.guard_pool(pool, "removed")?;
+        self.swap.check_none(pool, None)?;
+        let (flash, devices) = {
+            let inner = self.registry.inner();
+            let users = inner.users_of(pool);
+            if !users.is_empty() {
+                return Err(ApiError::conflict(format!(
+                    "pool {pool} has caches of these disks: {}",
+                    users.join(", ")
+                ))
+                .hint("remove the caches with 'hob cache disable'"));
+            }
+            let entry = inner.pool(pool)?;
+            let ids =
+                entry.devices.iter().filter_map(|device| Some((device.ids?, entry.in_pool(&device.lost))));
+            (entry.flash.clone(), ids.collect::<Vec<_>>())
+        };
+        for (ids, lost) in devices {
+            for shard in &self.registry.shards {
+                shard.remove_device(ids.on_shards).await?;
+            }
+            flash.remove_device(ids.in_pool, lost).await?;
+        }
+        for to in self.lenders_of(pool) {
+            self.remote_flash.give_back(&to).await;
+            self.remote_flash.close_socket(&to.path);
+        }
+        {
+            let mut inner = self.registry.inner();
+            inner.pools.remove(pool);
+            if inner.defined.contains(pool) {
+                inner.pools_removed.push(pool.to_owned());
+            }
+        }
+        drop(guard);
+        tracing::info!("pool {pool} is removed");
+        self.registry.save().await?;
+        Ok(PoolChanged { pool: None, notes: Vec::new() })
+    }
+
+    /// Retries to open devices that could not be opened.
+    pub(in crate::services) async fn retry_devices(&self, pool: &str) {
+        let Ok(_guard) = self.registry.guard_pool(pool, "opened") else { return };
+        let (flash, uuid, offline) = {
+            let inner = self.registry.inner();
+            let Ok(entry) = inner.pool(pool) else { return };
+            let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
+            // Remote flash is not formatted again while a missing cache may need its contents.
+            let settled = inner.disks.values().all(|disk| disk.is_settled_in(pool));
+            let offline = offline.filter(|device| device.peer.is_none() || !settled);
+            let offline: Vec<_> = offline.map(|device| (device.path.clone(), device.admission)).collect();
+            (entry.flash.clone(), entry.uuid.clone(), offline)
+        };
+        let mut back = false;
+        for (path, chosen) in offline {
+            if let Some(to) = self.remote_flash.lender_at(&path)
+                && self.remote_flash.ask_lease(&to).await.is_err()
+            {
+                continue;
+            }
+            let Ok(devices) = flash.open_late(path.clone(), uuid.clone()).await else { continue };
+            let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
+            match self.connect_device(pool, info, chosen).await {
+                Ok(()) => {
+                    tracing::info!("pool {pool}: device {} is online again", path.display());
+                    back = true;
+                }
+                Err(error) => {
+                    tracing::warn!("pool {pool}: {} stays offline: {error}", path.display());
+                    self.close_device(pool, info.id).await;
+                }
+            }
+        }
+        if back {
+            self.refresh_owners(pool).await;
+            self.swap.refresh(pool).await;
+            self.top_up(pool).await;
+        }
+    }
+
+    pub(in crate::services) fn pool_changed(
+        &self,
+        name: &str,
+        notes: Vec<String>,
+    ) -> Result<PoolChanged, ApiError> {
+        Ok(PoolChanged { pool: Some(self.observe.pool(name)?), notes })
+    }
+}
+
+impl Flash {
+    /// Closes a device and keeps its contents.
+    async fn close_device(&self, id: DeviceId) -> Result<(), ApiError> {
+        let closed = self.with(move |place| {
+            let Some(pool) = place else { return Ok(()) };
+            // A device that was removed is already closed.
+            let _ = pool.close_device(id);
+            if pool.devices().is_empty() {
+                *place = None;
+            }
+            Ok(())
+        });
+        closed.await.map(drop)
+    }
+}
+
+impl PoolEntry {
+    fn device_mut(&mut self, path: &Path) -> Option<&mut DeviceEntry> {
+        self.devices.iter_mut().find(|device| device.path == path)
+    }
+}
+
+impl crate::services::registry::Inner {
+    /// Returns the disks with a cache in a pool.
+    pub(in crate::services) fn users_of(&self, pool: &str) -> Vec<String> {
+        let uses =
+            |disk: &&crate::services::registry::DiskEntry| disk.cache().is_some_and(|spec| spec.pool == pool);
+        self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    pub(in crate::services) fn check_device_is_new(&self, path: &Path) -> Result<(), ApiError> {
+        if !path.is_absolute() {
+            return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
+        }
+        let mut pools = self.pools.iter();
+        let owner = pools.find(|(_, pool)| pool.devices.iter().any(|device| device.path == path));
+        match owner {
+            Some((name, _)) => {
+                Err(ApiError::conflict(format!("{} belongs to pool {name} already", path.display())))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+pub(in crate::services) fn no_device(pool: &str, path: &Path) -> ApiError {
+    ApiError::not_found(format!("pool {pool} has no device {}", path.display()))
+        .hint(format!("'hob pool show {pool}' lists the devices"))
+}
+
+pub(in crate::services) fn device_spec(path: String, size: Option<Size>) -> DeviceSpec {
+    DeviceSpec { path: path.into(), size_bytes: size.map(Size::bytes) }
+}
+
+pub(in crate::services) fn overwrite(force: bool) -> Overwrite {
+    if force { Overwrite::Force } else { Overwrite::Refuse }
+}

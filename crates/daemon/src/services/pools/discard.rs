@@ -1,0 +1,111 @@
+//! Discarding dirty data without help from the backing: the part that concerns the cache. The part
+//! that concerns the disk is in [`abandon`](crate::services).
+
+use std::time::Duration;
+
+use hob_engine::command::{CacheChange, CommandError, Discard};
+use hob_engine::units::DiskId;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Pools;
+use crate::api_error::ApiError;
+use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
+use crate::shard_api::{ShardError, ShardHandle};
+
+/// Time for requests to end by themselves.
+const GRACE: Duration = Duration::from_millis(1500);
+
+/// Interval at which waiting requests fail. A request may ask the backing again after its first I/O
+/// has failed.
+const EXPIRE_EVERY: Duration = Duration::from_millis(250);
+
+/// Time after which a change counts as blocked by requests that cannot be cancelled.
+const DISCARD_MAX: Duration = Duration::from_millis(3500);
+
+/// Maximum time to wait for other changes of the disk.
+const GUARD_MAX: Duration = Duration::from_secs(4);
+
+/// Name of the operation that removes a disk.
+pub(in crate::services) const REMOVING: &str = "removed";
+
+impl Pools {
+    /// Takes a disk's operation guard to discard its dirty data. Ends other operations that wait
+    /// for the backing, such as a drain, because the backing may never answer.
+    pub(in crate::services) async fn guard_to_discard(
+        &self,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let began = Instant::now();
+        loop {
+            let error = match self.registry.guard_disk(name, doing) {
+                Ok(guard) => return Ok(guard),
+                Err(error) => error,
+            };
+            let (busy, online) = {
+                let inner = self.registry.inner();
+                let disk = inner.disk(name)?;
+                (disk.busy, disk.shard().ok().map(|shard| (shard, disk.id)))
+            };
+            let waited = began.elapsed();
+            let Some((shard, id)) = online else { return Err(error) };
+            if busy == Some(MIGRATING) || waited >= GUARD_MAX {
+                return Err(error);
+            }
+            if busy == Some(DRAINING) || waited >= GRACE {
+                let _ = timeout(GUARD_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
+            }
+            if waited >= GRACE {
+                shard.expire_requests(id);
+            }
+            if waited >= 2 * GRACE && doing == REMOVING {
+                // The other operation may wait for requests that cannot be cancelled.
+                self.registry.inner().abandoned.insert(id, name.to_owned());
+                shard.abandon(id);
+            }
+            sleep(GUARD_EVERY).await;
+        }
+    }
+
+    /// Discards the dirty data of a disk that stays in use. Returns false, without a change, if
+    /// requests cannot be cancelled.
+    pub(in crate::services) async fn discard_on_shard(
+        &self,
+        name: &str,
+        (shard, id): (&ShardHandle, DiskId),
+        discard: Discard,
+    ) -> Result<bool, ShardError> {
+        let change = shard.change_cache(id, CacheChange::DiscardDirty(discard));
+        match timeout(DISCARD_MAX, expiring(name, shard, id, change)).await {
+            Ok(Ok(_)) | Ok(Err(ShardError::Command(CommandError::NoCache))) => Ok(true),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Removes a disk's cache whose dirty data the caller has discarded. Requests that wait for the
+    /// backing fail.
+    pub(in crate::services) async fn take_discarded_cache(&self, name: &str) -> Result<(), ApiError> {
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return self.take_cache(name).await };
+        expiring(name, &shard, id, self.take_cache(name)).await
+    }
+}
+
+/// Waits for the end of a change in which a disk's dirty data is discarded. After [`GRACE`],
+/// repeatedly fails the requests that wait for the disk's backing.
+async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl Future<Output = T>) -> T {
+    tokio::pin!(change);
+    let mut wait = GRACE;
+    loop {
+        if let Ok(result) = timeout(wait, &mut change).await {
+            return result;
+        }
+        if wait == GRACE {
+            tracing::warn!(
+                "disk {name}: failing the requests that wait for its backing, because its dirty data is being discarded"
+            );
+        }
+        wait = EXPIRE_EVERY;
+        shard.expire_requests(id);
+    }
+}

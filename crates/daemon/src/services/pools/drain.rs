@@ -1,0 +1,407 @@
+//! Drains: starting, observing and stopping the transfer of a cache's dirty data to the backing.
+//!
+//! A drain holds the operation guard of its disk: until the drain ends, hob refuses other changes
+//! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
+//! has no dirty data, when it is stopped, or when it fails. If the drain was stopped or failed, hob
+//! reports the reason. The amount of dirty data is read once a second.
+
+mod tasks;
+
+use std::time::Duration;
+
+use hob_control::{Dirty, DiskChanged, Size, Verification};
+use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
+use hob_engine::stats::DiskStats;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::Pools;
+use super::caches::no_cache;
+use crate::api_error::ApiError;
+use crate::cache_settings::engine_config;
+use crate::services::registry::{DRAINING, SHRINKING, is_own_work};
+use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::shard_api::{ShardError, ShardHandle};
+
+/// Interval between two reads of the amount of dirty data.
+pub(in crate::services) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A drain that ends within this time is reported as finished.
+const SOON: Duration = Duration::from_millis(200);
+
+/// Time without progress after which the backing is reported as stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Weight of the newest second in the transfer rate.
+const NEWEST: f64 = 0.3;
+
+/// Last observation of a cache's dirty data.
+#[derive(Debug, Default)]
+pub(in crate::services) struct Watch {
+    seen: Option<Seen>,
+    /// True while a query to the shard is outstanding.
+    asking: bool,
+    /// Reason why the last drain ended early.
+    ended: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    dirty_bytes: u64,
+    lost_bytes: u64,
+    destaged_bytes: u64,
+    errors: u64,
+    draining: bool,
+    /// Write mode in effect.
+    mode: Mode,
+    /// Transfer rate in bytes per second, as a moving average.
+    rate: f64,
+    /// Time of the last destage progress.
+    moved: Instant,
+    /// True if the backing's last write or flush failed and dirty data waits for the next one.
+    failing: bool,
+    verification: Option<Verification>,
+}
+
+impl Pools {
+    /// Starts a drain of dirty data to the backing, or continues one.
+    pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
+    }
+
+    /// Stops a drain.
+    pub(crate) async fn drain_stop(&self, disk: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("drain --stop", disk.clone(), async move { service.stop_drain(&disk).await }).await
+    }
+
+    async fn begin_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+        {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            disk.shard()?;
+            if disk.busy == Some(DRAINING) {
+                drop(inner);
+                return self.observe.disk_changed(name, vec!["the drain continues".to_owned()]);
+            }
+            if spec.journal.is_none() || !disk.has_cache {
+                drop(inner);
+                let note = "this cache can have no dirty data: the backing has all data";
+                return self.observe.disk_changed(name, vec![note.to_owned()]);
+            }
+        }
+        let guard = self.registry.guard_disk_for_command(name, DRAINING).await?;
+        let (shard, id) = self.registry.shard_of(name)?;
+        let (service, of) = (self.clone(), name.to_owned());
+        let (task, began) = (self.tasks.begin("drain", name.to_owned()), Instant::now());
+        let drain = async move {
+            let result = shard.change_cache(id, CacheChange::Drain).await;
+            service.look(&of, &shard, id).await;
+            match &result {
+                // The answer already shows that the drain is finished.
+                Ok(_) if began.elapsed() < SOON => task.forget(),
+                Ok(_) => task.end(Ok(())),
+                Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
+                Err(error) => task.end(Err(error.to_string())),
+            }
+            service.note_drained(&of, result.map(drop));
+            drop(guard);
+        };
+        let drain = tokio::spawn(drain.in_current_span());
+        let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
+        if !is_done {
+            let (shard, id) = self.registry.shard_of(name)?;
+            self.look(name, &shard, id).await;
+        }
+        self.observe.disk_changed(name, Vec::new())
+    }
+
+    async fn stop_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.registry.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?;
+        let mut notes = Vec::new();
+        match shard.change_cache(id, CacheChange::StopDrain).await {
+            Ok(_) => {}
+            Err(ShardError::Command(CommandError::NoCache | CommandError::NoJournal)) => {
+                notes.push("there was no drain".to_owned());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.look(name, &shard, id).await;
+        self.observe.disk_changed(name, notes)
+    }
+
+    fn note_drained(&self, name: &str, result: Result<(), ShardError>) {
+        let ended = match result {
+            Ok(()) => {
+                tracing::info!("disk {name}: drained; the backing has all data");
+                None
+            }
+            Err(ShardError::Command(CommandError::Stopped)) => Some("the drain was stopped".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = &ended {
+            tracing::warn!("disk {name}: its drain ended early: {why}");
+        }
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.ended = ended;
+        }
+    }
+
+    /// Switches the cache to write-through and drains it. The caller holds the disk's operation
+    /// guard, and sets the write mode afterwards ([`Pools::tune`]).
+    pub(in crate::services) async fn clean(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<(), ApiError> {
+        let config = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            if !disk.has_cache || spec.journal.is_none() {
+                return Ok(());
+            }
+            engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
+        };
+        let through = CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies);
+        let drained = match shard.change_cache(id, through).await {
+            Ok(_) => shard.change_cache(id, CacheChange::Drain).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match &drained {
+            // The cache has lost all its segments, so no data can be dirty.
+            Err(ShardError::Command(CommandError::NoCache)) => return Ok(()),
+            result => self.note_drained(name, result.clone()),
+        }
+        drained.map_err(|error| match error {
+            ShardError::Command(CommandError::Stopped) => {
+                ApiError::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
+            }
+            error => ApiError::from(error),
+        })
+    }
+
+    /// Drains the segments that are to be released, while writes stay on flash. Waits while the
+    /// backing does not answer, until an operator stops the drain. The caller holds the disk's
+    /// operation guard.
+    pub(in crate::services) async fn vacate(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        which: Vacate,
+    ) -> Result<(), ApiError> {
+        let busy = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let busy = disk.busy;
+            // Commands wait for the daemon's own work.
+            if !busy.is_some_and(is_own_work) {
+                disk.busy = Some(SHRINKING);
+            }
+            busy
+        };
+        let emptied = shard.change_cache(id, CacheChange::Vacate(which)).await;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.busy = busy;
+        }
+        match emptied {
+            Ok(_) => Ok(()),
+            Err(ShardError::Command(CommandError::Stopped)) => Err(ApiError::conflict(format!(
+                "the change of {name}'s cache was stopped before dirty data was on the backing, so nothing was changed"
+            ))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Queries the dirty data of every cache that can have any.
+    pub(in crate::services) fn look_at_dirty(&self) {
+        let mut inner = self.registry.inner();
+        for (name, disk) in &mut inner.disks {
+            let can_be_dirty = disk.has_cache && disk.cache().is_some_and(|spec| spec.journal.is_some());
+            let DiskPhase::Online(shard) = &disk.phase else { continue };
+            if !can_be_dirty || disk.watch.asking {
+                continue;
+            }
+            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            disk.watch.asking = true;
+            tokio::spawn(async move {
+                service.look(&name, &shard, id).await;
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
+                    disk.watch.asking = false;
+                }
+            });
+        }
+    }
+
+    /// Updates the observation of one disk's dirty data.
+    pub(in crate::services) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let peer = self.peer_device_of(name);
+        let Ok(stats) = shard.stats(id).await else { return };
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.note(&stats, Instant::now());
+        }
+        if let Some(peer) = peer.filter(|_| stats.doubled) {
+            self.say_doubled(name, peer).await;
+        }
+    }
+}
+
+impl Watch {
+    fn note(&mut self, stats: &DiskStats, now: Instant) {
+        let before = self.seen.filter(|seen| seen.destaged_bytes <= stats.destaged_bytes);
+        let mut seen = Seen {
+            at: now,
+            dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+            lost_bytes: stats.sectors_lost * SECTOR_BYTES,
+            destaged_bytes: stats.destaged_bytes,
+            errors: stats.destage_errors,
+            draining: stats.draining,
+            mode: stats.mode,
+            rate: 0.0,
+            moved: now,
+            failing: stats.destage_failing,
+            verification: (stats.sectors_unverified > 0).then(|| Verification {
+                left: Size(stats.sectors_unverified * SECTOR_BYTES),
+                total: Size(stats.sectors_to_verify.max(stats.sectors_unverified) * SECTOR_BYTES),
+            }),
+        };
+        if let Some(before) = before {
+            let seconds = now.duration_since(before.at).as_secs_f64();
+            let moved = stats.destaged_bytes - before.destaged_bytes;
+            if seconds < 0.1 {
+                // The interval is too short for a rate.
+                seen =
+                    Seen { at: before.at, destaged_bytes: before.destaged_bytes, rate: before.rate, ..seen };
+            } else {
+                let newest = moved as f64 / seconds;
+                let first = before.rate == 0.0;
+                seen.rate = if first { newest } else { NEWEST * newest + (1.0 - NEWEST) * before.rate };
+                if seen.rate < 1.0 {
+                    seen.rate = 0.0;
+                }
+            }
+            if moved == 0 && seen.dirty_bytes > 0 {
+                seen.moved = before.moved;
+            }
+        }
+        self.seen = Some(seen);
+    }
+
+    /// Returns the transfer rate to the backing in bytes per second.
+    pub(in crate::services) fn rate(&self) -> u64 {
+        self.seen.map_or(0, |seen| seen.rate as u64)
+    }
+
+    /// Returns why dirty data does not reach the backing, if it should.
+    pub(in crate::services) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
+        let seen = self.seen?;
+        let silence = now.duration_since(seen.moved);
+        if seen.failing {
+            Some(format!("{} writes to the backing failed; hob retries them", seen.errors))
+        } else if (draining || seen.draining) && seen.dirty_bytes > 0 && silence >= STUCK_AFTER {
+            Some(format!("the backing has completed no write for {} s", silence.as_secs()))
+        } else {
+            None
+        }
+    }
+
+    /// Returns the write mode in effect, as last observed.
+    pub(in crate::services) fn mode(&self) -> Option<Mode> {
+        self.seen.map(|seen| seen.mode)
+    }
+
+    /// Returns true if a drain was in progress when last observed.
+    pub(in crate::services) fn is_draining(&self) -> bool {
+        self.seen.is_some_and(|seen| seen.draining)
+    }
+
+    fn view(&self, draining: bool, now: Instant) -> Dirty {
+        let Some(seen) = self.seen else {
+            let (size, lost, rate) = (Size(0), Size(0), Size(0));
+            return Dirty { size, lost, draining, rate, eta_seconds: None, why: self.ended.clone() };
+        };
+        let draining = draining || seen.draining;
+        let eta = match seen.dirty_bytes {
+            0 => Some(0),
+            bytes if seen.rate > 0.0 => Some((bytes as f64 / seen.rate).ceil() as u64),
+            _ => None,
+        };
+        let why = if seen.lost_bytes > 0 {
+            Some(format!(
+                "{} of the dirty data cannot be read from flash; 'hob cache discard-dirty' discards it",
+                Size(seen.lost_bytes).human()
+            ))
+        } else if let Some(why) = self.stuck(draining, now) {
+            Some(why)
+        } else if draining {
+            None
+        } else {
+            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| {
+                format!(
+                    "the last drain \
+                ended early: {why}"
+                )
+            })
+        };
+        Dirty {
+            size: Size(seen.dirty_bytes),
+            lost: Size(seen.lost_bytes),
+            draining,
+            rate: Size(seen.rate as u64),
+            eta_seconds: eta,
+            why,
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Returns the last observed progress of verifying the cache against the backing.
+    pub(in crate::services) fn verification(&self) -> Option<Verification> {
+        self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
+    }
+
+    /// Returns the last observed dirty data, or `None` if the cache can have none.
+    pub(in crate::services) fn dirty(&self) -> Option<Dirty> {
+        self.cache()?.journal?;
+        // The dirty data of an offline disk is unknown.
+        if !matches!(self.phase, DiskPhase::Online(_)) {
+            return None;
+        }
+        let now = Instant::now();
+        let mut dirty = self.watch.view(self.busy == Some(DRAINING), now);
+        if self.pushes() {
+            dirty.why = dirty.why.or_else(|| self.watch.stuck(true, now));
+        }
+        Some(dirty)
+    }
+
+    /// Returns true if an operation waits for dirty data to reach the backing.
+    pub(in crate::services) fn pushes(&self) -> bool {
+        matches!(self.busy, Some(DRAINING | SHRINKING))
+    }
+
+    /// Returns the write mode in effect and its reason, if it differs from the configured mode.
+    pub(in crate::services) fn mode_in_effect(&self) -> Option<String> {
+        let wanted = self.cache().filter(|_| self.has_cache)?.mode;
+        let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;
+        if !matches!(self.phase, DiskPhase::Online(_)) {
+            return None;
+        }
+        let until = match (self.watch.is_draining(), self.busy) {
+            (true, _) => "until the drain ends",
+            (false, Some(_)) => "until the change of the cache ends",
+            (false, None) => "until its journal and its second copies are complete again",
+        };
+        Some(format!("{mode} {until}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

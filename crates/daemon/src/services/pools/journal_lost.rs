@@ -1,0 +1,155 @@
+//! Handles a cache whose journal cannot be written any more. Until this has ended, changes of its
+//! disk wait, and fail after half a minute. First the state file records the loss of the journal,
+//! so that recovery after a crash does not use its clean data. Then the following actions are tried
+//! repeatedly, the cheapest first:
+//!
+//! 1. a new journal on devices other than the failed one;
+//! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
+//! 3. a new cache in place of the old one. The state file records this first, so that the old data
+//!    is never used again. Without space for a new cache, the disk continues without one.
+//!
+//! Unreadable dirty data is not discarded here. Only a command does that (`hob cache
+//! discard-dirty`).
+
+use std::time::Duration;
+
+use hob_engine::command::{CacheChange, Segment};
+use hob_engine::units::{DeviceId, DiskId};
+
+use super::Pools;
+use super::allocation::AllocationRule;
+use super::caches::no_cache;
+use super::rings::release_owner;
+use crate::api_error::ApiError;
+use crate::services::registry::JOURNAL_LOST;
+use crate::services::registry::{DiskEntry, DiskPhase, PoolEntry};
+use crate::state::JournalSpec;
+
+/// Pause between two attempts.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
+
+impl Pools {
+    /// Replaces the lost journal of a disk's cache.
+    pub(in crate::services) async fn replace_journal(&self, id: DiskId) {
+        let Some((_, lost)) = self.ring_of(id) else { return };
+        // The task with the disk's operation guard may wait for a drain, which waits for this
+        // record.
+        while let Some((name, _)) = self.ring_of(id) {
+            let Err(error) = self.record_loss(&name, id).await else { break };
+            tracing::error!("disk {name}: the loss of its journal could not be recorded: {error}");
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+        loop {
+            // A concurrent change of the disk may provide a new journal or remove the cache.
+            let Some((name, ring)) = self.ring_of(id) else { return };
+            if !lost.iter().any(|segment| ring.contains(segment)) {
+                return self.journal_is_back(&name);
+            }
+            if let Some(_guard) = self.registry.guard_patiently(&name, "given a new journal").await {
+                match self.try_to_replace(&name).await {
+                    Ok(()) => return self.journal_is_back(&name),
+                    Err(error) => tracing::error!(
+                        "disk {name}: cannot create a new journal for its cache: {error}; trying again every 2 s"
+                    ),
+                }
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    /// Saves that the journal was lost. The journal may describe older, clean data at positions
+    /// where the backing receives newer data from now on.
+    async fn record_loss(&self, name: &str, id: DiskId) -> Result<(), ApiError> {
+        let number = {
+            let mut inner = self.registry.inner();
+            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = &mut spec.journal else { return Ok(()) };
+            journal.lost_ring = journal.ring;
+            journal.ring
+        };
+        self.registry.save_first().await?;
+        let (shard, _) = self.registry.shard_of(name)?;
+        shard.change_cache(id, CacheChange::LossRecorded(number)).await?;
+        Ok(())
+    }
+
+    async fn try_to_replace(&self, name: &str) -> Result<(), ApiError> {
+        let Err(error) = self.renew_ring(name).await else { return Ok(()) };
+        tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.clean(name, &shard, id).await?;
+        let renewed = self.renew_ring(name).await;
+        // The drain has switched off write-back.
+        self.tune(name, &shard, id).await?;
+        match renewed {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
+                self.begin_anew(name).await
+            }
+        }
+    }
+
+    /// Removes a cache without dirty data, whatever its journal says, and creates a new one.
+    async fn begin_anew(&self, name: &str) -> Result<(), ApiError> {
+        let (old, pool) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let spec = disk.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = spec.journal.replace(JournalSpec::new()) else { return Ok(()) };
+            (journal, spec.pool.clone())
+        };
+        let gone = match self.registry.save_first().await {
+            Ok(()) => self.take_cache(name).await,
+            error => error,
+        };
+        if let Err(error) = gone {
+            // The old cache is still in place.
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                spec.journal = Some(old);
+            }
+            self.registry.save().await?;
+            return Err(error);
+        }
+        let flash = self.registry.inner().pool(&pool)?.flash.clone();
+        if let Err(error) = release_owner(&flash, old).await {
+            tracing::warn!("pool {pool}: cannot release all segments of disk {name}: {error}");
+        }
+        self.refresh_owners(&pool).await;
+        if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
+            let reason = format!("its journal could not be written, nor a new cache be made: {error}");
+            tracing::error!("disk {name}: it continues without a cache: {reason}");
+            self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
+        }
+        self.registry.save().await
+    }
+
+    /// Returns the name of an online disk and the journal ring of the disk's cache.
+    fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
+        let inner = self.registry.inner();
+        let disk = inner.disks.values().find(|disk| disk.id == id)?;
+        let is_there = disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
+        is_there.then(|| (disk.wanted.name.clone(), disk.ring.clone()))
+    }
+
+    fn journal_is_back(&self, name: &str) {
+        tracing::info!("disk {name}: its cache has a working journal again");
+        if let Ok(disk) = self.registry.inner().disk_mut(name)
+            && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
+        {
+            disk.cache_reason = None;
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Returns the pool ids of the devices on which the journal could not be written.
+    pub(in crate::services) fn devices_of_lost_journal(&self, pool: &PoolEntry) -> Vec<DeviceId> {
+        if self.cache_reason.as_deref() != Some(JOURNAL_LOST) {
+            return Vec::new();
+        }
+        let ids = pool.devices.iter().filter_map(|device| device.ids);
+        let has_ring = |id: DeviceId| self.ring.iter().any(|segment| segment.device == id);
+        ids.filter(|ids| has_ring(ids.on_shards)).map(|ids| ids.in_pool).collect()
+    }
+}

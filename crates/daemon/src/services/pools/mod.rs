@@ -1,0 +1,59 @@
+//! The pool service: pools, their devices, and the caches on them, with allocation, journals,
+//! drains, replicas and the RAM tier.
+//!
+//! The registry entry of a pool lists its devices and segments. The entry of a disk lists the
+//! segments of its cache. This service changes both and informs the shards. The pool service does
+//! not open, recover or migrate disks.
+//!
+//! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
+//! their commands, [`sharing`] of a pool among caches, [`rings`] of journals, [`replicas`] on a peer, and
+//! [`drain`].
+
+mod allocation;
+mod balance;
+mod caches;
+mod device_health;
+mod devices;
+mod discard;
+mod drain;
+mod journal_lost;
+mod memory;
+mod remote_devices;
+mod replica_records;
+mod replicas;
+mod rings;
+mod sharing;
+mod stalls;
+
+use std::sync::Arc;
+
+use super::observe::Observe;
+use super::peer_access::PeerAccess;
+use super::registry::Registry;
+use super::remote_flash::RemoteFlash;
+use super::swap::Swaps;
+use super::tasks::Tasks;
+pub(super) use allocation::{AllocationRule, Restructure, places};
+pub(super) use caches::no_cache;
+pub(super) use devices::{device_spec, no_device};
+pub(super) use discard::REMOVING;
+pub(super) use drain::{LOOK_EVERY, Watch};
+pub(super) use rings::{journal_room, release_owner};
+pub(super) use sharing::{REPARTITION_EVERY, Sharing};
+pub(super) use stalls::Stalls;
+
+service! {
+    /// The pool service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Pools {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        swap: Swaps,
+        remote_flash: RemoteFlash,
+        observe: Observe,
+        peers: Arc<PeerAccess>,
+    } with {
+        /// Locked while the replicas in an ownership record are changed, so that the last change wins.
+        copy_words: Arc<tokio::sync::Mutex<()>>,
+    }
+}

@@ -1,0 +1,67 @@
+//! Replicas in the ownership records of etcd: which remote flash holds a complete replica of a
+//! disk's dirty data (docs/decisions/0023).
+//!
+//! The basic rule: while an ownership record names a replica, every acknowledged write is in that
+//! replica. Therefore the record names a replica only after it is complete, and stops naming it
+//! before any write continues without it. Without a cluster, the functions here do nothing.
+
+use super::Pools;
+use crate::api_error::ApiError;
+use crate::services::registry::DiskPhase;
+
+impl Pools {
+    /// Removes the replica from the ownership record of `disk`. An error means that the record may
+    /// still name it. Then no write may continue without the replica, and the caller must try
+    /// again.
+    pub(in crate::services) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
+        let Some(cluster) = self.peers.cluster() else { return Ok(()) };
+        // A disk that is not served acknowledges no write. The host that opens it removes the
+        // replica from the record first.
+        if !self.registry.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_))) {
+            return Ok(());
+        }
+        // This also applies to a disk of another host or without an owner, unless this host still
+        // or already holds its lock.
+        if !self.registry.owns(disk) && cluster.is_marked(disk).await.is_none() {
+            return Ok(());
+        }
+        cluster.forget_copy(disk).await.map_err(|why| {
+            ApiError::failed(format!("cannot remove the replica of {disk} from etcd: {why}"))
+                .hint("writes wait until this succeeds; hob tries again")
+        })
+    }
+
+    /// Records in etcd that member `host` has, in this flash lease, a replica of all dirty data of
+    /// `disk`. The caller repeats this regularly, because the record starts without a replica when
+    /// the disk is acquired or write-back starts. Returns false if there is no cluster, this host
+    /// does not have the disk's ownership lock, or no data can be dirty.
+    pub(in crate::services) async fn say_copy_is_current(
+        &self,
+        disk: &str,
+        host: &str,
+        loan: &str,
+    ) -> Result<bool, ApiError> {
+        let Some(cluster) = self.peers.cluster() else { return Ok(false) };
+        let Some(cache) = self.journal_owner(disk) else { return Ok(false) };
+        cluster.note_copy(disk, host, loan, &cache).await.map_err(|why| {
+            ApiError::failed(format!("cannot record in etcd that {host} has a replica of {disk}: {why}"))
+        })
+    }
+
+    /// Removes a replica of an earlier cache from the disk's ownership record.
+    pub(in crate::services) async fn forget_copies_of_others(&self, disk: &str) -> Result<(), ApiError> {
+        let Some(cluster) = self.peers.cluster() else { return Ok(()) };
+        let copied = cluster.copied_cache(disk).await;
+        if copied.is_some() && copied != self.journal_owner(disk) {
+            self.say_copy_is_gone(disk).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the id of the disk's cache as used in ownership records.
+    fn journal_owner(&self, disk: &str) -> Option<String> {
+        let inner = self.registry.inner();
+        let journal = inner.disk(disk).ok()?.cache()?.journal?;
+        Some(journal.owner.to_string())
+    }
+}

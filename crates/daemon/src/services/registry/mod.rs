@@ -1,0 +1,452 @@
+//! The registry: all pools and disks of this host, and the operation in progress on each.
+//!
+//! The registry is the lowest layer of the services. Services look up names and ids here, take the
+//! [`OperationGuard`] of an object that they change, and request saves of the state file. The
+//! registry calls no service. Two interfaces lead to higher layers: a service with data in the
+//! state file is a [`StatePart`], and a service that must act before a save is the
+//! [`SaveObserver`].
+//!
+//! The lock on [`Inner`] is held only for look-ups and never across an await. A service may take
+//! this lock while it holds its own, never the other way round.
+
+mod operation_guard;
+mod owed;
+mod ownership;
+mod repeated_message;
+mod segments;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use hob_control::{Admission, DeviceState, Size};
+use hob_engine::command::{MemoryConfig, Segment};
+use hob_engine::units::{DeviceId, DiskId};
+use hob_storage::pool::OwnerId;
+
+use super::flash::{self, Flash};
+use super::{disks, exports, observe, pools};
+use crate::api_error::ApiError;
+use crate::hardware::Lock;
+use crate::request_recorder::Counter;
+use crate::shard_api::ShardHandle;
+use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
+pub(super) use operation_guard::{
+    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, REPARTITIONING, SHRINKING,
+    SPREADING, is_own_work,
+};
+pub(super) use owed::Owed;
+pub(super) use repeated_message::RepeatedMessage;
+
+/// Maximum number of pools.
+pub(in crate::services) const POOLS_MAX: usize = 64;
+
+/// Maximum number of disks.
+pub(in crate::services) const DISKS_MAX: usize = 4096;
+
+/// Reason within the cluster why a disk is offline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::services) enum ClusterWait {
+    /// The cluster is not the reason.
+    #[default]
+    No,
+    /// Another host serves the disk, which is normal.
+    Served,
+    /// The disk's owner has failed, and this host can soon acquire the disk.
+    Settles,
+    /// This host could not acquire the disk, and apparently no other host serves it.
+    Yes,
+}
+
+/// Health text for a cache that has no working journal.
+pub(in crate::services) const JOURNAL_LOST: &str = "its journal cannot be written: hob \
+    destages dirty data, and writes to the disk wait, for at most half a minute, until there is a \
+    journal elsewhere";
+
+/// Health text for a backing whose server has no flush command.
+pub(in crate::services) const CANNOT_FLUSH: &str = "its backing does not support flush, so a flush of the guest does not make its writes durable \
+    there";
+
+/// A service whose state is part of the state file.
+pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
+    /// Adds the state of the service.
+    fn add_to(&self, state: &mut State);
+}
+
+/// Acts before a save of the state file whose content takes effect afterwards.
+pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
+    /// Publishes data that must be known before the save. An error prevents the save.
+    fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>>;
+}
+
+/// The registry; see the module.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(super) shards: Vec<ShardHandle>,
+    store: Mutex<Store>,
+    inner: Mutex<Inner>,
+    parts: OnceLock<Vec<Arc<dyn StatePart>>>,
+    observer: OnceLock<Weak<dyn SaveObserver>>,
+}
+
+/// The registry's data behind its lock.
+#[derive(Debug, Default)]
+pub(in crate::services) struct Inner {
+    pub(in crate::services) pools: BTreeMap<String, PoolEntry>,
+    pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
+    /// Time that requests wait for the backing of a disk without its own limit.
+    pub(in crate::services) wait_max: std::time::Duration,
+    /// Reason why the current hob.toml is not in use; the version of the last start is.
+    pub(in crate::services) config_refused: Option<String>,
+    /// Next id of a flash device. Ids are not reused, because shards keep state per id.
+    pub(in crate::services) next_device: u16,
+    /// True when all pools and disks of the state file are here. Until then nothing is saved,
+    /// because the state file would lose those that are not.
+    is_restored: bool,
+    /// Error of the last save of the state file.
+    pub(in crate::services) unsaved: Option<String>,
+    /// True if a save of the unreported flush failures is about to start.
+    pub(in crate::services) saves_owed: bool,
+    /// True if an upgrade is about to hand over to another process. No changes are accepted then.
+    pub(in crate::services) leaving: bool,
+    /// Reason per disk why a cache that hob.toml defines could not be created.
+    pub(in crate::services) caches_refused: BTreeMap<String, String>,
+    /// Names that hob.toml defines.
+    pub(in crate::services) defined: BTreeSet<String>,
+    /// Pools of hob.toml that were removed by command. `disks_removed` lists the disks of hob.toml
+    /// that were removed by command.
+    pub(in crate::services) pools_removed: Vec<String>,
+    pub(in crate::services) disks_removed: Vec<String>,
+    /// Incoming disks of migrations that did not complete.
+    pub(in crate::services) gone: Vec<GoneState>,
+    /// Ids under which shards serve flash leases to borrowers.
+    pub(in crate::services) lease_disks: BTreeSet<DiskId>,
+    /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
+    pub(in crate::services) abandoned: BTreeMap<DiskId, String>,
+    /// Shard ids of devices on other hosts whose content is no longer valid.
+    pub(in crate::services) given_up: BTreeSet<DeviceId>,
+    /// Incoming disks, in the state in which they waited for the cluster.
+    pub(in crate::services) waited: BTreeMap<String, DiskState>,
+}
+
+#[derive(Debug)]
+pub(in crate::services) struct PoolEntry {
+    pub(in crate::services) flash: Flash,
+    pub(in crate::services) uuid: Option<String>,
+    pub(in crate::services) segment_bytes: u64,
+    pub(in crate::services) devices: Vec<DeviceEntry>,
+    /// Owners of persistent caches in the pool with their number of segments, at the last look-up.
+    pub(in crate::services) owners: Vec<(OwnerId, u64)>,
+    /// Operation in progress on the pool.
+    pub(in crate::services) busy: Option<&'static str>,
+    /// Division of the pool among its shared caches.
+    pub(in crate::services) sharing: pools::Sharing,
+}
+
+#[derive(Debug)]
+pub(in crate::services) struct DeviceEntry {
+    pub(in crate::services) path: PathBuf,
+    /// Ids of the device while it is open.
+    pub(in crate::services) ids: Option<DeviceIds>,
+    pub(in crate::services) state: DeviceState,
+    pub(in crate::services) reason: Option<String>,
+    /// Configured allocation from this device. A fence overrides it.
+    pub(in crate::services) admission: Admission,
+    pub(in crate::services) segments: u64,
+    pub(in crate::services) free_segments: u64,
+    pub(in crate::services) access: &'static str,
+    /// UUID of the device while it is open.
+    pub(in crate::services) uuid: Option<String>,
+    /// Location of the device if it is on another host.
+    pub(in crate::services) peer: Option<PeerState>,
+    /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
+    /// allocated again.
+    pub(in crate::services) lost: Vec<Segment>,
+    pub(in crate::services) stalls: pools::Stalls,
+}
+
+/// The two ids of a device: one in its pool, and one on the shards, where the devices of all pools
+/// have different ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::services) struct DeviceIds {
+    pub(in crate::services) in_pool: DeviceId,
+    pub(in crate::services) on_shards: DeviceId,
+}
+
+#[derive(Debug)]
+pub(in crate::services) struct DiskEntry {
+    pub(in crate::services) id: DiskId,
+    pub(in crate::services) wanted: DiskState,
+    pub(in crate::services) phase: DiskPhase,
+    pub(in crate::services) size_bytes: u64,
+    /// Datastore of the backing, determined when the disk was last opened.
+    pub(in crate::services) datastore: Option<String>,
+    /// True if the disk's shard has a cache for it.
+    pub(in crate::services) has_cache: bool,
+    /// Set while the cache of the served disk is being recovered.
+    pub(in crate::services) recovering: Option<disks::OldRings>,
+    /// Data segments of the cache, with shard ids.
+    pub(in crate::services) held: Vec<Segment>,
+    /// Segments of the cache's replica on another host, with shard ids.
+    pub(in crate::services) apart: Vec<Segment>,
+    /// True while the replica's segments are being released. Meanwhile the replica is not added to
+    /// the ownership record in etcd.
+    pub(in crate::services) leaves_peer: bool,
+    /// True if the disk's ownership record may name the replica.
+    pub(in crate::services) copy_said: bool,
+    /// Segments of the journal's ring, with shard ids. While the journal ring is replaced, also
+    /// those of the next journal ring.
+    pub(in crate::services) ring: Vec<Segment>,
+    /// Number of copies of the newest journal ring.
+    pub(in crate::services) ring_copies: usize,
+    /// Settings of the RAM tier on the shard.
+    pub(in crate::services) memory: Option<MemoryConfig>,
+    /// Identity of the backing when the disk was last opened.
+    pub(in crate::services) identity: [u8; 32],
+    /// Probes of the backing since the disk was last opened.
+    pub(in crate::services) measure: Option<disks::Measure>,
+    /// The lock on the backing that excludes other writers.
+    pub(in crate::services) lock: Option<Lock>,
+    /// Permanent identifier of an immutable backing, by which clones find their parent.
+    pub(in crate::services) constant: Option<String>,
+    /// State of the clone's parent since the disk was last opened.
+    pub(in crate::services) parent: Option<disks::ParentLink>,
+    /// State of the dirty data at the last check, to detect that a drain makes no progress.
+    pub(in crate::services) watch: pools::Watch,
+    /// A refused cache is not read again before this time.
+    pub(in crate::services) retry_after: Option<tokio::time::Instant>,
+    /// The message about writes that the backing may have lost.
+    pub(in crate::services) loss_message: RepeatedMessage,
+    /// Last logged reason why the disk is offline.
+    pub(in crate::services) offline_reason: Option<String>,
+    /// True if hob has logged its notes about the format that the disk's content looks like.
+    pub(in crate::services) content_noted: bool,
+    /// Number of guests that have not received a report of a failed flush.
+    pub(in crate::services) owed: Owed,
+    /// Reason within the cluster why the disk could not be acquired when it was last opened.
+    pub(in crate::services) cluster_wait: ClusterWait,
+    /// True if the daemon is ending and the disk has no dirty data any more.
+    pub(in crate::services) drained_at_end: bool,
+    /// Reason why the cache differs from its configuration.
+    pub(in crate::services) cache_reason: Option<String>,
+    /// Findings of the last round of repartitioning about the shared cache.
+    pub(in crate::services) sharing: hob_engine::partition::Status,
+    /// Observations about the cache's efficiency.
+    pub(in crate::services) quality: observe::Quality,
+    /// FUSE files of the disk by export, mounted or not.
+    pub(in crate::services) files: BTreeMap<String, exports::FileEntry>,
+    /// Operation in progress on the disk.
+    pub(in crate::services) busy: Option<&'static str>,
+    /// Number of recordings of the disk's requests.
+    pub(in crate::services) recording: Counter,
+}
+
+/// Phase of a disk on this host.
+#[derive(Debug)]
+pub(in crate::services) enum DiskPhase {
+    /// The disk is served by this shard.
+    Online(ShardHandle),
+    /// The disk is not served, for this reason.
+    Offline(String),
+    /// Another host has the disk, as far as this host knows. The text gives details.
+    Away(String),
+    /// The disk is being removed.
+    Removing,
+}
+
+impl Registry {
+    /// Creates a registry without pools and disks. Saves have no effect before
+    /// [`set_restored`](Self::set_restored).
+    pub(super) fn new(shards: Vec<ShardHandle>, store: Store) -> Arc<Registry> {
+        assert!(!shards.is_empty(), "somebody has to serve the disks");
+        Arc::new(Registry {
+            shards,
+            store: Mutex::new(store),
+            inner: Mutex::default(),
+            parts: OnceLock::new(),
+            observer: OnceLock::new(),
+        })
+    }
+
+    /// Sets the services with data in the state file, and the observer of saves. Later calls have
+    /// no effect.
+    pub(super) fn connect(&self, parts: Vec<Arc<dyn StatePart>>, observer: Weak<dyn SaveObserver>) {
+        let _ = self.parts.set(parts);
+        let _ = self.observer.set(observer);
+    }
+
+    pub(super) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Declares that all pools and disks of the state file are in the registry.
+    pub(super) fn set_restored(&self) {
+        self.inner().is_restored = true;
+    }
+
+    /// Returns the shard with the fewest disks.
+    pub(super) fn quietest_shard(&self) -> ShardHandle {
+        let inner = self.inner();
+        let load = |shard: &ShardHandle| {
+            let here = |phase: &DiskPhase| matches!(phase, DiskPhase::Online(other) if other.is_same(shard));
+            inner.disks.values().filter(|disk| here(&disk.phase)).count()
+        };
+        self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
+    }
+
+    /// Returns the shard that serves a disk, and the disk's id there.
+    pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
+        let inner = self.inner();
+        let disk = inner.disk(name)?;
+        Ok((disk.shard()?, disk.id))
+    }
+
+    /// Returns true if the state is saved in a file. `hob serve` has no state file.
+    pub(super) fn has_state_file(&self) -> bool {
+        !matches!(*self.store.lock().unwrap_or_else(PoisonError::into_inner), Store::Memory)
+    }
+
+    /// Saves the configuration that is already in effect.
+    pub(super) async fn save(self: &Arc<Self>) -> Result<(), ApiError> {
+        Ok(self.keep().await??)
+    }
+
+    /// Saves a change of the configuration before it takes effect.
+    pub(super) async fn save_first(self: &Arc<Self>) -> Result<(), ApiError> {
+        if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
+            observer.before_save().await?;
+        }
+        self.keep().await?.map_err(|error| ApiError::not_begun(&error))
+    }
+
+    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
+        let registry = self.clone();
+        flash::blocking(move || {
+            // The lock is taken first, so that an older state never replaces a newer one.
+            let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = {
+                let inner = registry.inner();
+                if !inner.is_restored {
+                    return Ok(());
+                }
+                inner.state()
+            };
+            registry.parts.get().into_iter().flatten().for_each(|part| part.add_to(&mut state));
+            let saved = store.save(&state);
+            registry.inner().unsaved = saved.as_ref().err().map(ToString::to_string);
+            saved
+        })
+        .await
+    }
+}
+
+impl Inner {
+    pub(in crate::services) fn state(&self) -> State {
+        let pools = self.pools.iter().map(|(name, pool)| PoolState {
+            name: name.clone(),
+            devices: pool.devices.iter().map(|device| device.path.clone()).collect(),
+            devices_out: pool.chosen_out().map(|device| device.path.clone()).collect(),
+            peers: pool.devices.iter().filter_map(|device| device.peer.clone()).collect(),
+            segment_size: Size(pool.segment_bytes),
+            uuid: pool.uuid.clone(),
+        });
+        // An incoming disk is saved after its arrival; a disk that is being removed is not saved
+        // any more.
+        let kept = self
+            .disks
+            .values()
+            .filter(|disk| !matches!(disk.phase, DiskPhase::Removing) && !disk.is_arriving());
+        State {
+            pools: pools.collect(),
+            disks: kept.map(|disk| disk.wanted.clone()).collect(),
+            pools_removed: self.pools_removed.clone(),
+            disks_removed: self.disks_removed.clone(),
+            gone: self.gone.clone(),
+            waited: self.waited.values().cloned().collect(),
+            caches_refused: self.caches_refused.clone(),
+            ..State::default()
+        }
+    }
+
+    pub(in crate::services) fn pool(&self, name: &str) -> Result<&PoolEntry, ApiError> {
+        self.pools.get(name).ok_or_else(|| no_pool(name))
+    }
+
+    pub(in crate::services) fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry, ApiError> {
+        self.pools.get_mut(name).ok_or_else(|| no_pool(name))
+    }
+
+    pub(in crate::services) fn disk(&self, name: &str) -> Result<&DiskEntry, ApiError> {
+        self.disks.get(name).ok_or_else(|| no_disk(name))
+    }
+
+    pub(in crate::services) fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry, ApiError> {
+        self.disks.get_mut(name).ok_or_else(|| no_disk(name))
+    }
+}
+
+impl Inner {
+    /// Returns the smallest unused disk id, because shards index tables by id.
+    pub(in crate::services) fn new_disk_id(&self) -> DiskId {
+        let disks = self.disks.values().map(|disk| disk.id);
+        let taken: std::collections::BTreeSet<u32> = disks
+            .chain(self.lease_disks.iter().chain(self.abandoned.keys()).copied())
+            .map(|id| id.0)
+            .collect();
+        DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
+    }
+
+    /// Returns an id for a disk that only a borrower of flash uses.
+    pub(in crate::services) fn new_lease_id(&mut self) -> DiskId {
+        let id = self.new_disk_id();
+        self.lease_disks.insert(id);
+        id
+    }
+}
+
+impl DiskEntry {
+    pub(in crate::services) fn cache(&self) -> Option<&CacheSpec> {
+        self.wanted.cache.as_ref()
+    }
+
+    pub(in crate::services) fn shard(&self) -> Result<ShardHandle, ApiError> {
+        match &self.phase {
+            DiskPhase::Online(shard) => Ok(shard.clone()),
+            DiskPhase::Offline(reason) => {
+                Err(ApiError::conflict(format!("{} is offline: {reason}", self.wanted.name))
+                    .hint("repair the backing of the disk; hob retries every few seconds"))
+            }
+            DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
+            DiskPhase::Removing => Err(ApiError::conflict(format!("{} is being removed", self.wanted.name))),
+        }
+    }
+
+    /// Returns true if the disk was added but was never online.
+    pub(in crate::services) fn is_arriving(&self) -> bool {
+        self.busy == Some(ADDING)
+    }
+}
+
+impl Inner {
+    /// Refuses changes during an upgrade.
+    pub(super) fn check_stays(&self) -> Result<(), ApiError> {
+        match self.leaving {
+            false => Ok(()),
+            true => Err(ApiError::conflict("hob is being upgraded").hint("try again in a moment")),
+        }
+    }
+}
+
+pub(in crate::services) fn away(name: &str, why: &str) -> ApiError {
+    ApiError::conflict(format!("{name} belongs to another host: {why}"))
+        .hint(format!("'hob migrate {name}' shows the migration"))
+}
+
+fn no_pool(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no pool '{name}'")).hint("'hob pool list' shows all")
+}
+
+fn no_disk(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no disk '{name}'")).hint("'hob disk list' shows all")
+}

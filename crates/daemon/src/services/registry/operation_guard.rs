@@ -1,0 +1,166 @@
+//! Operation guards: at most one change of a disk or a pool at a time. Dropping the guard releases
+//! it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DiskPhase, Registry, away};
+use crate::api_error::ApiError;
+
+/// Name of the drain operation. All these names complete the phrase "is being …".
+pub(in crate::services) const DRAINING: &str = "drained";
+
+/// Name of the operation that shrinks a cache, which writes dirty data to the backing first.
+pub(in crate::services) const SHRINKING: &str = "shrunk";
+
+/// Name of the migration operation.
+pub(in crate::services) const MIGRATING: &str = "migrated";
+
+/// Name of the operation that adds a disk, until the disk is online for the first time.
+pub(in crate::services) const ADDING: &str = "added";
+
+/// Name of the operation that balances a cache over devices without a command. The next three
+/// operations also run without a command.
+pub(in crate::services) const SPREADING: &str = "spread over devices";
+pub(in crate::services) const COPYING: &str = "given a second copy";
+pub(in crate::services) const ENLARGING: &str = "given more room";
+pub(in crate::services) const REPARTITIONING: &str = "given its part of the shared flash";
+
+/// Maximum time that a command waits for the daemon's own work on a disk.
+const OWN_WORK_MAX: Duration = Duration::from_secs(10);
+
+/// Interval between two checks whether that work has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+/// Pause between two attempts to take a guard for an operation that cannot be refused.
+pub(in crate::services) const GUARD_EVERY: Duration = Duration::from_millis(200);
+
+/// Maximum number of attempts to take a guard for an operation that cannot be refused.
+const GUARD_TRIES: u32 = 20;
+
+/// The exclusive right to change one disk or one pool.
+#[derive(Debug)]
+pub(in crate::services) struct OperationGuard {
+    registry: Arc<Registry>,
+    on: Thing,
+}
+
+#[derive(Debug)]
+enum Thing {
+    Disk(String),
+    Pool(String),
+}
+
+impl Registry {
+    /// Takes the operation guard of an existing disk. `doing` completes "it is being …".
+    pub(in crate::services) fn guard_disk(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let mut inner = self.inner();
+        inner.check_stays()?;
+        let disk = inner.disk_mut(name)?;
+        take(&mut disk.busy, name, doing)?;
+        if let DiskPhase::Away(why) = &disk.phase {
+            disk.busy = None;
+            return Err(away(name, why));
+        }
+        Ok(OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) })
+    }
+
+    /// Takes the operation guard of a disk for a command. The daemon's own work delays the command,
+    /// for at most [`OWN_WORK_MAX`].
+    pub(in crate::services) async fn guard_disk_for_command(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let end = Instant::now() + OWN_WORK_MAX;
+        while self.inner().disk(name)?.busy.is_some_and(is_own_work) && Instant::now() < end {
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        self.guard_disk(name, doing)
+    }
+
+    /// Takes the operation guard of a disk after its current operation, if that ends soon.
+    pub(in crate::services) async fn guard_patiently(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Option<OperationGuard> {
+        for _ in 0..GUARD_TRIES {
+            match self.guard_disk(name, doing) {
+                Ok(guard) => return Some(guard),
+                Err(_) => tokio::time::sleep(GUARD_EVERY).await,
+            }
+        }
+        None
+    }
+
+    /// Takes the operation guard of an existing pool.
+    pub(in crate::services) fn guard_pool(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let mut inner = self.inner();
+        inner.check_stays()?;
+        take(&mut inner.pool_mut(name)?.busy, name, doing)?;
+        Ok(OperationGuard { registry: self.clone(), on: Thing::Pool(name.to_owned()) })
+    }
+
+    /// Returns the operation guard of a disk whose entry was created with `busy` set.
+    pub(in crate::services) fn guard_new_disk(self: &Arc<Self>, name: &str) -> OperationGuard {
+        OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) }
+    }
+}
+
+/// Returns true for operations that the daemon begins by itself.
+pub(in crate::services) fn is_own_work(doing: &str) -> bool {
+    [SPREADING, COPYING, ENLARGING, REPARTITIONING].contains(&doing)
+}
+
+fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), ApiError> {
+    if *busy == Some(DRAINING) {
+        return Err(ApiError::conflict(format!("{name} is being drained"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(SHRINKING) {
+        return Err(ApiError::conflict(format!("the cache of {name} is getting smaller"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(MIGRATING) {
+        return Err(ApiError::conflict(format!("{name} is being migrated")).hint(format!(
+            "'hob migrate {name}' shows the progress, 'hob migrate {name} --cancel' cancels the \
+            migration"
+        )));
+    }
+    if let Some(other) = busy {
+        return Err(
+            ApiError::conflict(format!("{name} is being {other}")).hint("try again when that is done")
+        );
+    }
+    *busy = Some(doing);
+    Ok(())
+}
+
+impl Drop for OperationGuard {
+    fn drop(&mut self) {
+        let mut inner = self.registry.inner();
+        match &self.on {
+            Thing::Disk(name) => {
+                if let Some(disk) = inner.disks.get_mut(name) {
+                    disk.busy = None;
+                }
+            }
+            Thing::Pool(name) => {
+                if let Some(pool) = inner.pools.get_mut(name) {
+                    pool.busy = None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The shutdown service: ends the daemon, or hands over to the next daemon process. From the start
+//! of the shutdown on, no changes are accepted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_engine::command::Mode;
+use hob_engine::units::DiskId;
+use tokio::task::JoinSet;
+
+use super::ending::Ending;
+use super::exports::ExportService;
+use super::flash::blocking;
+use super::migration::Migrations;
+use super::pools::Pools;
+use super::registry::{DiskEntry, DiskPhase, Registry};
+use crate::api_error::ApiError;
+use crate::shard_api::ShardHandle;
+use crate::state::Closed;
+
+/// Maximum time to close a cache when the daemon ends.
+const CLOSE_MAX: Duration = Duration::from_secs(30);
+
+/// Maximum time that a drain at the daemon's end waits for disks to be opened, and then for the
+/// recovery of each cache.
+const RECOVERY_MAX: Duration = Duration::from_secs(30);
+
+/// Time without progress after which a drain at the daemon's end is abandoned.
+const STUCK_MAX: Duration = Duration::from_secs(30);
+
+service! {
+    /// The shutdown service; see the module.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Shutdown {
+        registry: Arc<Registry>,
+        exports: ExportService,
+        pools: Pools,
+        migrations: Arc<Migrations>,
+    } with {}
+}
+
+impl Shutdown {
+    /// Stops accepting changes. Fails while a change is in progress.
+    pub(crate) fn begin(&self) -> Result<(), ApiError> {
+        let mut inner = self.registry.inner();
+        // An offline disk is only being retried.
+        let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
+        let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
+        let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
+        if let Some((name, doing)) = disks.chain(pools).next() {
+            return Err(ApiError::conflict(format!("{name} is being {doing}"))
+                .hint("try again when the other operation is complete"));
+        }
+        inner.leaving = true;
+        Ok(())
+    }
+
+    /// Flushes every backing. The next process does not know which writes are not flushed, so it
+    /// could not report their loss.
+    ///
+    /// # Errors
+    /// The name of a disk that could not be flushed, and why.
+    pub(crate) async fn flush_all(&self) -> Result<(), String> {
+        let disks: Vec<(String, ShardHandle, DiskId)> = {
+            let inner = self.registry.inner();
+            let online = inner.disks.iter().filter(|(_, disk)| !disk.wanted.read_only);
+            online
+                .filter_map(|(name, disk)| match &disk.phase {
+                    DiskPhase::Online(shard) => Some((name.clone(), shard.clone(), disk.id)),
+                    _ => None,
+                })
+                .collect()
+        };
+        let mut flushes = JoinSet::new();
+        for (name, shard, id) in disks {
+            flushes.spawn(async move { (name, shard.flush(id).await) });
+        }
+        while let Some(flushed) = flushes.join_next().await {
+            if let Ok((name, Err(error))) = flushed {
+                return Err(format!("disk {name}: its backing could not be flushed: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Cancels the shutdown.
+    pub(crate) fn cancel(&self) {
+        self.registry.inner().leaving = false;
+    }
+
+    /// Closes every persistent cache and dirty bitmap, and saves the evidence that they are valid.
+    /// No new clients are accepted.
+    pub(crate) async fn close(&self, ending: Ending) {
+        self.migrations.stop();
+        if ending == Ending::Drain {
+            self.await_openings().await;
+        }
+        let disks: Vec<String> = {
+            let inner = self.registry.inner();
+            let is_open = |disk: &&DiskEntry| {
+                matches!(disk.phase, DiskPhase::Online(_)) || ExportService::has_bitmaps(disk)
+            };
+            inner.disks.values().filter(is_open).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        let mut closing = tokio::task::JoinSet::new();
+        for name in disks {
+            let service = self.clone();
+            closing.spawn(async move {
+                if ending == Ending::Drain {
+                    service.drain_at_end(&name).await;
+                }
+                if ending != Ending::HandOver {
+                    service.exports.hide_file_at_end(&name).await;
+                }
+                if tokio::time::timeout(CLOSE_MAX, service.close_disk(&name)).await.is_err() {
+                    tracing::warn!(
+                        "disk {name}: not closed within {} s; its cache will be recovered from its journal",
+                        CLOSE_MAX.as_secs()
+                    );
+                }
+            });
+        }
+        while closing.join_next().await.is_some() {}
+        if ending != Ending::HandOver {
+            self.exports.hide_files_at_end().await;
+        }
+        if let Err(error) = self.registry.save().await {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Waits for disks that are being opened, because they are to be drained, and reports those that
+    /// cannot be.
+    async fn await_openings(&self) {
+        let is_opening =
+            |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy.is_some();
+        let opened = async {
+            while self.registry.inner().disks.values().any(is_opening) {
+                tokio::time::sleep(super::pools::LOOK_EVERY).await;
+            }
+        };
+        let _ = tokio::time::timeout(RECOVERY_MAX, opened).await;
+        for disk in self.registry.inner().disks.values() {
+            if matches!(disk.phase, DiskPhase::Offline(_))
+                && disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack && spec.journal.is_some())
+            {
+                tracing::warn!(
+                    "disk {}: it is not drained, because it is offline; its cache may have dirty data",
+                    disk.wanted.name
+                );
+            }
+        }
+    }
+
+    async fn close_disk(&self, name: &str) {
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return };
+        self.exports.table().remove_disk(name);
+        // There is no later access to these statistics.
+        let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
+        match self.exports.take_from_shard(name, &shard, id).await {
+            Ok(gone) => {
+                let evidence = match gone.witness {
+                    Some(witness) if unverified == 0 => {
+                        blocking(move || witness.evidence_at_end()).await.ok().flatten()
+                    }
+                    _ => None,
+                };
+                let mut inner = self.registry.inner();
+                let Ok(disk) = inner.disk_mut(name) else { return };
+                disk.phase = DiskPhase::Offline("the daemon is shutting down".to_owned());
+                let had_cache = disk.has_cache;
+                let mark = gone
+                    .changed
+                    .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
+                if disk.recovering.is_some() {
+                    // The cache was not recovered yet and is unchanged on flash.
+                    return;
+                }
+                if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+                    // Without a cache in service, the evidence is meaningless.
+                    let evidence = evidence.filter(|_| had_cache);
+                    (journal.closed, journal.evidence) = (mark, evidence);
+                    tracing::info!("disk {name}: its cache is closed");
+                }
+            }
+            Err(error) => tracing::warn!("disk {name}: cannot close it: {error}"),
+        }
+    }
+
+    /// Waits until the disk's cache is not being recovered.
+    async fn until_recovered(&self, name: &str) {
+        while self.registry.inner().disk(name).is_ok_and(|disk| disk.recovering.is_some()) {
+            tokio::time::sleep(super::pools::LOOK_EVERY).await;
+        }
+    }
+
+    /// Drains a disk as long as there is progress.
+    async fn drain_at_end(&self, name: &str) {
+        if tokio::time::timeout(RECOVERY_MAX, self.until_recovered(name)).await.is_err() {
+            tracing::warn!("disk {name}: its cache was not recovered in time, and may have dirty data");
+            return;
+        }
+        let Ok((shard, id)) = self.registry.shard_of(name) else { return };
+        let clean = self.pools.clean(name, &shard, id);
+        tokio::pin!(clean);
+        let (mut moved, mut at) = (u64::MAX, tokio::time::Instant::now());
+        loop {
+            tokio::select! {
+                result = &mut clean => {
+                    match result {
+                        Ok(()) => {
+                            if let Ok(disk) = self.registry.inner().disk_mut(name) {
+                                disk.drained_at_end = true;
+                            }
+                        }
+                        Err(error) => tracing::warn!("disk {name}: its cache still has dirty data: \
+                            {error}"),
+                    }
+                    return;
+                }
+                () = tokio::time::sleep(super::pools::LOOK_EVERY) => {}
+            }
+            let destaged = shard.stats(id).await.map_or(moved, |stats| stats.destaged_bytes);
+            if destaged != moved {
+                (moved, at) = (destaged, tokio::time::Instant::now());
+            } else if at.elapsed() >= STUCK_MAX {
+                tracing::warn!(
+                    "disk {name}: its drain made no progress for {} s; its cache still has dirty data",
+                    STUCK_MAX.as_secs()
+                );
+                return;
+            }
+        }
+    }
+}

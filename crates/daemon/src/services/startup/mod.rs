@@ -1,0 +1,158 @@
+//! The startup service: opens the pools and disks of the state file, of hob.toml, or of the `hob
+//! serve` command line. In a daemon, an object that cannot be opened does not stop the others.
+
+mod new_disks;
+mod serve;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, is_segment_size};
+
+use super::disks::Disks;
+use super::exports::ExportService;
+use super::flash::Flash;
+use super::hob_toml::HobToml;
+use super::migration::Migrations;
+use super::pools::Pools;
+use super::qos::QosService;
+use super::registry::Registry;
+use super::remote_flash::RemoteFlash;
+use super::swap::Swaps;
+use super::tasks::Tasks;
+use crate::api_error::ApiError;
+use crate::config::Config;
+use crate::state::{PoolState, State};
+pub(super) use new_disks::told_apart;
+
+/// Maximum time that the listeners and the control API wait at the start for slow disks. Clients of
+/// such a disk wait longer.
+const OPENING_MAX: Duration = Duration::from_secs(3);
+
+service! {
+    /// The startup service; see the module.
+    #[derive(Debug)]
+    pub(crate) struct Startup {
+        registry: Arc<Registry>,
+        tasks: Tasks,
+        qos: QosService,
+        swap: Swaps,
+        exports: ExportService,
+        remote_flash: RemoteFlash,
+        pools: Pools,
+        disks: Disks,
+        migrations: Arc<Migrations>,
+        hob_toml: HobToml,
+    } with {}
+}
+
+impl Startup {
+    /// Opens the pools and disks of a daemon.
+    pub(crate) async fn start(&self, kept: State, config: &Config) -> Result<(), ApiError> {
+        {
+            let mut inner = self.registry.inner();
+            let names =
+                config.pools.iter().map(|pool| &pool.name).chain(config.disks.iter().map(|disk| &disk.name));
+            inner.defined = names.cloned().collect();
+            // An entry that was deleted from the file and returns later is intended.
+            let defined = |names: &[String]| {
+                names.iter().filter(|name| inner.defined.contains(*name)).cloned().collect()
+            };
+            (inner.pools_removed, inner.disks_removed) =
+                (defined(&kept.pools_removed), defined(&kept.disks_removed));
+        }
+        {
+            let mut inner = self.registry.inner();
+            inner.caches_refused = kept.caches_refused.clone();
+            inner.gone = kept.gone.clone();
+            inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
+        }
+        self.hob_toml.restore(&kept);
+        self.tasks.restore(&kept.failed_tasks);
+        self.qos.restore(&kept);
+        self.swap.restore(&kept.swaps);
+        self.qos.start(config)?;
+        for pool in &kept.pools {
+            self.start_pool(pool).await?;
+        }
+        for pool in &config.pools {
+            let known = kept.pools.iter().any(|kept| kept.name == pool.name);
+            if kept.pools_removed.contains(&pool.name) {
+                tracing::info!(
+                    "pool {} of hob.toml is not created, because it was removed by command",
+                    pool.name
+                );
+            } else if !known {
+                self.hob_toml.start_new_pool(pool).await?;
+            }
+        }
+        let mut new = Vec::new();
+        for disk in &config.disks {
+            let known = kept.disks.iter().any(|kept| kept.name == disk.name);
+            if kept.disks_removed.contains(&disk.name) {
+                tracing::info!(
+                    "disk {} of hob.toml is not added, because it was removed by command",
+                    disk.name
+                );
+            } else if !known {
+                new.push(self.first_state(disk));
+            }
+        }
+        let mut opening = Vec::new();
+        for disk in told_apart(kept.disks, new) {
+            let name = disk.name.clone();
+            let names: Vec<String> = disk.exports.iter().map(|export| export.name.clone()).collect();
+            if !self.migrations.enter_kept(disk)? {
+                continue;
+            }
+            let disks = self.disks.clone();
+            let is_opening =
+                self.exports.table().begin_opening(&name, names.into_iter().chain([name.clone()]));
+            opening.push(tokio::spawn(async move {
+                let started = tokio::time::Instant::now();
+                disks.bring_online(&name).await;
+                if started.elapsed() > OPENING_MAX {
+                    tracing::info!(
+                        "disk {name}: opening it took {} s, and its clients waited",
+                        started.elapsed().as_secs()
+                    );
+                }
+                drop(is_opening);
+            }));
+        }
+        self.registry.set_restored();
+        // A hung disk is listed as offline until it is open. Other disks do not wait for it, but
+        // its own clients do.
+        let deadline = tokio::time::Instant::now() + OPENING_MAX;
+        for task in opening {
+            let _ = tokio::time::timeout_at(deadline, task).await;
+        }
+        self.migrations.resume();
+        self.hob_toml.apply_changed(config).await;
+        // The saved state is intact and guests need their disks, so health reports the failure.
+        if let Err(error) = self.registry.save().await {
+            tracing::error!("cannot save the state: {error}; the daemon continues with the state in memory");
+        }
+        Ok(())
+    }
+
+    async fn start_pool(&self, pool: &PoolState) -> Result<(), ApiError> {
+        // Earlier versions saved an invalid segment size for a pool of hob.toml that could not be
+        // created.
+        let segment_bytes = Some(pool.segment_size.bytes())
+            .filter(|bytes| is_segment_size(*bytes))
+            .unwrap_or(SEGMENT_BYTES_DEFAULT);
+        for peer in &pool.peers {
+            let asked = match self.remote_flash.open_socket(peer) {
+                Ok(()) => self.remote_flash.ask_lease(peer).await.map(drop),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = asked {
+                tracing::error!("pool {}: cannot open the remote flash at {}: {error}", pool.name, peer.host);
+            }
+        }
+        let opened =
+            Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
+        self.pools.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
+    }
+}

@@ -1,0 +1,64 @@
+//! Another client takes over a backing: cached data of it is not used any more, however little the
+//! other client changes.
+
+use std::os::unix::fs::FileExt;
+
+use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
+use super::*;
+
+/// Another host takes the disk over, writes one block, and releases the disk.
+async fn lose(bench: &Bench) {
+    let id = bench.services.registry.inner().disks["vm"].id;
+    bench.services.disks.backing_lost(id).await;
+    let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
+    image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
+}
+
+/// A sample of clean data would not detect the change, even after a restart.
+#[test]
+fn dirty_data_is_not_written_over_what_the_other_wrote() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        read(&bench, 1000..1100);
+        lose(&bench).await;
+        let why = reason(&bench);
+        assert!(why.contains("another program has taken") && why.contains("discard-dirty vm"), "{why}");
+        let refused = |bench: &Bench| {
+            let why = reason(bench);
+            assert!(why.contains("another program or host has used the disk meanwhile, and 40 KiB"), "{why}");
+            for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
+                assert!(why.contains(part), "{why}");
+            }
+        };
+        bench.services.disks.bring_online("vm").await;
+        refused(&bench);
+        let bench = crash(bench).await;
+        refused(&bench);
+        let changed = bench.services.disks.discard_dirty("vm".into()).await.unwrap();
+        assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
+        assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
+        // The next cache is trusted as usual.
+        write(&bench, 0..3);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 3);
+    });
+}
+
+/// Data that the backing also has is not lost.
+#[test]
+fn clean_data_is_dropped_and_the_disk_comes_back() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        let free = bench.free();
+        lose(&bench).await;
+        let bench = crash(bench).await;
+        assert_eq!((sectors(&bench).await, bench.room("vm"), bench.free()), ((0, 0), 4, free));
+        assert!(bench.services.observe.pool("p").unwrap().orphans.is_empty());
+        write(&bench, 0..3);
+        let bench = crash(bench).await;
+        assert_eq!(sectors(&bench).await.1, 3);
+    });
+}

@@ -1,0 +1,240 @@
+//! The problem in health for each kind of failure.
+
+use std::time::Duration;
+
+use hob_control::{Health, HealthStatus, ProblemKind};
+use hob_engine::units::DeviceId;
+
+use super::journal_lost::{lose, prepare};
+use super::*;
+use crate::metrics::Form;
+
+fn kinds(health: &Health) -> Vec<ProblemKind> {
+    assert_eq!(health.status == HealthStatus::Ok, health.problems.is_empty());
+    assert!(health.problems.iter().all(|problem| !problem.reason.is_empty()), "{health:?}");
+    health.problems.iter().map(|problem| problem.kind).collect()
+}
+
+async fn metrics(bench: &Bench) -> String {
+    bench.services.observe.metrics(Form::Prometheus, None).await
+}
+
+#[test]
+fn nothing_is_wrong_with_a_daemon_that_works() {
+    run(async |bench| {
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+        prepare(&bench, &["a", "b"], 20).await;
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+        let page = metrics(&bench).await;
+        assert!(page.contains("\nhob_healthy 1\n"), "{page}");
+        for line in [
+            "hob_cache_dirty_bytes{disk=\"vm\"} 81920",
+            "hob_disk_requests_total{disk=\"vm\",class=\"write\",reason=\"to-flash\"} 20",
+            "hob_disk_request_duration_seconds_count{disk=\"vm\",class=\"write\",reason=\"to-flash\"} 20",
+            "hob_cache_state{disk=\"vm\",state=\"active\"} 1",
+            "hob_device_state{pool=\"p\",device=",
+            "hob_pool_size_bytes{pool=\"p\"} 16777216",
+            "hob_shard_up{shard=\"0\"} 1",
+            "hob_scrape_disks_missing 0",
+        ] {
+            assert!(page.contains(&format!("\n{line}")), "{line}\n{page}");
+        }
+    });
+}
+
+#[test]
+fn a_disk_without_its_backing_and_devices_that_fail_are_named() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 4).await.unwrap();
+        let device = |path: &str| {
+            let inner = bench.services.registry.inner();
+            let device = inner.pools["p"].devices.iter().find(|device| device.path.ends_with(path));
+            device.and_then(|device| device.ids).unwrap().on_shards
+        };
+        bench.services.events.handle(ShardEvent::Stalled(device("a")));
+        bench.services.events.handle(ShardEvent::Fenced { device: device("b"), errors: 16 });
+        bench.services.registry.inner().disk_mut("vm").unwrap().phase =
+            DiskPhase::Offline("no such file".to_owned());
+        let health = bench.services.observe.health().await;
+        let expected = [ProblemKind::DeviceStalled, ProblemKind::DeviceFenced, ProblemKind::DiskOffline];
+        assert_eq!(kinds(&health), expected);
+        assert_eq!(
+            (health.problems[2].subject.as_str(), health.problems[2].reason.as_str()),
+            ("vm", "no such file")
+        );
+        assert!(health.problems[1].subject.ends_with("/b"), "{health:?}");
+        let page = metrics(&bench).await;
+        for line in [
+            "hob_healthy 0",
+            "hob_health_problems{kind=\"device-fenced\"} 1",
+            "hob_health_problems{kind=\"shard-silent\"} 0",
+            "hob_disk_state{disk=\"vm\",state=\"offline\"} 1",
+        ] {
+            assert!(page.contains(&format!("\n{line}\n")), "{line}\n{page}");
+        }
+        assert!(!page.contains("hob_disk_reads_total"), "of a disk that is offline there are no figures");
+    });
+}
+
+#[test]
+fn a_lost_journal_is_named_until_it_is_elsewhere() {
+    run(async |bench| {
+        let sick: DeviceId = prepare(&bench, &["a", "b"], 20).await;
+        lose(&bench, sick).await;
+        assert!(kinds(&bench.services.observe.health().await).contains(&ProblemKind::JournalLost));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+    });
+}
+
+#[test]
+fn dirty_data_that_gets_nowhere_is_named() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        bench.shard.set_backings_fail(true);
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        for _ in 0..3 {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            bench.services.pools.look_at_dirty();
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::DestageStuck], "{health:?}");
+        bench.shard.set_backings_fail(false);
+        for _ in 0..40 {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            bench.services.pools.look_at_dirty();
+        }
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+    });
+}
+
+/// The backing fails and works again between two polls, and all dirty data is destaged.
+#[test]
+fn a_failure_that_is_over_is_not_named() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        bench.services.pools.look_at_dirty();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.shard.set_backings_fail(true);
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        bench.shard.set_backings_fail(false);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        for _ in 0..3 {
+            bench.services.pools.look_at_dirty();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let health = bench.services.observe.health().await;
+            assert!(kinds(&health).is_empty(), "{health:?}");
+        }
+        let stats = bench.services.observe.stats("vm").await.unwrap();
+        assert!(stats.dirty_bytes == 0 && stats.destage_errors > 0, "{stats:?}");
+        let drained = bench.services.pools.drain("vm".into()).await.unwrap().disk.unwrap();
+        let dirty = drained.cache.unwrap().dirty.unwrap();
+        assert_eq!((dirty.draining, dirty.why), (false, None));
+    });
+}
+
+#[test]
+fn a_backing_without_flush_is_a_problem() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+        let set = |can_flush| {
+            let mut inner = bench.services.registry.inner();
+            inner.disk_mut("vm").unwrap().measure.as_mut().unwrap().info.can_flush = can_flush;
+        };
+        set(false);
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::FlushMissing], "{health:?}");
+        set(true);
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+    });
+}
+
+#[test]
+fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        bench.shard.set_hangs(true);
+        let monitor =
+            bench.services.registry.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone();
+        let silent = ProblemKind::ShardSilent;
+        assert_eq!(kinds(&bench.services.observe.health().await), [silent]);
+        monitor.note_outage(Duration::from_secs(7), "Connection refused");
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [silent, ProblemKind::BackingUnreachable], "{health:?}");
+        let reason = &health.problems[1].reason;
+        assert!(reason.contains("reconnecting for 7 s: Connection refused; 0 requests wait"), "{reason}");
+        let page = metrics(&bench).await;
+        for line in [
+            "hob_disk_backing_state{disk=\"vm\",state=\"reconnecting\"} 1",
+            "hob_disk_backing_state{disk=\"vm\",state=\"connected\"} 0",
+            "hob_disk_backing_outage_seconds{disk=\"vm\"} 7",
+            "hob_disk_backing_waiting_requests{disk=\"vm\"} 0",
+            "hob_health_problems{kind=\"backing-unreachable\"} 1",
+        ] {
+            assert!(page.contains(&format!("\n{line}\n")), "{line}\n{page}");
+        }
+        let said = bench.services.observe.explain("vm").await.unwrap().sentences.join(" ");
+        assert!(said.contains("reconnecting for 7 s: Connection refused"), "{said}");
+        monitor.note_connected();
+        assert_eq!(kinds(&bench.services.observe.health().await), [silent]);
+    });
+}
+
+#[test]
+fn checksum_mismatches_are_a_problem_with_their_number() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        let count = |mismatches| {
+            let mut inner = bench.services.registry.inner();
+            inner.disk_mut("vm").unwrap().quality.count(mismatches, tokio::time::Instant::now());
+        };
+        count(10);
+        assert!(
+            kinds(&bench.services.observe.health().await).is_empty(),
+            "a few are repaired without a word"
+        );
+        // After a crash, the journal may describe frames that were filled again.
+        bench.services.registry.inner().disk_mut("vm").unwrap().quality.recovered(false);
+        count(1000);
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+        bench.services.registry.inner().disk_mut("vm").unwrap().quality.recovered(true);
+        assert_eq!(kinds(&bench.services.observe.health().await), [ProblemKind::ChecksumMismatch]);
+        count(72_499);
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::ChecksumMismatch], "{health:?}");
+        let reason = &health.problems[0].reason;
+        assert!(
+            reason.contains("72499 checksum mismatches") && reason.contains("hob pool show p"),
+            "{reason}"
+        );
+    });
+}
+
+#[test]
+fn a_silent_shard_is_named_and_holds_up_no_page() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.disk("vm").await;
+        let page = metrics(&bench).await;
+        for (name, id) in [("a", 0), ("b", 1)] {
+            let line =
+                format!("hob_device_ios_total{{pool=\"p\",device=\"{}\"}} {}", bench.path(name), 1000 + id);
+            assert!(page.contains(&line), "{line}\n{page}");
+        }
+        bench.shard.set_hangs(true);
+        let began = tokio::time::Instant::now();
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::ShardSilent]);
+        let page = metrics(&bench).await;
+        assert!(page.contains("\nhob_shard_up{shard=\"0\"} 0\n"), "{page}");
+        assert!(!page.contains("hob_device_ios_total"), "half a sum would look like a new beginning");
+        assert!(page.contains("\nhob_scrape_disks_missing 1\n"), "{page}");
+        let loads = bench.services.observe.load().await;
+        assert!(loads.len() == 1 && !loads[0].is_counted, "{loads:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+}

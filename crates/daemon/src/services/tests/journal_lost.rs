@@ -1,0 +1,172 @@
+//! The daemon's actions when a journal cannot be written any more, and its reports when a device
+//! does not answer.
+
+use std::time::Duration;
+
+use super::*;
+
+const BLOCK: u64 = 4096;
+
+/// Prepares a write-back cache `vm` with dirty data on these devices, and returns the device of its
+/// journal.
+pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
+    bench.pool(devices, 8).await;
+    bench.disk("vm").await;
+    let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
+    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
+    let enable = CacheEnable { settings, ..cache_of(4) };
+    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    let id = bench.services.registry.inner().disks["vm"].id;
+    (0..blocks).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
+    bench.services.registry.inner().disks["vm"].ring[0].device
+}
+
+/// The journal is lost during a write, and the daemon is notified. No device is fenced yet: it only
+/// answers slowly.
+pub(super) async fn lose(bench: &Bench, device: DeviceId) {
+    bench.shard.set_sick(device);
+    let id = bench.services.registry.inner().disks["vm"].id;
+    assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "it waits for another journal");
+    let lost = |event: &ShardEvent| matches!(event, ShardEvent::JournalLost(_));
+    let events: Vec<ShardEvent> = bench.shard.take_events().into_iter().filter(lost).collect();
+    assert_eq!(events.len(), 1);
+    events.into_iter().for_each(|event| bench.services.events.handle(event));
+}
+
+fn journal_owner(bench: &Bench) -> u128 {
+    bench.services.registry.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().owner.0
+}
+
+#[test]
+fn another_device_takes_the_journal_over_within_seconds() {
+    run(async |bench| {
+        let sick = prepare(&bench, &["a", "b"], 20).await;
+        let owner = journal_owner(&bench);
+        lose(&bench, sick).await;
+        let shown = bench.services.observe.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+        assert!(shown.contains("journal cannot be written"), "{shown}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let (id, ring) = {
+            let inner = bench.services.registry.inner();
+            (inner.disks["vm"].id, inner.disks["vm"].ring.clone())
+        };
+        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+        assert_eq!(journal_owner(&bench), owner, "it is the same cache");
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(
+            (cache.state, cache.reason, cache.mode.as_str()),
+            (CacheState::Active, None, "write-back")
+        );
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+    });
+}
+
+/// There is no other device: the disk continues without a cache, and the old cache's data on flash
+/// is never used again.
+#[test]
+fn without_another_device_the_disk_goes_on_without_a_cache() {
+    run(async |bench| {
+        let (store, _) = Store::open(&bench.dir.path().join("state")).unwrap();
+        let (services, shard) = services(store);
+        let bench = Bench { services, shard, ..bench };
+        let sick = prepare(&bench, &["a"], 20).await;
+        let owner = journal_owner(&bench);
+        lose(&bench, sick).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let id = bench.services.registry.inner().disks["vm"].id;
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+        assert_ne!(journal_owner(&bench), owner);
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(cache.state, CacheState::None);
+        assert!(cache.reason.unwrap().contains("nor a new cache be made"));
+        // With a working device, the disk has its cache again.
+        let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
+        let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
+        bench.services.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        bench.services.pools.device_add("p".into(), add).await.unwrap();
+        assert_eq!(bench.room("vm"), 4);
+        bench.shard.write(id, 3 << 20, BLOCK).unwrap();
+        assert_eq!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+    });
+}
+
+/// Another change of the disk runs when the journal is lost: the loss is handled after it.
+#[test]
+fn a_busy_disk_gets_its_journal_later() {
+    run(async |bench| {
+        let sick = prepare(&bench, &["a", "b"], 1).await;
+        let guard = bench.services.registry.guard_disk("vm", "looked at").unwrap();
+        lose(&bench, sick).await;
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        drop(guard);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let inner = bench.services.registry.inner();
+        let ring = &inner.disks["vm"].ring;
+        assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
+    });
+}
+
+/// Processes the shard's reports while time passes.
+async fn pass(bench: &Bench, seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.shard.take_events().into_iter().for_each(|event| bench.services.events.handle(event));
+    }
+}
+
+/// A flash device hangs under a write-back cache: the API answers with the reason, and nothing is
+/// abandoned.
+#[test]
+fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let (id, path) = {
+            let mut inner = bench.services.registry.inner();
+            let (_, entry) = inner.device_on_shards(silent).unwrap();
+            let path = entry.path.display().to_string();
+            (inner.disks["vm"].id, path)
+        };
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "its flush is not answered");
+        pass(&bench, 10).await;
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(cache.state, CacheState::Stalled);
+        let reason = cache.reason.unwrap();
+        assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
+        let pool = bench.services.observe.pool("p").unwrap();
+        assert!(
+            pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
+        );
+        assert!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes >= 20 * BLOCK);
+        let drain = bench.services.pools.drain("vm".into()).await.unwrap();
+        let dirty = drain.disk.unwrap().cache.unwrap().dirty.unwrap();
+        assert!(dirty.draining && dirty.why.unwrap().contains(&path));
+        bench.services.pools.drain_stop("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let error = bench.services.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Busy, "{error}");
+        assert!(bench.services.observe.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
+        bench.shard.set_silent(None);
+        pass(&bench, 30).await;
+        assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
+        assert_eq!(bench.free(), 16);
+    });
+}
+
+#[test]
+fn a_device_that_answers_again_leaves_nothing_behind() {
+    run(async |bench| {
+        let silent = prepare(&bench, &["a", "b"], 20).await;
+        let id = bench.services.registry.inner().disks["vm"].id;
+        bench.shard.set_silent(Some(silent));
+        assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err());
+        pass(&bench, 100).await;
+        bench.shard.set_silent(None);
+        pass(&bench, 2).await;
+        let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
+        bench.shard.write(id, 2 << 20, BLOCK).unwrap();
+        assert_eq!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes, 22 * BLOCK);
+    });
+}

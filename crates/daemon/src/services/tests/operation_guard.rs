@@ -1,0 +1,23 @@
+//! Commands and hob's own work on one disk.
+
+use super::*;
+use crate::services::registry::SPREADING;
+
+#[tokio::test]
+async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
+    let bench = Bench::new();
+    bench.disk("vm").await;
+    let own = bench.services.registry.guard_disk("vm", SPREADING).unwrap();
+    let end = async {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        drop(own);
+    };
+    let (guard, ()) = tokio::join!(bench.services.registry.guard_disk_for_command("vm", "changed"), end);
+    let guard = guard.unwrap();
+    let start = tokio::time::Instant::now();
+    let refused =
+        bench.services.registry.guard_disk_for_command("vm", "changed").await.unwrap_err().to_string();
+    assert!(refused.contains("vm is being changed"), "{refused}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(5), "it does not wait for another command");
+    drop(guard);
+}

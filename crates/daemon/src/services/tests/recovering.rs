@@ -1,0 +1,158 @@
+//! Disks that are served while their caches are being recovered.
+
+use std::time::Duration;
+
+use hob_engine::io::{Durability, IoError, Op};
+use hob_engine::units::{DiskId, RequestId};
+
+use super::recovery::{BLOCK, COMMITTED, LAZY, end, prepare, read, sectors, write};
+use super::*;
+
+const WRITE: Op = Op::Write(Durability::Durable);
+
+/// Kills and restarts the daemon. The recovered cache is not used yet.
+async fn crash_early(bench: Bench) -> Bench {
+    let Bench { dir, services, shard } = bench;
+    shard.stop();
+    drop(services);
+    let (services, shard) = restart_early(&dir.path().join("state"), "", true).await;
+    Bench { dir, services, shard }
+}
+
+/// Allows the use of the recovered cache.
+async fn let_come(bench: &Bench) {
+    bench.shard.set_holds_recovered(false);
+    settled(&bench.services).await;
+}
+
+fn disk_id(bench: &Bench) -> DiskId {
+    bench.services.registry.inner().disks["vm"].id
+}
+
+fn begin(bench: &Bench, op: Op, block: u64) -> RequestId {
+    let len = if op == Op::Flush { 0 } else { BLOCK };
+    bench.shard.begin(disk_id(bench), op, block * BLOCK, len)
+}
+
+/// Processes the shard's reports for a while.
+async fn tend(bench: &Bench) {
+    for _ in 0..20 {
+        bench.shard.take_events().into_iter().for_each(|event| bench.services.events.handle(event));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn cache(bench: &Bench) -> hob_control::Cache {
+    let disk = bench.services.observe.disk("vm").unwrap();
+    assert_eq!(disk.state, DiskLife::Online, "{disk:?}");
+    disk.cache.unwrap()
+}
+
+async fn warm_read_cache(bench: Bench) -> Bench {
+    let bench = prepare(bench, r#"{"persistent":true}"#).await;
+    read(&bench, 0..500);
+    tokio::time::sleep(COMMITTED).await;
+    // A later page records that they are durable; until then they are not valid.
+    read(&bench, 600..601);
+    tokio::time::sleep(COMMITTED).await;
+    bench
+}
+
+#[test]
+fn guests_do_not_wait_for_the_recovery_of_a_read_cache() {
+    run(async |bench| {
+        let bench = crash_early(warm_read_cache(bench).await).await;
+        let shown = cache(&bench);
+        assert_eq!(shown.state, CacheState::Recovering);
+        assert!(shown.reason.unwrap().contains("is being recovered"), "it says how far it is");
+        read(&bench, 0..10);
+        assert_eq!(sectors(&bench).await.0, 0, "they were the backing's");
+        let busy = bench.resize("vm", 5).await.unwrap_err();
+        assert!(busy.to_string().contains("vm is being opened"), "{busy}");
+        let_come(&bench).await;
+        assert_eq!((cache(&bench).state, cache(&bench).reason), (CacheState::Active, None));
+        assert_eq!(sectors(&bench).await, (500, 0));
+    });
+}
+
+/// The rings are invalidated before the first write, and the recovered cache does not have the
+/// written sectors.
+#[test]
+fn writes_do_not_wait_for_a_read_cache_either() {
+    run(async |bench| {
+        let bench = crash_early(warm_read_cache(bench).await).await;
+        let write = begin(&bench, WRITE, 7);
+        assert_eq!(bench.shard.reply(write), None, "the rings vouch for what is there");
+        tend(&bench).await;
+        assert_eq!(bench.shard.reply(write), Some(Ok(())));
+        let_come(&bench).await;
+        assert_eq!(sectors(&bench).await, (499, 0));
+        // Its new ring is valid.
+        tokio::time::sleep(COMMITTED).await;
+        let bench = crash_early(bench).await;
+        let_come(&bench).await;
+        assert_eq!(sectors(&bench).await, (499, 0));
+    });
+}
+
+/// Promise 2: otherwise the old ring would make the data before the write valid.
+#[test]
+fn a_crash_before_the_cache_is_there_empties_it_if_there_was_a_write() {
+    run(async |bench| {
+        let bench = warm_read_cache(bench).await;
+        let free = bench.free();
+        // Without a write it loses nothing, however often it is restarted.
+        let bench = crash_early(crash_early(bench).await).await;
+        read(&bench, 0..10);
+        let bench = crash_early(bench).await;
+        let write = begin(&bench, WRITE, 7);
+        tend(&bench).await;
+        assert_eq!(bench.shard.reply(write), Some(Ok(())));
+        let bench = crash_early(bench).await;
+        let_come(&bench).await;
+        assert_eq!(sectors(&bench).await, (0, 0));
+        assert_eq!((bench.room("vm"), bench.free(), cache(&bench).state), (4, free, CacheState::Active));
+    });
+}
+
+/// The daemon receives the command to stop during the recovery.
+#[test]
+fn an_end_before_the_cache_is_there_leaves_it_as_it_was() {
+    run(async |bench| {
+        let bench = end(warm_read_cache(bench).await, false, |_| ()).await;
+        tokio::time::sleep(COMMITTED).await;
+        let bench = crash_early(bench).await;
+        let waiting = begin(&bench, WRITE, 7);
+        bench.services.shutdown.close(Ending::Plain).await;
+        assert_eq!(bench.shard.reply(waiting), Some(Err(IoError::ShuttingDown)));
+        let bench = crash_early(bench).await;
+        let_come(&bench).await;
+        assert_eq!(sectors(&bench).await, (501, 0));
+    });
+}
+
+/// Reads of data that may be dirty wait, and writes wait; other reads do not.
+#[test]
+fn dirty_data_is_waited_for_and_nothing_else() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..300);
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        let bench = crash_early(bench).await;
+        assert_eq!(cache(&bench).state, CacheState::Recovering);
+        read(&bench, 1000..1010);
+        read(&bench, 5000..5010);
+        let waiting = [begin(&bench, Op::Read, 299), begin(&bench, WRITE, 5000), begin(&bench, Op::Flush, 0)];
+        tend(&bench).await;
+        let replies = waiting.map(|id| bench.shard.reply(id));
+        assert_eq!(replies, [None; 3]);
+        // After a stop during the recovery, the cache is unchanged.
+        bench.services.shutdown.close(Ending::Plain).await;
+        let bench = crash_early(bench).await;
+        let waiting = [begin(&bench, Op::Read, 299), begin(&bench, WRITE, 5000)];
+        let_come(&bench).await;
+        assert!(waiting.iter().all(|id| bench.shard.reply(*id) == Some(Ok(()))));
+        assert_eq!(sectors(&bench).await.1, 301);
+    });
+}

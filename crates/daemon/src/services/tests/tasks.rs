@@ -1,0 +1,146 @@
+//! Changes that continue in the background: listed, cancelled, and a problem in health when they failed, until that is acknowledged.
+
+use std::time::Duration;
+
+use hob_control::{ProblemKind, Task, TaskState};
+
+use super::super::registry::StatePart as _;
+use super::*;
+use crate::state::State;
+
+const BLOCK: u64 = 4096;
+
+/// Prepares a disk with dirty data whose backing fails every write.
+async fn stuck(bench: &Bench) {
+    bench.pool(&["a"], 8).await;
+    bench.disk("vm").await;
+    let lazy: CachePatch = serde_json::from_str(r#"{"mode":"write-back","dirty_age_max":0}"#).unwrap();
+    let enable = CacheEnable { settings: lazy.settings, ..cache_of(2) };
+    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    let id = bench.services.registry.inner().disks["vm"].id;
+    bench.shard.write(id, 3 * BLOCK, BLOCK).unwrap();
+    bench.shard.set_backings_fail(true);
+}
+
+fn tasks(bench: &Bench) -> Vec<(String, String, TaskState, bool)> {
+    let show = |task: Task| (task.what, task.subject, task.state, task.can_cancel);
+    bench.services.pools.tasks_view().into_iter().map(show).collect()
+}
+
+fn is(what: &str, state: TaskState, can_cancel: bool) -> (String, String, TaskState, bool) {
+    (what.to_owned(), "vm".to_owned(), state, can_cancel)
+}
+
+/// Returns the problems in health that come from tasks.
+async fn failures(bench: &Bench) -> Vec<(String, String)> {
+    let problems = bench.services.observe.health().await.problems.into_iter();
+    let failed = problems.filter(|problem| problem.kind == ProblemKind::TaskFailed);
+    failed.map(|problem| (problem.subject, problem.reason)).collect()
+}
+
+async fn look(bench: &Bench) {
+    bench.services.pools.look_at_dirty();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+}
+
+#[test]
+fn a_change_whose_asker_hears_how_it_ends_leaves_no_task() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        assert!(bench.services.disks.disk_remove("none".into(), OnDirty::Drain).await.is_err());
+        bench.services.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert_eq!(tasks(&bench), []);
+    });
+}
+
+#[test]
+fn a_removal_that_drains_to_a_failing_backing_is_a_task_that_can_be_cancelled() {
+    run(async |bench| {
+        stuck(&bench).await;
+        let error = bench.services.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert!(error.to_string().contains("as task "), "{error}");
+        look(&bench).await;
+        assert_eq!(tasks(&bench), [is("disk remove", TaskState::Running, true)]);
+        let task = bench.services.pools.tasks_view().remove(0);
+        assert_eq!(task.dirty.map(|dirty| dirty.size), Some(Size(BLOCK)));
+        assert!(bench.services.pools.task_acknowledge(task.id).is_err(), "it has not ended");
+        bench.services.pools.task_cancel(task.id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(tasks(&bench), [is("disk remove", TaskState::Cancelled, false)]);
+        assert_eq!(failures(&bench).await, [], "it was asked for");
+        assert!(bench.services.pools.task_cancel(task.id).await.is_err(), "it has ended");
+        bench.services.pools.task_acknowledge(task.id).unwrap();
+        assert_eq!(tasks(&bench), []);
+        assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
+    });
+}
+
+#[test]
+fn a_drain_is_a_task_that_ends_with_it() {
+    run(async |bench| {
+        stuck(&bench).await;
+        bench.services.pools.drain("vm".into()).await.unwrap();
+        assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
+        // A change that discards dirty data does not wait for it.
+        bench.services.disks.discard_dirty("vm".into()).await.unwrap();
+        assert_eq!(tasks(&bench), [is("drain", TaskState::Cancelled, false)]);
+    });
+}
+
+#[test]
+fn a_change_that_fails_unheard_is_a_problem_until_it_is_acknowledged() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let fails = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            Err::<(), ApiError>(ApiError::failed("no luck"))
+        };
+        let asked = bench.services.tasks.run("disk resize", "vm".to_owned(), fails).await;
+        assert!(asked.is_err());
+        assert_eq!(tasks(&bench), [is("disk resize", TaskState::Running, false)]);
+        let id = bench.services.pools.tasks_view()[0].id;
+        let error = bench.services.pools.task_cancel(id).await.unwrap_err();
+        assert!(error.to_string().contains("cannot be cancelled"), "{error}");
+        assert_eq!(failures(&bench).await, []);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(tasks(&bench), [is("disk resize", TaskState::Failed, false)]);
+        let [(subject, reason)] = &failures(&bench).await[..] else { panic!("one problem") };
+        assert_eq!(subject, "vm");
+        assert!(reason.contains("no luck") && reason.contains("hob tasks acknowledge"), "{reason}");
+        bench.services.pools.task_acknowledge(id).unwrap();
+        assert_eq!((tasks(&bench).len(), failures(&bench).await.len()), (0, 0));
+    });
+}
+
+#[test]
+fn a_change_that_breaks_off_has_failed_and_only_so_many_results_are_kept() {
+    run(async |bench| {
+        drop(bench.services.tasks.begin("disk set", "vm".to_owned()));
+        assert_eq!(tasks(&bench), [is("disk set", TaskState::Failed, false)]);
+        for _ in 0..30 {
+            bench.services.tasks.begin("disk set", "vm".to_owned()).end(Ok(()));
+        }
+        let kept = tasks(&bench);
+        assert_eq!(kept.iter().filter(|task| task.2 == TaskState::Done).count(), 20);
+        assert_eq!(kept.len(), 21, "the failure stays");
+    });
+}
+
+#[test]
+fn failures_are_listed_after_a_restart_until_they_are_acknowledged() {
+    run(async |bench| {
+        bench.services.tasks.begin("disk resize", "vm".to_owned()).end(Err("no luck".to_owned()));
+        bench.services.tasks.begin("disk set", "vm".to_owned()).end(Ok(()));
+        let mut kept = State::default();
+        bench.services.tasks.add_to(&mut kept);
+        assert_eq!(kept.failed_tasks.len(), 1);
+        let (services, _shard) = super::services(Store::Memory);
+        services.tasks.restore(&kept.failed_tasks);
+        let [task] = &services.pools.tasks_view()[..] else { panic!("one task") };
+        assert_eq!((task.what.as_str(), task.state), ("disk resize", TaskState::Failed));
+        let problems = services.observe.health().await.problems;
+        assert!(problems.iter().any(|problem| problem.reason.contains("no luck")), "{problems:?}");
+        services.pools.task_acknowledge(task.id).unwrap();
+        assert!(services.tasks.failed().is_empty());
+    });
+}

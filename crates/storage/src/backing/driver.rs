@@ -1,0 +1,264 @@
+//! The interface of a kind of backing.
+//!
+//! A driver that wraps another one passes methods on with `delegate`.
+
+use std::sync::Arc;
+
+use hob_engine::io::{Io, IoError};
+use hob_engine::units::{Instant, IoId};
+
+use super::{BackingInfo, ChangeDetector, ChangeMark, Lock, Parent, ParentRead, SizeProbe, Status, WaitMax};
+use crate::ring::{Completion, Gate, Ring};
+use crate::token::TokenSpace;
+
+/// The interface of a kind of backing. [`Backing`](super::Backing) has the call order, and its
+/// methods with the same names check their arguments.
+pub trait Driver: Send {
+    /// Returns the properties of the backing.
+    fn info(&self) -> &BackingInfo;
+    /// Attaches the backing to the I/O ring of its shard.
+    fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace);
+    /// Submits an I/O to this backing.
+    fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io);
+    /// Handles a completion with one of the backing's tokens.
+    fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion);
+    /// An I/O that ended.
+    fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)>;
+    /// Returns true if a restarted server may have lost acknowledged writes that no successful
+    /// flush covers. Each loss of writes is reported once. Call it before
+    /// [`poll_done`](Self::poll_done), because later completions may have been sent before the
+    /// loss.
+    fn take_loss(&mut self) -> bool {
+        false
+    }
+    /// When to call `handle_timeout`.
+    fn poll_timeout(&self) -> Option<Instant>;
+    /// Handles the timeout that `poll_timeout` returned.
+    fn handle_timeout(&mut self, ring: &mut Ring, now: Instant);
+    /// Queries the allocation of a range of at least one byte.
+    fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64);
+    /// Returns the reply to a `submit_status`.
+    fn poll_status(&mut self) -> Option<(u64, Status)>;
+    /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
+    /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
+    fn close(&mut self, ring: &mut Ring);
+    /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
+    fn is_closed(&self) -> bool;
+    /// Reads synchronously, before the backing is attached.
+    fn read_before_attach(&mut self, _offset: u64, _bytes: &mut [u8]) -> Result<(), IoError> {
+        Err(IoError::Unsupported)
+    }
+    /// Returns a reader for the attached backing, if it supports one. The reader is used to compare
+    /// cached data with the backing while the disk is served. Backings with only one connection
+    /// have none.
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        None
+    }
+    /// Returns the time of the last change by any writer; `None` if unknown. Call it after the last
+    /// I/O. Compare the result with [`BackingInfo::changed`] at the next opening.
+    fn change_mark(&self) -> Option<ChangeMark> {
+        None
+    }
+    /// Returns the backing's change detector, if it has one.
+    fn witness(&self) -> Option<ChangeDetector> {
+        None
+    }
+    /// Returns true if the backing was closed and could not store all acknowledged changes that it
+    /// had in memory.
+    fn has_lost(&self) -> bool {
+        false
+    }
+    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory, so
+    /// that a kill of the process loses them. `None` if the process can be killed without loss.
+    fn memory_id(&self) -> Option<[u8; 16]> {
+        None
+    }
+    /// Returns the backing's lock, if it has one.
+    fn lock(&self) -> Option<Lock> {
+        None
+    }
+    /// Returns the probe of the backing's size, if the size can be read while the disk is served.
+    fn size_probe(&self) -> Option<SizeProbe> {
+        None
+    }
+    /// Grows the disk to a size that the [size probe](Self::size_probe) has reported.
+    fn grow(&mut self, _size_bytes: u64) {}
+    /// For a [handover](super::Backing::handover): records that the peer has the sectors
+    /// `first..end` in flash.
+    fn peer_has(&mut self, _first: u64, _end: u64) {}
+    /// For an attached handover: connects another host, which owns or owned the disk, as the source
+    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
+    fn set_peer(&mut self, _ring: &mut Ring, _now: Instant, _peer: Box<dyn Driver>) {}
+    /// For a handover: makes this host the owner. The peer is disconnected. Another may be set.
+    fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// For a handover: disconnects the peer host.
+    fn leave_peer(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// For a handover: returns true if there is a peer.
+    fn has_peer(&self) -> bool {
+        false
+    }
+    /// Returns the parent of a clone, or why the clone cannot share its parent's blocks.
+    fn parent(&self) -> Result<Option<Parent>, String> {
+        Ok(None)
+    }
+    /// Returns the permanent name of a backing that never changes. Clones use it to name their
+    /// [parent](Parent).
+    fn constant(&self) -> Option<&str> {
+        None
+    }
+    /// Returns how many bytes at the disk's start can still equal its parent's data. The number
+    /// never increases.
+    fn common_bytes(&self) -> u64 {
+        0
+    }
+    /// Returns the next read for the parent's disk. Call it after every submit.
+    fn poll_parent_read(&mut self) -> Option<ParentRead> {
+        None
+    }
+    /// Handles the end of a read that was sent to the disk of the parent, successful or not.
+    fn handle_parent_read(&mut self, _: &mut Ring, _: Instant, _number: u32, _: Result<(), IoError>) {}
+    /// Returns the sectors (`first..end`) that the parent's disk served for a read that just
+    /// succeeded. Call it once per read.
+    fn take_shared(&mut self, _io: IoId) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+    /// Tells whether the parent's disk is available. Before the first link, no read is sent to it.
+    fn link_parent(&mut self, _linked: bool) {}
+    /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
+    /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
+    /// gate.
+    fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
+    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
+    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
+    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
+    fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
+    /// requests are sent.
+    fn resume(&mut self) {}
+    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
+    /// fail.
+    fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// Changes how long requests wait for a disconnected backing, including requests that already
+    /// wait. Backings that do not reconnect by themselves ignore it.
+    fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
+    /// Returns true if another host has taken the disk over for good. This host's cached data of
+    /// the disk is then invalid.
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+/// Reads a backing synchronously, in addition to the I/O ring that serves it.
+pub trait Reader: Send {
+    /// Reads like [`Backing::read_before_attach`](super::Backing::read_before_attach).
+    ///
+    /// # Errors
+    /// An [`IoError`] of the backing.
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
+}
+
+/// Implements methods of [`Driver`] by calls of the driver in a field.
+/// The types of their parameters and results must be in scope.
+macro_rules! delegate {
+    ($own:ident: $($method:ident)+) => {
+        $($crate::backing::driver::delegate! { @$method $own })+
+    };
+    (@info $own:ident) => { fn info(&self) -> &BackingInfo { self.$own.info() } };
+    (@attach $own:ident) => {
+        fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
+            self.$own.attach(ring, now, tokens)
+        }
+    };
+    (@submit $own:ident) => {
+        fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+            self.$own.submit(ring, now, io)
+        }
+    };
+    (@handle_completion $own:ident) => {
+        fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
+            self.$own.handle_completion(ring, now, completion)
+        }
+    };
+    (@poll_done $own:ident) => {
+        fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
+            self.$own.poll_done()
+        }
+    };
+    (@take_loss $own:ident) => { fn take_loss(&mut self) -> bool { self.$own.take_loss() } };
+    (@poll_timeout $own:ident) => {
+        fn poll_timeout(&self) -> Option<Instant> {
+            self.$own.poll_timeout()
+        }
+    };
+    (@handle_timeout $own:ident) => {
+        fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+            self.$own.handle_timeout(ring, now)
+        }
+    };
+    (@submit_status $own:ident) => {
+        fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
+            self.$own.submit_status(ring, now, id, offset, len)
+        }
+    };
+    (@poll_status $own:ident) => {
+        fn poll_status(&mut self) -> Option<(u64, Status)> {
+            self.$own.poll_status()
+        }
+    };
+    (@close $own:ident) => { fn close(&mut self, ring: &mut Ring) { self.$own.close(ring) } };
+    (@is_closed $own:ident) => { fn is_closed(&self) -> bool { self.$own.is_closed() } };
+    (@read_before_attach $own:ident) => {
+        fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+            self.$own.read_before_attach(offset, bytes)
+        }
+    };
+    (@reader $own:ident) => { fn reader(&self) -> Option<Box<dyn Reader>> { self.$own.reader() } };
+    (@change_mark $own:ident) => {
+        fn change_mark(&self) -> Option<ChangeMark> {
+            self.$own.change_mark()
+        }
+    };
+    (@witness $own:ident) => {
+        fn witness(&self) -> Option<ChangeDetector> {
+            self.$own.witness()
+        }
+    };
+    (@has_lost $own:ident) => { fn has_lost(&self) -> bool { self.$own.has_lost() } };
+    (@memory_id $own:ident) => {
+        fn memory_id(&self) -> Option<[u8; 16]> {
+            self.$own.memory_id()
+        }
+    };
+    (@lock $own:ident) => { fn lock(&self) -> Option<Lock> { self.$own.lock() } };
+    (@size_probe $own:ident) => {
+        fn size_probe(&self) -> Option<SizeProbe> {
+            self.$own.size_probe()
+        }
+    };
+    (@grow $own:ident) => { fn grow(&mut self, size_bytes: u64) { self.$own.grow(size_bytes) } };
+    (@constant $own:ident) => { fn constant(&self) -> Option<&str> { self.$own.constant() } };
+    (@common_bytes $own:ident) => { fn common_bytes(&self) -> u64 { self.$own.common_bytes() } };
+    (@set_gate $own:ident) => {
+        fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
+            self.$own.set_gate(ring, gate)
+        }
+    };
+    (@suspend $own:ident) => {
+        fn suspend(&mut self, ring: &mut Ring, now: Instant) {
+            self.$own.suspend(ring, now)
+        }
+    };
+    (@resume $own:ident) => { fn resume(&mut self) { self.$own.resume() } };
+    (@revoke $own:ident) => {
+        fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+            self.$own.revoke(ring, now)
+        }
+    };
+    (@set_wait_max $own:ident) => {
+        fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
+            self.$own.set_wait_max(now, wait_max)
+        }
+    };
+    (@is_lost $own:ident) => { fn is_lost(&self) -> bool { self.$own.is_lost() } };
+}
+pub(super) use delegate;
