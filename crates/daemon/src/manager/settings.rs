@@ -173,7 +173,6 @@ pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
-            fill: spec.fill,
             copies: spec.copies,
             shared: spec.shared,
             journal: None,
@@ -195,7 +194,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         mode: row.mode,
         layout: row.layout,
         admission: row.admission,
-        fill: Fill::default(),
+        fill: row.fill,
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
         verify: Verify::default(),
@@ -244,7 +243,6 @@ fn apply(
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
-            fill: spec.fill,
             shared: spec.shared,
             ..of_preset(row)
         };
