@@ -12,7 +12,9 @@
 //! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
 //! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. A candidate that
 //! differs from the choice only in the treatment of writes holds mostly the same blocks, so its price
-//! is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). In addition, a
+//! is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a sudden drop
+//! of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is lower for a while
+//! ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a
 //! candidate replaces the choice to reduce flash writes. Such a candidate writes less than
 //! [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
 //! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
@@ -49,6 +51,15 @@ const PRICE_PERCENT: i64 = 100;
 /// The same for a candidate that differs from the choice only in the treatment of writes, as a
 /// percentage of the reads among as many accesses as fill the cache.
 const WRITES_PRICE_PERCENT: i64 = 25;
+/// Base-2 logarithm of the number of comparisons that the recent hit ratio covers: half the cache.
+const RECENT_SHIFT: u32 = 2;
+/// Difference between the choice's hit ratio and its recent one that indicates a new phase of the
+/// workload, millionths.
+const DROP_PPM: i64 = 200_000;
+/// The price after such a drop, as a percentage of the number of reads whose data would fill the
+/// cache, and the number of comparisons for which it applies.
+const PRICE_AFTER_DROP_PERCENT: i64 = 10;
+const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
 /// Minimum price in hits, so that a few reads decide nothing.
 const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
@@ -202,6 +213,8 @@ struct Miniature {
     /// Counts at the last comparison.
     seen: Window,
     window: Window,
+    /// Results of the last comparisons only.
+    recent: Window,
     /// Lead in hits over the current choice since the choice was made; negative for a lag, which is
     /// limited.
     lead: i64,
@@ -230,6 +243,7 @@ impl Miniature {
             sectors_written: now.sectors_written - self.seen.sectors_written,
         };
         self.window.add(&since, WINDOW_SHIFT);
+        self.recent.add(&since, RECENT_SHIFT);
         self.seen = now;
         since.hits
     }
@@ -255,6 +269,10 @@ pub(crate) struct Chooser {
     sectors_per_comparison: u64,
     /// Number of comparisons since the choice was made.
     comparisons: u64,
+    /// True from a drop of the hit ratio until the ratio has recovered.
+    has_dropped: bool,
+    /// Number of comparisons for which the price after a drop applies.
+    comparisons_after_drop: u64,
 }
 
 impl Chooser {
@@ -282,7 +300,7 @@ impl Chooser {
                 cache.admit_dirty();
             }
             let empty = Window::default();
-            Miniature { combination, cache, seen: empty, window: empty, lead: 0 }
+            Miniature { combination, cache, seen: empty, window: empty, recent: empty, lead: 0 }
         };
         let sectors_per_comparison = ((u64::from(blocks) << block_shift) / COMPARISONS).max(1);
         Some(Chooser {
@@ -298,6 +316,8 @@ impl Chooser {
             sectors_left: sectors_per_comparison,
             sectors_per_comparison,
             comparisons: 0,
+            has_dropped: false,
+            comparisons_after_drop: 0,
         })
     }
 
@@ -334,7 +354,9 @@ impl Chooser {
         for mini in &mut self.miniatures {
             match access {
                 CacheAccess::Read => mini.cache.read_of_run(first, end, run_bytes),
-                CacheAccess::Write => mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Clean),
+                CacheAccess::Write => {
+                    mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::CleanWrite)
+                }
                 CacheAccess::WriteBack => {
                     mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Dirty)
                 }
@@ -361,6 +383,7 @@ impl Chooser {
             mini.lead += mini.compare();
         }
         let hits_of_choice = self.miniatures[self.current].lead - lead_of_choice;
+        self.note_drop();
         let reads_to_fill = self.reads_to_fill();
         for mini in &mut self.miniatures {
             let behind = -reads_to_fill * BEHIND_PERCENT_MAX / 100;
@@ -379,6 +402,20 @@ impl Chooser {
         None
     }
 
+    /// Detects a sudden drop of the choice's hit ratio. The leads of the time before are forgotten.
+    fn note_drop(&mut self) {
+        self.comparisons_after_drop = self.comparisons_after_drop.saturating_sub(1);
+        let Miniature { window, recent, .. } = &self.miniatures[self.current];
+        let drop = window.hit_ppm() - recent.hit_ppm();
+        if drop > DROP_PPM && !self.has_dropped && !self.is_filling {
+            self.has_dropped = true;
+            self.comparisons_after_drop = COMPARISONS_AFTER_DROP;
+            self.miniatures.iter_mut().for_each(|mini| mini.lead = 0);
+        } else if drop < DROP_PPM / 2 {
+            self.has_dropped = false;
+        }
+    }
+
     /// Returns the number of reads whose data would fill a miniature.
     fn reads_to_fill(&self) -> i64 {
         self.blocks / self.miniatures[self.current].window.blocks_read(self.block_shift)
@@ -393,7 +430,9 @@ impl Chooser {
             let reads = (self.blocks << self.block_shift) * window.reads / window.sectors.max(1);
             reads * WRITES_PRICE_PERCENT / 100
         } else {
-            self.reads_to_fill() * PRICE_PERCENT / 100
+            let is_after_drop = self.comparisons_after_drop > 0;
+            let percent = if is_after_drop { PRICE_AFTER_DROP_PERCENT } else { PRICE_PERCENT };
+            self.reads_to_fill() * percent / 100
         };
         price.max(PRICE_HITS_MIN)
     }

@@ -147,6 +147,44 @@ fn written_blocks_that_are_read_enter_the_cache() {
     assert!(hits(auto.stats()) > all - 1.5, "{} of {all}", hits(auto.stats()));
 }
 
+/// Runs reads through `auto` and through each candidate. Returns the hit ratios of the reads `from`
+/// and later, percent.
+fn compared_from(frames: u32, blocks: &[u64], from: usize) -> (f64, Vec<f64>) {
+    let late = |policy: &str, admission: &str| {
+        let mut cache = played(&config(frames, policy, admission), &blocks[..from]);
+        let before = cache.stats();
+        blocks[from..].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+        let after = cache.stats();
+        100.0 * (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads) as f64
+    };
+    let alone = CANDIDATES.iter().map(|(policy, admission)| late(policy, admission)).collect();
+    (late("auto", "auto"), alone)
+}
+
+#[test]
+fn a_drop_of_the_hit_ratio_leads_to_a_change_within_two_cache_sizes() {
+    let blocks = [looping(100_000, 3000), moving(60_000, 1500)].concat();
+    let mut cache = played(&config(2000, "auto", "auto"), &blocks[..100_000]);
+    let ghost = cache.choice().expect("automatic").current;
+    blocks[100_000..104_000].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+    let choice = cache.choice().expect("automatic");
+    assert!(choice.current != ghost && choice.phase == Phase::Changed, "{choice:?}");
+    let (auto, alone) = compared_from(2000, &blocks, 106_000);
+    let best = alone.iter().copied().fold(0.0, f64::max);
+    assert!(best - alone[0] > 10.0 && auto > best - 5.0, "{auto} of {alone:?}");
+}
+
+#[test]
+fn a_loop_and_then_skewed_reads_are_followed() {
+    let mut rng = rng(9);
+    let skewed: Vec<u64> = (0..60_000).map(|_| 500_000 + skewed(&mut rng, 20_000) * 3).collect();
+    let blocks = [looping(100_000, 3000), skewed].concat();
+    // One cache size after the change.
+    let (auto, alone) = compared_from(2000, &blocks, 102_000);
+    let best = alone.iter().copied().fold(0.0, f64::max);
+    assert!(auto > best - 5.0, "{auto} of {alone:?}");
+}
+
 #[test]
 fn with_equal_hits_the_flash_is_spared() {
     // No block is read twice.
