@@ -4,7 +4,6 @@
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Popularity;
 use hob_engine::command::{CacheConfig, Copies, Mode};
-use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 

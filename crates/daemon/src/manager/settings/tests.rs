@@ -3,6 +3,8 @@
 
 use hob_engine::command::Layout;
 
+use hob_engine::granularity::Fill;
+
 use super::*;
 
 const CONTEXT: CacheContext = CacheContext { segment_bytes: 1 << 20, devices: 2, peers: 0 };
