@@ -2,7 +2,6 @@
 //! invalid request gives an error that says what to do.
 
 use hob_engine::command::Layout;
-
 use hob_engine::granularity::Fill;
 
 use super::*;
