@@ -236,8 +236,8 @@ fn presets_page() -> String {
          setting: `hob cache enable --preset zbs --dirty-start 30`, or the same names in hob.toml. A cache without a preset \
          has the settings of `vfrc`. The memory tier above a cache (`--ram`) is not part of a preset. An array with FAST Cache \
          has a cache in DRAM too: `--preset fast-cache --ram 4G` corresponds to it.\n\n\
-         | preset | mode | persistent | layout | block | admission | policy | destage | start, stop, full (dirty blocks) | maximum age | \
-         copies |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+         | preset | mode | persistent | layout | block | admission | fill | policy | destage | start, stop, full (dirty blocks) | maximum age | \
+         copies |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     );
     for row in PRESETS {
         let destage = &row.destage;
@@ -254,13 +254,14 @@ fn presets_page() -> String {
         };
         let _ = writeln!(
             page,
-            "| `{}` | `{}` | {} | `{}` | {} | `{}` | `{}` | {order} | {shares} | {age} | `{}` |",
+            "| `{}` | `{}` | {} | `{}` | {} | `{}` | `{}` | `{}` | {order} | {shares} | {age} | `{}` |",
             row.name,
             row.mode,
             if row.persistent { "yes" } else { "no" },
             row.layout,
             hob_control::Size(u64::from(row.block_bytes)),
             row.admission,
+            row.fill,
             row.policy,
             row.copies
         );

@@ -26,7 +26,7 @@ pub(super) struct Settings {
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
     /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with
-    /// +not-sequential:BYTES and +while-filling:PERCENT%
+    /// +not-sequential:BYTES, +while-filling:PERCENT% and +reads-only
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
     /// How much a read miss fills

@@ -79,12 +79,12 @@ settings! {
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
     /// Admission rule: `auto`, `always`, `while-free`, `nth-access:N` or `ghost`. Each rule except
-    /// `auto` can be followed by `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change
-    /// keeps the cache's contents.
+    /// `auto` can be followed by `+not-sequential:BYTES`, `+while-filling:PERCENT%` and
+    /// `+reads-only`. A change keeps the cache's contents.
     admission: String,
     /// How much a read miss fills: `sectors` (what the guest read), `block` (also uncached data next
-    /// to it) or `auto` (the same as `block` while guests use enough of that data). Not part of a
-    /// preset. A change keeps the cache's contents.
+    /// to it) or `auto` (the same as `block` while guests use enough of that data). A change keeps
+    /// the cache's contents.
     fill: String,
     /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,

@@ -4,7 +4,6 @@
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Popularity;
 use hob_engine::command::{CacheConfig, Copies, Mode};
-use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
@@ -173,7 +172,6 @@ pub(crate) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
-            fill: spec.fill,
             copies: spec.copies,
             shared: spec.shared,
             journal: None,
@@ -195,7 +193,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
         mode: row.mode,
         layout: row.layout,
         admission: row.admission,
-        fill: Fill::default(),
+        fill: row.fill,
         destage: DestageSpec::of(&row.destage),
         copies: row.copies,
         verify: Verify::default(),
@@ -244,7 +242,6 @@ fn apply(
             size: spec.size,
             ram: spec.ram,
             verify: spec.verify,
-            fill: spec.fill,
             shared: spec.shared,
             ..of_preset(row)
         };

@@ -10,7 +10,11 @@
 //! The candidates are compared several times while as many blocks are accessed as the cache holds.
 //! A change of the choice costs at most as many hits as the cache has blocks, because each
 //! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
-//! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. In addition, a
+//! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. A candidate that
+//! differs from the choice only in the treatment of writes holds mostly the same blocks, so its price
+//! is lower ([`WRITES_PRICE_PERCENT`]; docs/decisions/0061-write-admission.md). After a sudden drop
+//! of the hit ratio ([`DROP_PPM`]) the contents are worth little, and the price is lower for a while
+//! ([`PRICE_AFTER_DROP_PERCENT`]). In addition, a
 //! candidate replaces the choice to reduce flash writes. Such a candidate writes less than
 //! [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
 //! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
@@ -41,13 +45,27 @@ const COMPARISONS: u64 = 8;
 /// 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
 /// Minimum lead of a candidate that replaces the choice, in hits, as a percentage of the number of
-/// reads whose data would fill the cache. Among 25 to 300, 150 gave the most hits on real traces. A
-/// lower value follows each phase of a loop, and a higher value reacts too late.
-const PRICE_PERCENT: i64 = 150;
+/// reads whose data would fill the cache. With 50, the choice follows each phase of a loop, which cost
+/// 10 points of hits on a real trace. With 150 it reacts too late to a change of the workload.
+const PRICE_PERCENT: i64 = 100;
+/// The same for a candidate that differs from the choice only in the treatment of writes, as a
+/// percentage of the reads among as many accesses as fill the cache.
+const WRITES_PRICE_PERCENT: i64 = 25;
+/// Base-2 logarithm of the number of comparisons that the recent hit ratio covers: half the cache.
+const RECENT_SHIFT: u32 = 2;
+/// Difference between the choice's hit ratio and its recent one that indicates a new phase of the
+/// workload, millionths.
+const DROP_PPM: i64 = 200_000;
+/// The price after such a drop, as a percentage of the number of reads whose data would fill the
+/// cache, and the number of comparisons for which it applies.
+const PRICE_AFTER_DROP_PERCENT: i64 = 10;
+const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
+/// Minimum price in hits, so that a few reads decide nothing.
+const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
 /// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
 /// that becomes better can catch up.
-const BEHIND_PERCENT_MAX: i64 = 100;
+const BEHIND_PERCENT_MAX: i64 = 50;
 /// Hit ratios that differ by less than this are equal, millionths.
 const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
@@ -59,12 +77,13 @@ const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
 /// shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
-/// The candidates. The first one is used until the miniatures have results.
+/// The candidates: ghost admission or none, and with or without writes. The first one is used until
+/// the miniatures have results. All have the same policy, so that a change keeps the eviction order.
 const CANDIDATES: &[(&str, &str)] = &[
+    ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%+reads-only"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
+    ("s3-fifo", "always+reads-only"),
     ("s3-fifo", "always"),
-    ("s3-fifo", "always+not-sequential:128K+while-filling:100%"),
-    ("wtinylfu", "ghost+not-sequential:128K+while-filling:100%"),
 ];
 
 /// The policies among which `auto` chooses for a given admission.
@@ -194,6 +213,8 @@ struct Miniature {
     /// Counts at the last comparison.
     seen: Window,
     window: Window,
+    /// Results of the last comparisons only.
+    recent: Window,
     /// Lead in hits over the current choice since the choice was made; negative for a lag, which is
     /// limited.
     lead: i64,
@@ -222,6 +243,7 @@ impl Miniature {
             sectors_written: now.sectors_written - self.seen.sectors_written,
         };
         self.window.add(&since, WINDOW_SHIFT);
+        self.recent.add(&since, RECENT_SHIFT);
         self.seen = now;
         since.hits
     }
@@ -247,6 +269,10 @@ pub(crate) struct Chooser {
     sectors_per_comparison: u64,
     /// Number of comparisons since the choice was made.
     comparisons: u64,
+    /// True from a drop of the hit ratio until the ratio has recovered.
+    has_dropped: bool,
+    /// Number of comparisons for which the price after a drop applies.
+    comparisons_after_drop: u64,
 }
 
 impl Chooser {
@@ -274,7 +300,7 @@ impl Chooser {
                 cache.admit_dirty();
             }
             let empty = Window::default();
-            Miniature { combination, cache, seen: empty, window: empty, lead: 0 }
+            Miniature { combination, cache, seen: empty, window: empty, recent: empty, lead: 0 }
         };
         let sectors_per_comparison = ((u64::from(blocks) << block_shift) / COMPARISONS).max(1);
         Some(Chooser {
@@ -290,6 +316,8 @@ impl Chooser {
             sectors_left: sectors_per_comparison,
             sectors_per_comparison,
             comparisons: 0,
+            has_dropped: false,
+            comparisons_after_drop: 0,
         })
     }
 
@@ -326,7 +354,9 @@ impl Chooser {
         for mini in &mut self.miniatures {
             match access {
                 CacheAccess::Read => mini.cache.read_of_run(first, end, run_bytes),
-                CacheAccess::Write => mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Clean),
+                CacheAccess::Write => {
+                    mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::CleanWrite)
+                }
                 CacheAccess::WriteBack => {
                     mini.cache.write_of_run(first, end, run_bytes, AdmissionEffect::Dirty)
                 }
@@ -353,14 +383,16 @@ impl Chooser {
             mini.lead += mini.compare();
         }
         let hits_of_choice = self.miniatures[self.current].lead - lead_of_choice;
-        let reads_to_fill = self.blocks / self.miniatures[self.current].window.blocks_read(self.block_shift);
+        self.note_drop();
+        let reads_to_fill = self.reads_to_fill();
         for mini in &mut self.miniatures {
             let behind = -reads_to_fill * BEHIND_PERCENT_MAX / 100;
             mini.lead = (mini.lead - hits_of_choice).max(behind);
         }
-        let leads = self.miniatures.iter().map(|mini| mini.lead);
-        let (leader, lead) = leads.enumerate().max_by_key(|(_, lead)| *lead)?;
-        if lead > 0 && lead >= reads_to_fill * PRICE_PERCENT / 100 {
+        let beyond_price = |mini: &Miniature| mini.lead - self.price(&mini.combination);
+        let (leader, beyond) =
+            self.miniatures.iter().map(beyond_price).enumerate().max_by_key(|(_, beyond)| *beyond)?;
+        if beyond >= 0 {
             return self.adopt(leader);
         }
         let sparing = self.most_sparing();
@@ -368,6 +400,41 @@ impl Chooser {
             return self.adopt(sparing);
         }
         None
+    }
+
+    /// Detects a sudden drop of the choice's hit ratio. The leads of the time before are forgotten.
+    fn note_drop(&mut self) {
+        self.comparisons_after_drop = self.comparisons_after_drop.saturating_sub(1);
+        let Miniature { window, recent, .. } = &self.miniatures[self.current];
+        let drop = window.hit_ppm() - recent.hit_ppm();
+        if drop > DROP_PPM && !self.has_dropped && !self.is_filling {
+            self.has_dropped = true;
+            self.comparisons_after_drop = COMPARISONS_AFTER_DROP;
+            self.miniatures.iter_mut().for_each(|mini| mini.lead = 0);
+        } else if drop < DROP_PPM / 2 {
+            self.has_dropped = false;
+        }
+    }
+
+    /// Returns the number of reads whose data would fill a miniature.
+    fn reads_to_fill(&self) -> i64 {
+        self.blocks / self.miniatures[self.current].window.blocks_read(self.block_shift)
+    }
+
+    /// Returns the lead in hits from which a candidate replaces the choice.
+    fn price(&self, candidate: &Combination) -> i64 {
+        let current = self.current();
+        let other_writes = Admission { reads_only: !current.admission.reads_only, ..current.admission };
+        let price = if *candidate == (Combination { admission: other_writes, ..current }) {
+            let window = &self.miniatures[self.current].window;
+            let reads = (self.blocks << self.block_shift) * window.reads / window.sectors.max(1);
+            reads * WRITES_PRICE_PERCENT / 100
+        } else {
+            let is_after_drop = self.comparisons_after_drop > 0;
+            let percent = if is_after_drop { PRICE_AFTER_DROP_PERCENT } else { PRICE_PERCENT };
+            self.reads_to_fill() * percent / 100
+        };
+        price.max(PRICE_HITS_MIN)
     }
 
     fn adopt(&mut self, at: usize) -> Option<Combination> {
@@ -436,10 +503,7 @@ fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option
     });
     match (policy.is_auto(), admission.popularity == Popularity::Auto) {
         (false, false) => None,
-        (true, true) => {
-            let first = named(&CANDIDATES[0].0);
-            Some(parsed.filter(|found| may_reorder || found.policy == first).collect())
-        }
+        (true, true) => Some(parsed.collect()),
         (true, false) => {
             let policies = POLICIES.iter().take(if may_reorder { POLICIES.len() } else { 1 });
             Some(policies.map(|name| Combination { policy: named(name), admission }).collect())

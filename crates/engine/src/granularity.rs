@@ -1,7 +1,7 @@
 //! Fill granularity: how much of the backing a read miss brings into the cache.
 //!
 //! A miss can fill more than the guest read: the uncached sectors next to the request, back to a
-//! multiple of 16 KiB and forward to a multiple of 32 KiB, or to the borders of a larger block
+//! multiple of 16 KiB and forward to a multiple of 64 KiB, or to the borders of a larger block
 //! (docs/decisions/0059-fill-granularity.md). These sectors are called *extra*.
 
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum Fill {
     Sectors,
     /// Also the uncached sectors next to the request.
     Block,
-    /// The same as `Block` while enough of the extra blocks are used. In caches with blocks of 32 KiB
+    /// The same as `Block` while enough of the extra blocks are used. In caches with blocks of 64 KiB
     /// or more, the same as `Sectors`.
     Auto,
 }
@@ -37,7 +37,7 @@ pub const FILLS: &[FillInfo] = &[
     FillInfo {
         fill: Fill::Block,
         name: "block",
-        summary: "also fills uncached data next to the request, from a multiple of 16 KiB to a multiple of 32 KiB, or the block if that is larger",
+        summary: "also fills uncached data next to the request, from a multiple of 16 KiB to a multiple of 64 KiB, or the block if that is larger",
     },
     FillInfo {
         fill: Fill::Auto,

@@ -229,6 +229,8 @@ pub struct Preset {
     pub block_bytes: u32,
     /// Admission rule.
     pub admission: Admission,
+    /// Fill granularity.
+    pub fill: Fill,
     /// Name of the replacement policy.
     pub policy: &'static str,
     /// Settings of destaging.
@@ -252,6 +254,7 @@ pub const PRESETS: &[Preset] = &[
         layout: Layout::Unified,
         block_bytes: 4 << 10,
         admission: AUTO,
+        fill: Fill::Auto,
         policy: "auto",
         destage: DESTAGE,
         copies: Copies::One,
@@ -270,7 +273,9 @@ pub const PRESETS: &[Preset] = &[
             popularity: Popularity::NthAccess(3),
             sequential_bytes_max: Some(512 << 10),
             filling_percent: None,
+            reads_only: false,
         },
+        fill: Fill::Sectors,
         policy: "lru",
         destage: Destage {
             order: DestageOrder::Coldest,
@@ -293,6 +298,7 @@ pub const PRESETS: &[Preset] = &[
         layout: Layout::Split { read_permille: 700 },
         block_bytes: 4 << 10,
         admission: ALWAYS,
+        fill: Fill::Sectors,
         policy: "lru",
         destage: Destage {
             order: DestageOrder::Elevator,
@@ -318,7 +324,9 @@ pub const PRESETS: &[Preset] = &[
             popularity: Popularity::WhileFree,
             sequential_bytes_max: None,
             filling_percent: None,
+            reads_only: false,
         },
+        fill: Fill::Sectors,
         policy: "two-level-lru",
         destage: Destage {
             order: DestageOrder::Coldest,
@@ -341,6 +349,7 @@ pub const PRESETS: &[Preset] = &[
         layout: Layout::Unified,
         block_bytes: 4 << 10,
         admission: AUTO,
+        fill: Fill::Auto,
         policy: "auto",
         destage: DESTAGE,
         copies: Copies::TwoOfDirty,
@@ -350,12 +359,20 @@ pub const PRESETS: &[Preset] = &[
 ];
 
 /// Everything is admitted.
-const ALWAYS: Admission =
-    Admission { popularity: Popularity::Always, sequential_bytes_max: None, filling_percent: None };
+const ALWAYS: Admission = Admission {
+    popularity: Popularity::Always,
+    sequential_bytes_max: None,
+    filling_percent: None,
+    reads_only: false,
+};
 
 /// The cache chooses (docs/decisions/0053). All dirty data is admitted.
-const AUTO: Admission =
-    Admission { popularity: Popularity::Auto, sequential_bytes_max: None, filling_percent: None };
+const AUTO: Admission = Admission {
+    popularity: Popularity::Auto,
+    sequential_bytes_max: None,
+    filling_percent: None,
+    reads_only: false,
+};
 
 /// The same settings as [`Destage::default`], which a constant table cannot call.
 const DESTAGE: Destage = Destage {
@@ -385,7 +402,7 @@ impl Preset {
             segment_bytes,
             policy: PolicyKind::from_name(self.policy).expect("presets name policies"),
             admission: self.admission,
-            fill: Fill::default(),
+            fill: self.fill,
             mode: self.mode,
             layout: self.layout,
             destage: self.destage,

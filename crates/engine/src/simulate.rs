@@ -255,7 +255,7 @@ impl CacheSim {
     pub fn write(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
         let run = self.directory.observe(first, end, CacheAccess::Write);
-        self.write_sectors((first, end), (offset, len), (run, AdmissionEffect::Clean))
+        self.write_sectors((first, end), (offset, len), (run, AdmissionEffect::CleanWrite))
     }
 
     /// Handles a write of the sectors `first..end` that is part of a sequential run of `run_bytes`

@@ -50,15 +50,15 @@ pub(crate) struct Sim {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
     /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with
-    /// +not-sequential:BYTES and +while-filling:PERCENT%
+    /// +not-sequential:BYTES, +while-filling:PERCENT% and +reads-only
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
     /// Fill granularities: sectors, block or auto
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "sectors")]
     fill: Vec<Fill>,
-    /// Use policy and admission of a preset whose layout is unified; see docs/presets.md. The
+    /// Use policy, admission and fill granularity of a preset whose layout is unified; see docs/presets.md. The
     /// simulation treats all writes as write-through, whatever the preset's mode
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission", "fill"])]
     preset: Option<String>,
     /// Track only this share of the blocks, in caches smaller by the same factor
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
@@ -146,14 +146,20 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
 struct Wanted {
     policies: Vec<PolicyKind>,
     admissions: Vec<Admission>,
+    fills: Vec<Fill>,
     optimum: bool,
     preset: Option<&'static Preset>,
 }
 
 impl Wanted {
     fn parse(args: &Sim) -> anyhow::Result<Wanted> {
-        let mut wanted =
-            Wanted { policies: vec![], admissions: args.admission.clone(), optimum: false, preset: None };
+        let mut wanted = Wanted {
+            policies: vec![],
+            admissions: args.admission.clone(),
+            fills: args.fill.clone(),
+            optimum: false,
+            preset: None,
+        };
         if let Some(name) = &args.preset {
             let row = preset(name)?;
             if row.layout != Layout::Unified {
@@ -164,6 +170,7 @@ impl Wanted {
             }
             wanted.policies.extend(PolicyKind::from_name(row.policy));
             wanted.admissions = vec![row.admission];
+            wanted.fills = vec![row.fill];
             wanted.preset = Some(row);
             return Ok(wanted);
         }
@@ -188,7 +195,7 @@ impl Wanted {
         let mut points = Vec::new();
         for policy in &self.policies {
             for (admission, fill) in
-                self.admissions.iter().flat_map(|it| args.fill.iter().map(move |fill| (it, fill)))
+                self.admissions.iter().flat_map(|it| self.fills.iter().map(move |fill| (it, fill)))
             {
                 for block_size in &args.block_size {
                     for size in &args.size {

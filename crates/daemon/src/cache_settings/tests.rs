@@ -2,6 +2,7 @@
 //! invalid request gives an error that says what to do.
 
 use hob_engine::command::Layout;
+use hob_engine::granularity::Fill;
 
 use super::*;
 
@@ -56,9 +57,11 @@ fn every_part_can_be_set_by_itself() {
 }
 
 #[test]
-fn fill_is_part_of_no_preset() {
+fn presets_set_the_fill_granularity() {
     let (spec, _) = new(r#""preset":"zbs","fill":"auto""#, CONTEXT).unwrap();
-    assert_eq!((engine_config(&spec, 1 << 20).unwrap().fill, preset_of(&spec)), (Fill::Auto, Some("zbs")));
+    assert_eq!((engine_config(&spec, 1 << 20).unwrap().fill, preset_of(&spec)), (Fill::Auto, None));
+    let (again, _) = changed_spec(&spec, None, &settings(r#""preset":"zbs""#), CONTEXT).unwrap();
+    assert_eq!((again.fill, preset_of(&again)), (Fill::Sectors, Some("zbs")));
     let (again, _) = changed_spec(&spec, None, &settings(r#""preset":"vfrc""#), CONTEXT).unwrap();
     assert_eq!((again.fill, preset_of(&again)), (Fill::Auto, Some("vfrc")));
     let (other, _) = changed_spec(&spec, None, &settings(r#""fill":"sectors""#), CONTEXT).unwrap();

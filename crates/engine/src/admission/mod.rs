@@ -1,10 +1,11 @@
 //! Admission: decides which blocks enter a cache. The backing serves a refused block, which costs
 //! no flash write and no eviction.
 //!
-//! An admission has three parts. The first is the required popularity of a block. The second is the
+//! An admission has four parts. The first is the required popularity of a block. The second is the
 //! length of a sequential run above which requests bypass the cache. The third is the fill level
-//! below which every request is admitted. Users write `always`, `while-free`, `nth-access:3` or
-//! `ghost`, each optionally with `+not-sequential:512K` and `+while-filling:80%`.
+//! below which every request is admitted. The fourth is whether written blocks are admitted. Users
+//! write `always`, `while-free`, `nth-access:3` or `ghost`, each optionally with
+//! `+not-sequential:512K`, `+while-filling:80%` and `+reads-only`.
 
 mod popularity;
 pub(crate) mod streams;
@@ -30,6 +31,10 @@ pub struct Admission {
     pub sequential_bytes_max: Option<u64>,
     /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
     pub filling_percent: Option<u8>,
+    /// A write to a block that is not in the cache is not admitted, even while the cache fills (no
+    /// write allocation). A write to a cached block updates it. Dirty data is admitted as without
+    /// this setting.
+    pub reads_only: bool,
 }
 
 /// Popularity that a block needs for admission.
@@ -90,6 +95,10 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
         form: "…+while-filling:PERCENT%",
         summary: "in addition, admits everything until PERCENT of the blocks (1 to 100) have data; sequential runs that are admitted only for this reason are evicted first",
     },
+    AdmissionInfo {
+        form: "…+reads-only",
+        summary: "in addition, rejects writes to blocks that are not cached, unless their data becomes dirty; writes to cached blocks update them",
+    },
 ];
 
 /// An [`Admission`] that does not parse.
@@ -124,6 +133,9 @@ impl FromStr for Admission {
                 Some(("not-sequential", bytes)) if admission.sequential_bytes_max.is_none() => {
                     admission.sequential_bytes_max = Some(parse_bytes(bytes).ok_or_else(unknown)?);
                 }
+                None if part == "reads-only" && index > 0 && !admission.reads_only => {
+                    admission.reads_only = true;
+                }
                 Some(("while-filling", percent)) if admission.filling_percent.is_none() => {
                     let percent = percent.strip_suffix('%').and_then(|percent| percent.parse().ok());
                     let percent = percent.filter(|percent| (1..=100).contains(percent));
@@ -151,7 +163,8 @@ impl fmt::Display for Admission {
             Some(bytes) if bytes.is_multiple_of(1 << 10) => write!(f, "+not-sequential:{}K", bytes >> 10)?,
             Some(bytes) => write!(f, "+not-sequential:{bytes}")?,
         }
-        self.filling_percent.map_or(Ok(()), |percent| write!(f, "+while-filling:{percent}%"))
+        self.filling_percent.map_or(Ok(()), |percent| write!(f, "+while-filling:{percent}%"))?;
+        f.write_str(if self.reads_only { "+reads-only" } else { "" })
     }
 }
 
@@ -174,13 +187,16 @@ pub(crate) struct Gate {
     sequential: Option<(u64, Streams)>,
     /// Number of frames in use below which every request is admitted.
     filled: u64,
+    reads_only: bool,
 }
 
 /// The data that an admitted block will hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdmissionEffect {
-    /// A copy of data on the backing.
+    /// A copy of data on the backing that was read.
     Clean,
+    /// A copy of data that a guest writes to the backing.
+    CleanWrite,
     /// Dirty data.
     Dirty,
     /// Data from the cache of another host, which is always admitted.
@@ -213,6 +229,7 @@ impl Gate {
             recent: remembers.then(|| Recent::new(frames)),
             sequential: admission.sequential_bytes_max.map(|bytes| (bytes, Streams::default())),
             filled: u64::from(frames) * u64::from(admission.filling_percent.unwrap_or(0)) / 100,
+            reads_only: admission.reads_only,
         }
     }
 
@@ -246,6 +263,11 @@ impl Gate {
     /// Returns true if this block is admitted, which was accessed and is not in the cache.
     pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
         let has_free = room.has_free;
+        // Such a write is no access to the block: a stream of writes displaces nothing that is
+        // remembered about reads.
+        if self.reads_only && effect == AdmissionEffect::CleanWrite {
+            return false;
+        }
         if self.is_filling(room) {
             return true;
         }

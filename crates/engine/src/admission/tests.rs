@@ -20,6 +20,8 @@ fn text_goes_both_ways() {
         "nth-access:3+not-sequential:1M",
         "nth-access:3+while-filling:80%",
         "ghost+not-sequential:512K+while-filling:100%",
+        "always+reads-only",
+        "ghost+not-sequential:512K+while-filling:100%+reads-only",
     ] {
         assert_eq!(text.parse::<Admission>().map(|a| a.to_string()), Ok(text.to_owned()));
     }
@@ -35,6 +37,9 @@ fn text_goes_both_ways() {
         "always+not-sequential:99999999999999999999M",
         "not-sequential:4K+not-sequential:4K",
         "ghost+while-filling:80",
+        "reads-only",
+        "always+reads-only+reads-only",
+        "auto+reads-only",
         "ghost+while-filling:0%",
         "ghost+while-filling:101%",
     ] {
@@ -68,6 +73,18 @@ fn popularity_is_not_required_while_the_cache_fills() {
     assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, room(79)));
     assert!(!gate.admit(BlockNo(2), AdmissionEffect::Clean, room(80)));
     assert!(gate.admit(BlockNo(3), AdmissionEffect::Clean, room(79)), "blocks were given up");
+}
+
+#[test]
+fn reads_only_refuses_clean_writes_and_does_not_count_them() {
+    let mut filling = gate("always+while-filling:100%+reads-only", 100);
+    assert!(!filling.admit(BlockNo(1), AdmissionEffect::CleanWrite, FREE));
+    assert!(filling.admit(BlockNo(1), AdmissionEffect::Clean, FREE));
+    assert!(filling.admit(BlockNo(2), AdmissionEffect::Dirty, FREE));
+    let mut ghost = gate("ghost+reads-only", 100);
+    (0..3).for_each(|_| assert!(!ghost.admit(BlockNo(1), AdmissionEffect::CleanWrite, FULL)));
+    let reads = [1, 2].map(|_| ghost.admit(BlockNo(1), AdmissionEffect::Clean, FULL));
+    assert_eq!(reads, [false, true]);
 }
 
 #[test]

@@ -101,6 +101,89 @@ fn a_change_of_phase_is_followed() {
     assert!(100.0 * ratio > best - 5.0, "{} of {alone:?}", 100.0 * ratio);
 }
 
+/// Returns a block below `width`, low ones much more often.
+fn skewed(rng: &mut impl FnMut(u64) -> u64, width: u64) -> u64 {
+    rng(width) * rng(width) / width * rng(width) / width
+}
+
+/// Runs reads (true) and writes (false) of single blocks.
+fn played_mixed(config: &SimConfig, requests: &[(bool, u64)]) -> CacheSim {
+    let mut cache = CacheSim::new(config).unwrap_or_else(|_| panic!("workable"));
+    for (is_read, block) in requests {
+        _ = if *is_read { cache.read(block * BLOCK, BLOCK) } else { cache.write(block * BLOCK, BLOCK) };
+    }
+    cache
+}
+
+#[test]
+fn written_blocks_that_are_never_read_do_not_enter_the_cache() {
+    let mut rng = rng(5);
+    let log = (0..200_000).map(|at| (false, 1_000_000 + at * 37));
+    let requests: Vec<(bool, u64)> =
+        log.flat_map(|write| [write, (true, skewed(&mut rng, 20_000) * 3)]).collect();
+    let auto = played_mixed(&config(2000, "auto", "auto"), &requests);
+    let reads: Vec<(bool, u64)> = requests.iter().copied().filter(|(is_read, _)| *is_read).collect();
+    let alone = played_mixed(&config(2000, "auto", "auto"), &reads);
+    let (auto, alone) = (auto.stats(), alone.stats());
+    assert!(auto.flash_write_bytes < alone.flash_write_bytes * 11 / 10, "{auto:?}, {alone:?}");
+    assert!(hits(auto) > hits(alone) - 1.0, "{auto:?}, {alone:?}");
+}
+
+#[test]
+fn written_blocks_that_are_read_enter_the_cache() {
+    let mut rng = rng(5);
+    let requests: Vec<(bool, u64)> =
+        (0..400_000).map(|_| (rng(5) == 0, skewed(&mut rng, 20_000) * 3)).collect();
+    let auto = played_mixed(&config(2000, "auto", "auto"), &requests);
+    let choice = auto.choice().expect("automatic");
+    assert!(!choice.current.admission.reads_only, "{choice:?}");
+    let alone = |at: usize| {
+        let (policy, admission) = CANDIDATES[at];
+        hits(played_mixed(&config(2000, policy, admission), &requests).stats())
+    };
+    let (reads_only, all) = (alone(0), alone(1));
+    assert!(all > reads_only + 1.0, "{all} and {reads_only}");
+    assert!(hits(auto.stats()) > all - 1.5, "{} of {all}", hits(auto.stats()));
+}
+
+/// Runs reads through `auto` and through each candidate. Returns the hit ratios of the reads `from`
+/// and later, percent.
+fn compared_from(frames: u32, blocks: &[u64], from: usize) -> (f64, Vec<f64>) {
+    let late = |policy: &str, admission: &str| {
+        let mut cache = played(&config(frames, policy, admission), &blocks[..from]);
+        let before = cache.stats();
+        blocks[from..].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+        let after = cache.stats();
+        100.0 * (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads) as f64
+    };
+    let alone = CANDIDATES.iter().map(|(policy, admission)| late(policy, admission)).collect();
+    (late("auto", "auto"), alone)
+}
+
+#[test]
+fn a_drop_of_the_hit_ratio_leads_to_a_change_within_two_cache_sizes() {
+    let blocks = [looping(100_000, 3000), moving(60_000, 1500)].concat();
+    let mut cache = played(&config(2000, "auto", "auto"), &blocks[..100_000]);
+    let ghost = cache.choice().expect("automatic").current;
+    blocks[100_000..104_000].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+    let choice = cache.choice().expect("automatic");
+    assert!(choice.current != ghost && choice.phase == Phase::Changed, "{choice:?}");
+    let (auto, alone) = compared_from(2000, &blocks, 106_000);
+    let best = alone.iter().copied().fold(0.0, f64::max);
+    assert!(best - alone[0] > 10.0 && auto > best - 5.0, "{auto} of {alone:?}");
+}
+
+#[test]
+fn a_loop_and_then_skewed_reads_are_followed() {
+    let mut rng = rng(9);
+    let skewed: Vec<u64> = (0..60_000).map(|_| 500_000 + skewed(&mut rng, 20_000) * 3).collect();
+    let blocks = [looping(100_000, 3000), skewed].concat();
+    // One cache size after the change.
+    let (auto, alone) = compared_from(2000, &blocks, 102_000);
+    let best = alone.iter().copied().fold(0.0, f64::max);
+    assert!(auto > best - 5.0, "{auto} of {alone:?}");
+}
+
 #[test]
 fn with_equal_hits_the_flash_is_spared() {
     // No block is read twice.

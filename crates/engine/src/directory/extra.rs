@@ -16,10 +16,10 @@ use crate::units::{BlockNo, FrameNo};
 /// Base-2 logarithms of the numbers of sectors in the aligned units before and after a request that
 /// a miss fills. Guests use sectors after a request more often.
 const SHIFT_BEFORE: u32 = 2;
-const SHIFT_AFTER: u32 = 3;
+const SHIFT_AFTER: u32 = 4;
 /// Maximum share of the frames for extra blocks, percent. 3 and 20 percent had fewer hits on real
 /// traces.
-const FRAMES_PERCENT: u64 = 10;
+const FRAMES_PERCENT: u64 = 15;
 /// Maximum share of the frames for extra blocks while few are used, percent.
 const SAMPLE_FRAMES_PERCENT: u64 = 1;
 /// Minimum number of uses, as a percentage of the number of added extra blocks.
@@ -205,15 +205,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_16_and_32_kib_or_one_block() {
+    fn units_are_16_and_64_kib_or_one_block() {
         let mut extra = Extra::default();
         assert_eq!(extra.unit(9, 10, 0), (9, 10));
         extra.set(Fill::Block);
         assert_eq!(extra.unit(9, 10, 0), (8, 16));
-        assert_eq!((extra.unit(13, 14, 0), extra.unit(7, 17, 1)), ((12, 16), (4, 24)));
+        assert_eq!((extra.unit(13, 14, 0), extra.unit(7, 17, 1)), ((12, 16), (4, 32)));
         assert_eq!(extra.unit(17, 18, 4), (16, 32));
         extra.set(Fill::Auto);
-        assert_eq!((extra.unit(9, 10, 2), extra.unit(9, 10, 3)), ((8, 16), (9, 10)));
+        assert_eq!((extra.unit(9, 10, 3), extra.unit(9, 10, 4)), ((8, 16), (9, 10)));
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
             }
         };
         add(&mut extra, 5);
-        assert_eq!((regions_with_extra(&extra), extra.frames_max(1000)), (1600, 100));
+        assert_eq!((regions_with_extra(&extra), extra.frames_max(1000)), (1600, 150));
         add(&mut extra, 10);
         assert!((50..150).contains(&regions_with_extra(&extra)));
         assert_eq!(extra.frames_max(1000), 10);

@@ -126,16 +126,16 @@ fn extra_blocks_replace_only_their_own_share() {
     let mut directory = directory(100, "always");
     directory.set_fill(Fill::Block);
     (1000..1100).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
-    (0..10).for_each(|unit| add_around(&mut directory, 8 * unit, 1 << 20));
-    assert_eq!(cached(&directory, 0..80).len(), 10);
-    assert_eq!(cached(&directory, 1000..1100).len(), 90);
-    let extra = cached(&directory, 0..80);
+    (0..10).for_each(|unit| add_around(&mut directory, 16 * unit, 1 << 20));
+    assert_eq!(cached(&directory, 0..160).len(), 15);
+    assert_eq!(cached(&directory, 1000..1100).len(), 85);
+    let extra = cached(&directory, 0..160);
     assert!(store(&mut directory, extra[0], Run::Other, AdmissionEffect::Clean));
-    (10..20).for_each(|unit| add_around(&mut directory, 8 * unit, 1 << 20));
-    assert_eq!(cached(&directory, 0..80), [extra[0]], "a used block is an ordinary one");
+    (10..20).for_each(|unit| add_around(&mut directory, 16 * unit, 1 << 20));
+    assert_eq!(cached(&directory, 0..160), [extra[0]], "a used block is an ordinary one");
     directory.set_fill(Fill::Sectors);
-    (2000..2010).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
-    assert_eq!(cached(&directory, 0..160), [extra[0]], "without a share they are evicted first");
+    (2000..2015).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
+    assert_eq!(cached(&directory, 0..320), [extra[0]], "without a share they are evicted first");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn admission_decides_when_an_extra_block_is_used() {
     directory.set_fill(Fill::Block);
     (1000..1010).for_each(|block| assert!(store(&mut directory, block, Run::Other, AdmissionEffect::Clean)));
     add_around(&mut directory, 0, 1 << 20);
-    let extra = cached(&directory, 1..8);
+    let extra = cached(&directory, 1..16);
     assert_eq!(extra.len(), 1);
     let sector = directory.find(Span { block: BlockNo(extra[0]), first: 0, count: 1 }).expect("cached");
     directory.touch(sector, Run::Other);

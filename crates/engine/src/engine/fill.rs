@@ -29,7 +29,11 @@ impl Engine {
         if !self.is_believed(slot) {
             return Err(Outcome::MissFlashBusy);
         }
-        let effect = if request.op == Op::Pull { AdmissionEffect::Pulled } else { AdmissionEffect::Clean };
+        let effect = match request.op {
+            Op::Pull => AdmissionEffect::Pulled,
+            Op::Write(_) => AdmissionEffect::CleanWrite,
+            _ => AdmissionEffect::Clean,
+        };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let shared = std::mem::take(&mut self.requests[slot].shared);
         // `at` is a sector number in the buffer.

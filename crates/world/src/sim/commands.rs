@@ -378,6 +378,7 @@ impl Simulation<'_> {
             },
             sequential_bytes_max: self.rng.chance(250).then(|| 4096 << self.rng.below(6)),
             filling_percent: self.rng.chance(250).then(|| 1 + self.rng.below(100) as u8),
+            reads_only: self.rng.chance(200),
         }
     }
 

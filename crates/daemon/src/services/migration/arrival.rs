@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hob_control::{Arrival, ArrivingCache, check_name};
 use hob_engine::command::Mode;
+use hob_engine::granularity::Fill;
 use hob_engine::migration::{Record, Session};
 use hob_storage::backing::Format;
 
@@ -199,7 +200,10 @@ impl Inner {
                 }
             }
         };
-        let settings = &cache.settings.0;
+        // A sender omits the fill granularity `sectors`, which older versions of hob do not know.
+        let mut settings = cache.settings.0.clone();
+        settings.fill.get_or_insert_with(|| Fill::Sectors.to_string());
+        let settings = &settings;
         let size = Some(cache.size).filter(|_| settings.shared != Some(true));
         let (spec, _) = new_spec(pool.clone(), size, settings, self.context(&pool)?)?;
         self.check_memory(name, &spec)?;

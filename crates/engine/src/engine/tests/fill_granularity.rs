@@ -214,7 +214,7 @@ fn an_error_of_the_backing_or_of_flash_is_not_reported() {
     bench.fail(write);
     assert!(!bench.has(17));
     assert_eq!((bench.replies.len(), bench.events.len()), (replies + 2, events));
-    assert_eq!(bench.stats().extra_read_bytes, 8 * SECTOR);
+    assert_eq!(bench.stats().extra_read_bytes, 16 * SECTOR);
     assert_eq!(bench.write_alone(12 * SECTOR, SECTOR), Outcome::WriteCopied, "nothing is locked");
 }
 
@@ -292,9 +292,10 @@ fn structural_changes_wait_for_the_job() {
 #[test]
 fn the_number_of_extra_fills_is_limited() {
     let mut bench = Bench::filling(Fill::Block);
+    bench.engine.lend(BufferId(1 << 21), 1 << 20);
     let mut extra = vec![];
     for unit in 0..20 {
-        extra.extend(bench.miss(8 * unit));
+        extra.extend(bench.miss(16 * unit));
     }
     assert_eq!(extra.len(), 16);
     bench.ios.extend(extra);
@@ -361,17 +362,17 @@ fn auto_stops_while_extra_data_is_not_used() {
     let extra_of = |bench: &mut Bench, units: std::ops::Range<u64>| {
         let before = bench.stats().extra_read_bytes;
         for unit in units {
-            bench.read_alone(8 * unit * SECTOR, SECTOR);
+            bench.read_alone(16 * unit * SECTOR, SECTOR);
         }
         bench.stats().extra_read_bytes - before
     };
-    let first = extra_of(&mut bench, 0..50);
-    assert!(first >= 4 * 7 * SECTOR, "{first}");
-    extra_of(&mut bench, 50..1000);
-    let last = extra_of(&mut bench, 1000..2000);
-    assert!(last < 1000 * 7 * SECTOR / 8, "{last}");
+    let first = extra_of(&mut bench, 0..25);
+    assert!(first >= 2 * 15 * SECTOR, "{first}");
+    extra_of(&mut bench, 25..500);
+    let last = extra_of(&mut bench, 500..1000);
+    assert!(last < 500 * 15 * SECTOR / 8, "{last}");
     let mut always = Bench::filling(Fill::Block);
-    assert_eq!(extra_of(&mut always, 1000..2000), 1000 * 7 * SECTOR);
+    assert_eq!(extra_of(&mut always, 500..1000), 500 * 15 * SECTOR);
 }
 
 #[test]
