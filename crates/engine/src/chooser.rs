@@ -48,7 +48,8 @@ const PRICE_PERCENT: i64 = 150;
 /// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
 /// that becomes better can catch up.
 const BEHIND_PERCENT_MAX: i64 = 100;
-/// Hit ratios that differ by less than this are equal, millionths.
+/// Maximum distance below the highest hit ratio of a candidate that replaces the choice because
+/// it writes less, millionths.
 const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
 /// the current flash writes.

@@ -60,17 +60,17 @@ pub enum DestageOrder {
     Coldest,
 }
 
-/// Settings of destaging. Shares are per mille of the cache's blocks.
+/// Settings of destaging. Dirty data is compared with the cache's capacity, in per mille.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
     /// Order of destaging.
     pub order: DestageOrder,
-    /// Share of dirty blocks above which destaging starts.
+    /// Destaging starts when more than this share of the cache is dirty.
     pub start_permille: u16,
-    /// Share of dirty blocks at which destaging stops.
+    /// Destaging stops when at most this share of the cache is dirty.
     pub stop_permille: u16,
-    /// Share of dirty blocks above which writes to blocks that are not in the cache are written
-    /// through to the backing.
+    /// When at least this share of the cache is dirty, writes to blocks that are not in the cache
+    /// are written through to the backing.
     pub full_permille: u16,
     /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,
@@ -305,7 +305,8 @@ pub enum BitmapChange {
         /// Another bitmap.
         into: String,
     },
-    /// Marks the whole disk as changed, for reasons that the engine cannot know.
+    /// Marks the whole disk as changed in a recording bitmap, because the caller knows of a change
+    /// that the engine did not see.
     InsertAll(String),
 }
 

@@ -92,7 +92,7 @@ impl Index {
         !self.free.is_empty()
     }
 
-    /// Returns the state of the free frames for admission.
+    /// Returns whether a frame is free and how many are in use, for the admission rule.
     #[inline]
     pub(crate) fn room(&self) -> Room {
         Room { has_free: self.has_free(), used: self.used }

@@ -31,7 +31,7 @@ use crate::vscsi::Histograms;
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) ownership: Ownership,
-    /// The disk's entitlement under contention.
+    /// Shares, reservations and limits of the disk.
     pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
     /// Memory tier above the cache.

@@ -120,8 +120,8 @@ impl Recovered {
         &self.parted
     }
 
-    /// Treats the tail as durable. This is correct if the power has failed since the tail was
-    /// written.
+    /// Treats the dirty sectors that the journal tail describes as durable. This is correct if the
+    /// power has failed since they were written to flash.
     pub fn trust_tail(&mut self) {
         self.tail.clear();
     }

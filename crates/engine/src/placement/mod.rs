@@ -9,8 +9,8 @@
 //! that are computed exactly.
 //!
 //! Sizes are in bytes. Read rates are per second, and each read is of one block. Networks,
-//! processors and users of disks are not considered. A host's load decides only between hosts that
-//! are equally good for the flash. The curves describe LRU caches and past requests.
+//! processors and the clients of disks are not considered. A host's load decides only between hosts
+//! whose flash would serve equally many reads. The curves describe LRU caches and past requests.
 
 mod share;
 #[cfg(test)]
@@ -321,7 +321,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Keeps the entries with the largest numbers, largest first.
+/// Keeps the `most` entries with the largest first fields, and sorts them in descending order.
 fn shorten(all: &mut Vec<(f64, usize, usize)>, most: usize) {
     let falling = |one: &(f64, usize, usize), other: &(f64, usize, usize)| {
         other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2)))

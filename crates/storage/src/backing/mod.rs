@@ -721,8 +721,9 @@ impl Backing {
         self.driver.poll_status()
     }
 
-    /// Closes the backing. Waiting I/O fails with `ShuttingDown`, and I/O in the kernel is awaited.
-    /// Submit nothing afterwards. Flush first if acknowledged writes must be durable.
+    /// Begins to close the backing; [`Backing::is_closed`] tells when it is closed. Waiting I/O
+    /// fails with `ShuttingDown`, and I/O in the kernel ends first. Submit nothing afterwards.
+    /// Flush first if acknowledged writes must be durable.
     pub fn close(&mut self, ring: &mut Ring) {
         self.driver.close(ring);
     }
