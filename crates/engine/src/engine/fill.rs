@@ -147,8 +147,8 @@ impl Engine {
         self.finish_unless_filling(slot);
     }
 
-    /// Handles the end of a flash write of data from the backing. If the backing may have lost the
-    /// data, it is not believed and stays invalid.
+    /// Handles the end of a flash write of data from the backing. If the backing may have lost this
+    /// data, the sectors stay invalid.
     pub(super) fn note_filled(
         &mut self,
         now: Instant,

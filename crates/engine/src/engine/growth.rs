@@ -7,8 +7,8 @@
 //! | a persistent cache | when a new ring with the new size is durable; requests wait; if that fails, nothing changes |
 //!
 //! The backing was resized before the disk grows. Data beyond the old end was never read. Cached
-//! copies of the sector that contains the old end are invalidated, since they lack the part beyond
-//! that end. This sector is never dirty, because a guest could not write the whole sector.
+//! copies of the sector that contains the old end are invalidated, because they lack the part
+//! beyond that end. This sector is never dirty, because a guest could not write the whole sector.
 //!
 //! # Refused requests
 //! Shrinking is refused. A disk whose cache is being recovered cannot grow, because it must have

@@ -35,8 +35,8 @@ pub(super) struct Job {
     pub(super) step: Step,
     pub(super) buffer: Option<DestageBuffer>,
     pub(super) failed: bool,
-    /// Number of the disk's failed flushes and reported losses when the job wrote to the backing,
-    /// or flushed it.
+    /// Number of the disk's failed flushes and reported losses when the job began to write, read
+    /// or flush the backing.
     pub(super) doubts: u64,
 }
 
@@ -171,8 +171,9 @@ impl Engine {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
-    /// Returns true if a job without a range lock may start. The first one of a disk may always
-    /// start. The disk's other jobs may wait for a range lock that is released only after it.
+    /// Returns true if a job without a range lock may start. The first such job of a disk may
+    /// always start, because the disk's other jobs may wait for a range lock that is released only
+    /// after this job.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -213,7 +214,7 @@ impl Engine {
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
-            // Other jobs took the memory. The transfer is tried again when they end.
+            // Other jobs use the buffers. The transfer is tried again when such a job ends.
             return self.end_job(now, job, Ok(()));
         };
         self.jobs[job].buffer = Some(buffer);
