@@ -1,12 +1,12 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
-//! Each datastore and each flash device has a gate. The gate is open for a disk while the datastore
-//! or device is not throttled and the disk has no limit there. An open gate costs one check. At a
-//! closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O
-//! belongs to its disk's flow. Fills after the reply, extra fills, destaging, cache maintenance and
-//! their flushes are one flow for all disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the
-//! gates, because guests' flushes wait for journal I/O, and because it is small. The engine treats
-//! a waiting I/O as in flight, except in the time limit for stalled devices.
+//! Each datastore and each flash device has a gate. The gate is open for a disk while the
+//! throttling of the datastore or device is off and the disk has no limit there. An open gate costs
+//! one check. At a closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A
+//! guest's I/O belongs to its disk's flow. Fills after the reply, extra fills, destaging, cache
+//! maintenance and their flushes are one flow for all disks, with [`BACKGROUND_SHARES`]. Journal
+//! I/O bypasses the gates, because guests' flushes wait for journal I/O, and because it is small.
+//! The engine treats a waiting I/O as in flight, except in the time limit for stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;

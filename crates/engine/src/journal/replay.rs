@@ -19,8 +19,8 @@
 //! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | an older
 //! frame's copy of the sector becomes invalid too |
 //!
-//! The last row removes an old copy that a *set* record had replaced. Its record shows that the
-//! backing has newer data.
+//! The last row removes an old copy that an undone *set* record would have replaced. The record of
+//! the last row shows that the backing has newer data than this old copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -48,7 +48,7 @@ pub enum ReplayError {
     NoSegments,
     /// Two segments have the same ordinal.
     SegmentTwice(u32),
-    /// The journal describes more frames than possible, or frames in no segment.
+    /// The journal describes more frames than an index can have, or frames in no segment.
     Senseless,
 }
 
@@ -195,9 +195,9 @@ impl Replay {
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
-    /// Reads all index entries that a page is about to change. In a large index each of them is a
-    /// cache miss. These reads are independent, so the cache misses overlap, which saves a third of
-    /// a replay.
+    /// Reads all index entries that a page is about to change. In a large index, each of these
+    /// reads is a miss in the CPU's caches. The reads do not depend on each other, so the misses
+    /// overlap, which saves a third of the time of a replay.
     fn look_ahead(&mut self, page: &Page<'_>) {
         let (blocks, frames) = &mut self.ahead;
         page.records(|record| {

@@ -157,7 +157,8 @@ impl Survey {
         }
     }
 
-    /// Returns the state of the page in the other copy, if its bytes are equal.
+    /// Returns the state of the same page in the other copy of the journal ring, if both have equal
+    /// bytes.
     fn twin(&self, copy: usize, number: u64, bytes: &[u8]) -> Option<Seen> {
         let others = self.seen.get(1usize.checked_sub(copy)?)?;
         let twin = others.get(number as usize).filter(|twin| twin.sequence > 0)?;
@@ -241,7 +242,7 @@ impl Survey {
     }
 }
 
-/// Returns the last missing page up to `durable`.
+/// Returns the sequence number of the last missing page up to `durable`.
 fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
     let mut at = durable;
     while at > 0 && found.binary_search_by_key(&at, |(_, seen)| seen.sequence).is_ok() {
@@ -286,8 +287,8 @@ impl Plan {
         }
     }
 
-    /// Continues the journal with the records of a crash log, if the log belongs to it. The log is
-    /// used only if the host has not lost power since it was written.
+    /// Continues the journal with the records of a crash log, if the log belongs to this journal
+    /// ring. A crash log exists only if the host has not lost power since it was written.
     pub fn continue_with(&mut self, log: &[u8]) {
         self.continue_with_records(crash_log::records_after(log, &self.cache, self.ring, self.end));
     }

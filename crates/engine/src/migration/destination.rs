@@ -42,8 +42,8 @@ pub enum DestinationAct {
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Set the cache's mode, and pull the data that is pulled after a hand-over. This action cannot
-    /// fail.
+    /// Restore the cache's mode, and continue only with the pulls that the migration's cache
+    /// setting provides after a hand-over. This action cannot fail.
     Settle,
     /// Remove the disk, because it is not handed over.
     Remove,
@@ -51,7 +51,7 @@ pub enum DestinationAct {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// According to the record, the disk is unknown or belongs to another host.
+    /// This host neither awaits nor owns the disk.
     Not,
     /// The disk is awaited and is being prepared.
     Preparing(Session),

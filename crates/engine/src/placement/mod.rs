@@ -25,7 +25,8 @@ const SHORTLIST: usize = 24;
 /// Maximum number of disks for which exchanges are tried.
 const EXCHANGED: usize = 24;
 
-/// Two hosts count as equally good if they differ by at most this part of a disk's reads.
+/// Two moves of a disk count as equally good if their gains differ by at most this part of the
+/// disk's reads.
 const AS_GOOD: f64 = 0.005;
 
 /// A host.
@@ -205,7 +206,7 @@ impl<'a> Search<'a> {
         self.loads[to] += self.disks[disk].load;
     }
 
-    /// Returns the gain of all hosts if a disk moves.
+    /// Returns the additional reads per second that flash serves on all hosts if a disk moves.
     fn gain(&self, disk: usize, to: usize) -> f64 {
         let from = self.at[disk];
         let mut left = self.on(from);

@@ -76,7 +76,7 @@ impl TwoLevelLru {
         }
     }
 
-    /// Returns the frame's usage value.
+    /// Removes a frame, and returns its usage value.
     fn remove(&mut self, frame: u32) -> u8 {
         let heat = self.heats[frame as usize];
         let list = list_of(heat);
