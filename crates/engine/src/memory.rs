@@ -214,7 +214,8 @@ impl Memory {
         self.directory.bytes() + 2 * self.ahead.capacity() as u64
     }
 
-    /// Returns a page, and a bit mask of `count` of its sectors from `sector` on.
+    /// Returns the page that holds `sector`, and a bit mask of `count` sectors of this page from
+    /// `sector` on.
     fn bits(&self, sector: u64, count: u64) -> (usize, u16) {
         let shift = self.directory.block_shift();
         let inside = sector & ((1 << shift) - 1);

@@ -236,7 +236,8 @@ impl Engine {
                 continue;
             }
             index.set_held(sector, false);
-            // The empty frame may be the target of a fill that is about to start.
+            // If the range is locked, the empty frame may be the target of a fill that is about to
+            // start.
             let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
             if !range_locks.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);

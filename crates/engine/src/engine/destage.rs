@@ -483,7 +483,9 @@ impl super::Disk {
         }
     }
 
-    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O.
+    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O. With
+    /// `newest`, blocks up to this epoch are eligible; without it, only blocks in segments that are
+    /// being vacated.
     fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
         let leaves = self.destages_leaving();
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
@@ -493,8 +495,8 @@ impl super::Disk {
             Some(block) => block,
             None => destager.next(newest?, |block| cache.was_used(block))?,
         };
-        // Includes adjacent blocks up to the window's end, so that contiguous dirty data is written
-        // in whole stripes.
+        // The disk is divided into windows of one I/O. The range includes adjacent blocks of the
+        // same window, so that contiguous dirty data is written in whole stripes.
         let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;

@@ -71,9 +71,10 @@ impl JobKind {
         matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..) | JobKind::Rewrite)
     }
 
-    /// Returns true if the job transfers a dirty sector even if flash failed to deliver it before.
-    /// The destager skips unreadable sectors, so that their neighbours do not wait forever.
-    /// Requests that need an unreadable sector get an error.
+    /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
+    /// flash failed to deliver before. The destager skips them, so that their neighbours do not
+    /// wait forever. A job for a request tries them again, and the request gets an error if flash
+    /// fails again.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }

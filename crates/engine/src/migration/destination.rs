@@ -16,7 +16,7 @@
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
 
-/// Maximum delay of the answer to a call that has no news, nanoseconds.
+/// Maximum delay of the answer to a call that reports no changed ranges, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
 /// Maximum number of the source's calls that the destination has not answered yet. Beyond this
