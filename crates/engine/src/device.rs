@@ -1,10 +1,10 @@
 //! Health of flash devices: errors lead to a fence, overdue I/O to a stall.
 //!
 //! The time limit of a stall adapts to the device. A *pause* is the time from the issue of an
-//! overdue I/O to its completion. A pause of at most [`PAUSE_LIMITS_MAX`] times the configured limit
-//! counts as normal latency of that device. For the next [`PAUSE_REMEMBERED_NS`], the time limit is
-//! twice the length of this pause, but at most [`PAUSE_LIMITS_MAX`] times the configured limit. A
-//! longer pause is a hang, and does not change the time limit.
+//! overdue I/O to its completion. A pause of at most [`PAUSE_LIMITS_MAX`] times the configured
+//! limit counts as normal latency of that device. For the next [`PAUSE_REMEMBERED_NS`], the time
+//! limit is twice the length of this pause, but at most [`PAUSE_LIMITS_MAX`] times the configured
+//! limit. A longer pause is a hang, and does not change the time limit.
 
 use std::collections::VecDeque;
 

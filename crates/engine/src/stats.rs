@@ -161,7 +161,7 @@ pub struct DiskStats {
     pub draining: bool,
     /// The write mode in effect, which may differ from the configured one.
     pub mode: Mode,
-    /// Memory for the cache's index, policy, dirty data and journal, bytes. It grows with the cache.
+    /// Memory for the cache's index, policy, list of dirty blocks and journal, bytes.
     pub index_bytes: u64,
     /// Size of the memory tier in bytes.
     pub memory_bytes: u64,

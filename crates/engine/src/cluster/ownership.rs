@@ -1,20 +1,20 @@
 //! Ownership of one disk at one host: whether the host can take the disk, holds it, or has lost it,
 //! and the transactions for each change.
 //!
-//! | ownership record | ownership lock | may another member take the disk? | may the recorded
-//! member take the disk? |
+//! | ownership record | ownership lock | another member | the recorded member |
 //! |---|---|---|---|
-//! | none | none | yes | does not apply |
+//! | none | none | yes | – |
 //! | given back | none | yes | yes |
 //! | taken, no dirty data | none, so the owner failed | after `settle_ns` without a lock | yes |
 //! | dirty | none | with force, after `settle_ns` | yes |
-//! | dirty, with a replica at a member | none | that member may fail over after `settle_ns`; others
-//! only with force | yes |
-//! | failover in progress | none | with force, after `settle_ns` | yes, and it continues the
-//! failover |
+//! | dirty, with a replica | none | by failover, or with force; after `settle_ns` | yes |
+//! | failover in progress | none | with force, after `settle_ns` | yes, to continue the failover |
 //! | any | another member's | no | no |
-//! | any | the recorded member's | does not apply | yes; if the disk is opened again, the record
-//! must not name a replica |
+//! | any | the recorded member's | – | yes |
+//!
+//! The last two columns tell whether a member may take the disk. Only the member that has the
+//! replica may fail over. If the recorded member opens the disk again while its lock exists, the
+//! record must not name a replica.
 //!
 //! A host's cache of a disk is valid if the record names this host, with the generation that is
 //! stored in the cache.

@@ -11,9 +11,10 @@
 //! |---|---|---|
 //! | partly written a short time ago | in memory (`recent_edges.rs`) | the same |
 //! | dirty, or cached and clean | read from flash | read from flash |
-//! | not cached, or unreadable on flash | read from the backing | not merged: the write invalidates
-//! the sector |
-//! | unreadable on flash and on the backing | the write bypasses the cache | the same |
+//! | not cached, or unreadable on flash | read from the backing | not merged |
+//! | unreadable on flash and on the backing | the write bypasses the cache | not merged |
+//!
+//! Under write-through, a write invalidates an edge that is not merged.
 //!
 //! If a disk's size is not a multiple of a sector, its last sector is never merged and never dirty
 //! (`growth.rs`).

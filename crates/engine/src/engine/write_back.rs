@@ -3,16 +3,15 @@
 //!
 //! | the range of the request | action |
 //! |---|---|
-//! | whole sectors, mode write-back, free frames | written to flash; first a commit if the durable
-//! journal describes data there |
-//! | the same, but some sectors only partly covered | these sectors are read and merged first
-//! (`partial.rs`) |
-//! | partly covered dirty sectors that cannot be merged | these sectors are destaged first, under
-//! the same range lock |
-//! | part of a long sequential run while too much data is dirty | written to the backing
-//! (`bulk.rs`) |
+//! | whole sectors, mode write-back, free frames | written to flash |
+//! | the same, some sectors partly covered | these sectors are merged first (`partial.rs`) |
+//! | partly covered dirty sectors that cannot be merged | these sectors are destaged first |
+//! | part of a long run while too much data is dirty | written to the backing (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
 //! | all others | the bypass marks of the zones are committed, then as in a volatile cache |
+//!
+//! If the durable journal describes the data that a write to flash overwrites, a commit comes
+//! first. Sectors are destaged first under the request's own range lock.
 
 use super::bulk::Bulk;
 use super::disk::Disk;

@@ -10,9 +10,11 @@
 //! | are equal | that of both |
 //! | one cannot be read | that of the other copy |
 //! | differ, and one copy's segment has more wrong checksums | that of the other copy |
-//! | differ, and one copy matches the last commit | that of this copy: the later write was never
-//! acknowledged, or is lost with the other device |
-//! | differ otherwise | that of the first copy: neither was ever acknowledged as durable |
+//! | differ, and one copy matches the last commit | that of this copy |
+//! | differ otherwise | that of the first copy |
+//!
+//! If one copy matches the last commit, the later write was never acknowledged as durable, or is
+//! lost with the other device. If none does, neither content was ever acknowledged as durable.
 
 use crate::index::Index;
 

@@ -4,8 +4,7 @@
 //! | pages | result |
 //! |---|---|
 //! | a last page, and no page records a later commit | [`Ring::Whole`] up to the last page |
-//! | a page that records a commit after the last valid page, or a commit without a last page |
-//! [`Ring::Damaged`] |
+//! | a page records a commit after the last page, or without one | [`Ring::Damaged`] |
 //! | no last page and no commit | [`Ring::Unfinished`] |
 //!
 //! Pages may arrive in any order and from both copies, and invalid pages are ignored. The survey
