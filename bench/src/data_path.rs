@@ -4,9 +4,9 @@
 //! and opened with O_DIRECT. hob is compared with `qemu-nbd` on a copy of the data, and both with
 //! fio on the bare file. In the *software-bound* setting, data and pool are in memory (tmpfs), so
 //! that only software is measured. hob is compared with `nbdkit`, with and without nbdkit's cache.
-//! The *write-back* setting compares writes to flash with the same writes to a file on the same
-//! disk. The *file* setting is the device-bound setting through FUSE, compared with
-//! `qemu-storage-daemon`.
+//! In the *write-back* setting, hob writes to a pool on a disk. hob is compared with `qemu-nbd` and
+//! fio on files on the same disk. The *file* setting is the device-bound setting through FUSE,
+//! compared with `qemu-storage-daemon`.
 //!
 //! All servers of a setting run at the same time. Each round measures every workload on every
 //! server, one after the other, in a rotating order. The result is the median over the rounds.

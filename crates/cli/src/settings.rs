@@ -41,13 +41,13 @@ pub(super) struct Settings {
     /// Order in which dirty data is written to the backing
     #[arg(long, value_name = "ORDER", value_parser = words(DESTAGE_ORDERS))]
     destage_order: Option<String>,
-    /// Start destaging when more than this percentage of the blocks is dirty
+    /// Start destaging when more than this percentage of the cache is dirty
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     dirty_start: Option<u8>,
-    /// Stop destaging at this percentage of dirty blocks
+    /// Stop destaging when at most this percentage of the cache is dirty
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     dirty_stop: Option<u8>,
-    /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache
+    /// When at least this percentage of the cache is dirty, writes to uncached blocks bypass it
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     dirty_full: Option<u8>,
     /// Maximum age of dirty data, seconds; 0: only the percentages start destaging

@@ -21,7 +21,7 @@ pub struct Explanation {
     /// Percentage of requests served entirely from memory above flash.
     #[serde(default)]
     pub served_from_memory_percent: f64,
-    /// Why the other requests were not served from flash, most frequent reason first.
+    /// Why requests were served neither from flash nor from memory, most frequent reason first.
     pub not_served: Vec<Share>,
 }
 

@@ -307,14 +307,14 @@ pub struct Cache {
     pub fill: String,
     /// Order in which dirty data is written to the backing.
     pub destage_order: String,
-    /// Percentage of dirty blocks above which destaging starts.
+    /// When dirty data takes up more than this percentage of the cache, destaging starts.
     pub dirty_start: u8,
-    /// Percentage of dirty blocks at which destaging stops.
+    /// When dirty data takes up at most this percentage of the cache, destaging stops.
     pub dirty_stop: u8,
-    /// Percentage of dirty blocks above which writes to uncached blocks bypass the cache.
+    /// When dirty data takes up at least this percentage of the cache, writes to uncached blocks
+    /// bypass the cache.
     pub dirty_full: u8,
-    /// Maximum age of dirty data, seconds. With 0, only the percentages of dirty blocks start
-    /// destaging.
+    /// Maximum age of dirty data, seconds. With 0, only `dirty_start` starts destaging.
     pub dirty_age_max: u32,
     /// Copies on flash.
     pub copies: String,

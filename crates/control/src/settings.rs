@@ -88,11 +88,12 @@ settings! {
     fill: String,
     /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,
-    /// Destaging starts above this percentage of dirty blocks.
+    /// When dirty data takes up more than this percentage of the cache, destaging starts.
     dirty_start: u8,
-    /// Destaging stops at this percentage of dirty blocks.
+    /// When dirty data takes up at most this percentage of the cache, destaging stops.
     dirty_stop: u8,
-    /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache.
+    /// When dirty data takes up at least this percentage of the cache, writes to uncached blocks
+/// bypass the cache.
     dirty_full: u8,
     /// Maximum age of dirty data, seconds. With 0, only `dirty_start` starts destaging.
     dirty_age_max: u32,

@@ -41,8 +41,8 @@ pub struct RecentReads {
     pub reads: u64,
     /// Percentage of the recent reads that flash or memory served completely.
     pub hit_percent: f64,
-    /// Estimated percentage of recent reads of data that was never read or written before. A high
-    /// value means that the cache is still warming up.
+    /// Estimated percentage of recent reads of data that had not been read or written since the
+    /// last start or reset. A high value can mean that the cache is still warming up.
     pub first_percent: f64,
 }
 

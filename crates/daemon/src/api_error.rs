@@ -49,7 +49,7 @@ impl ApiError {
         ApiError { kind: ErrorKind::Failed, problem: Problem::new(error) }
     }
 
-    /// Adds a hint to the message.
+    /// Sets the hint that is shown after the message.
     pub(crate) fn hint(self, hint: impl Into<String>) -> ApiError {
         ApiError { problem: self.problem.with_hint(hint), ..self }
     }

@@ -81,7 +81,7 @@ pub struct Config {
     /// Credentials of this host for migrations to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
-    /// Flash that this host lends to other hosts.
+    /// Flash that this host lends to other hosts, and settings for hosts that lend to it.
     #[serde(default)]
     pub(crate) peers: PeersConfig,
     /// The cluster that decides which host serves which disk.

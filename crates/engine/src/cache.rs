@@ -113,8 +113,8 @@ impl Cache {
         }
     }
 
-    /// Limits the clean blocks of a split cache to their share, before a read inserts a block.
-    /// Returns the number of evicted blocks.
+    /// Limits the clean blocks of a split cache to the read cache's share, before a read inserts a
+    /// block. Returns the number of evicted blocks.
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
@@ -333,8 +333,8 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// Returns the same cache on other segments. Blocks on segments that stay keep their contents
-    /// and their position in the replacement order. Other blocks are dropped. Takes time
+    /// Returns the same cache on other segments. A block with a copy on a segment that stays keeps
+    /// its contents and its position in the replacement order. Other blocks are dropped. Takes time
     /// proportional to the number of blocks.
     pub(crate) fn relocated(
         &self,

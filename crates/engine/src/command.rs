@@ -56,21 +56,22 @@ pub enum DestageOrder {
     /// By position on the disk: repeated passes in ascending order.
     #[default]
     Elevator,
-    /// Oldest first, unless used since: approximates least recently used.
+    /// In the order in which blocks became dirty. A block that was used since then returns to the
+    /// end of the queue, which approximates least recently used.
     Coldest,
 }
 
-/// Settings of destaging. Shares are per mille of the cache's blocks.
+/// Settings of destaging. Dirty data is compared with the cache's capacity, in per mille.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
     /// Order of destaging.
     pub order: DestageOrder,
-    /// Share of dirty blocks above which destaging starts.
+    /// Destaging starts when more than this share of the cache is dirty.
     pub start_permille: u16,
-    /// Share of dirty blocks at which destaging stops.
+    /// Destaging stops when at most this share of the cache is dirty.
     pub stop_permille: u16,
-    /// Share of dirty blocks above which writes to blocks that are not in the cache are written
-    /// through to the backing.
+    /// When at least this share of the cache is dirty, writes to blocks that are not in the cache
+    /// are written through to the backing.
     pub full_permille: u16,
     /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,
@@ -242,13 +243,14 @@ pub enum Role {
 pub enum Command {
     /// Adds a disk without a cache.
     AddDisk(DiskConfig),
-    /// Refuses new requests, and completes when the last request in flight has been answered. The
-    /// cache's segments are released.
+    /// Refuses new requests, and removes the disk when its last request has ended. The segments of
+    /// a volatile cache are released. A persistent cache is closed and stays on flash.
     RemoveDisk,
     /// Changes the disk's cache.
     Cache(CacheChange),
     /// Replaces the disk's memory tier by an empty one, or removes it. The command completes
-    /// immediately. Earlier copies refer to the old memory area, and later copies never do.
+    /// immediately. Copies that the engine requested before refer to the old memory area, and
+    /// later copies never do.
     Memory(Option<MemoryConfig>),
     /// Sets the disk's shares, limits and reservations. The new values apply immediately, also to
     /// queued requests.
@@ -305,7 +307,8 @@ pub enum BitmapChange {
         /// Another bitmap.
         into: String,
     },
-    /// Marks the whole disk as changed, for reasons that the engine cannot know.
+    /// Marks the whole disk as changed in a recording bitmap, because the caller knows of a change
+    /// that the engine did not see.
     InsertAll(String),
 }
 
@@ -314,8 +317,8 @@ pub enum BitmapChange {
 #[derive(Clone, Debug)]
 pub enum CacheChange {
     /// Announces a cache that is being recovered, and which requests may go to the backing
-    /// meanwhile. `None` withdraws the announcement. It applies immediately, and can be repeated
-    /// with more knowledge.
+    /// meanwhile. `None` withdraws the announcement. The announcement applies immediately, and a
+    /// later one with more knowledge replaces it.
     Expect(Option<Box<Expect>>),
     /// Adds a cache, which is empty and volatile, has a new journal, or was recovered.
     Enable(Box<Enable>),
@@ -386,7 +389,7 @@ pub enum Vacate {
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
 /// the `doubtful` regions directly to the backing. Changes wait for the recovered cache, or until
-/// `is_void`. Later the cache invalidates the changed ranges.
+/// `is_void` is true. Later the cache invalidates the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
@@ -441,7 +444,7 @@ impl CacheChange {
 }
 
 impl DataSegment {
-    /// Returns the data segments of a volatile cache, which needs no numbers.
+    /// Makes data segments for a volatile cache, which ignores ordinals, so that all are 0.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
         segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
@@ -543,7 +546,7 @@ pub enum Event {
     /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
     /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
     /// daemon provides a new journal, or drains the cache, records that it is gone and disables it.
-    /// They fail after half a minute.
+    /// Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

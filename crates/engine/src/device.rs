@@ -1,9 +1,10 @@
 //! Health of flash devices: errors lead to a fence, overdue I/O to a stall.
 //!
-//! The time limit of a stall adapts to the device. A pause that ended by itself within
-//! [`PAUSE_LIMITS_MAX`] limits counts as normal latency of that device. For the next
-//! [`PAUSE_REMEMBERED_NS`], only a pause of twice that length is a stall. A longer pause is a hang,
-//! and does not change the limit.
+//! The time limit of a stall adapts to the device. A *pause* is the time from the issue of an
+//! overdue I/O to its completion. A pause of at most [`PAUSE_LIMITS_MAX`] times the configured
+//! limit counts as normal latency of that device. For the next [`PAUSE_REMEMBERED_NS`], the time
+//! limit is twice the length of this pause, but at most [`PAUSE_LIMITS_MAX`] times the configured
+//! limit. A longer pause is a hang, and does not change the time limit.
 
 use std::collections::VecDeque;
 
@@ -31,7 +32,7 @@ pub(crate) struct Device {
     outstanding: VecDeque<(IoId, u64, Instant)>,
 }
 
-/// Change of a device's state after an observation.
+/// Effect of an observation (a failed I/O, an overdue I/O or its end) on a device's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -57,7 +58,8 @@ impl Device {
         self.stalled
     }
 
-    /// Records that an I/O was issued. `serial` distinguishes it from earlier I/Os with the same id.
+    /// Records that an I/O was issued. `serial` distinguishes the I/O from earlier I/Os with the
+    /// same id.
     pub(crate) fn issued(&mut self, id: IoId, serial: u64, now: Instant) {
         self.outstanding.push_back((id, serial, now));
     }

@@ -92,7 +92,7 @@ impl Index {
         !self.free.is_empty()
     }
 
-    /// Returns the state of the free frames for admission.
+    /// Returns whether a frame is free and how many are in use, for the admission rule.
     #[inline]
     pub(crate) fn room(&self) -> Room {
         Room { has_free: self.has_free(), used: self.used }
@@ -158,9 +158,9 @@ impl Index {
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
     }
 
-    /// Moves blocks from another index with the same block size into this empty one. Each block
-    /// moves from a frame of the other index to a frame of this index, which may hold the second
-    /// copy of another frame's block. The frames of this index are in ascending order.
+    /// Moves blocks from another index with the same block size into this empty one. Each entry of
+    /// `moves` has a frame of the other index, its new frame in this index, and for a second copy
+    /// the new frame of the first copy. The new frames are in ascending order.
     pub(crate) fn adopt(
         &mut self,
         other: &Index,

@@ -19,7 +19,7 @@ use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
 pub enum Op {
     /// Reads into the buffer.
     Read,
-    /// Reads data into flash without a reader (NBD_CMD_CACHE).
+    /// Reads data of the backing into flash, and returns no data (NBD_CMD_CACHE).
     Prefetch,
     /// Writes from the buffer.
     Write(Durability),

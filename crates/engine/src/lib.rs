@@ -1,10 +1,10 @@
-//! The cache engine: makes every decision of the cache. It uses no I/O, clock, random numbers or
-//! threads.
+//! The cache engine: makes every decision of the cache, and performs no I/O. It uses no clock,
+//! random numbers or threads.
 //!
 //! [`Engine`] is a state machine: requests, completions, commands and timeouts go in through
 //! `handle_*`; I/O, replies and events come out of `poll_*`. Its caller performs the I/O and
 //! provides the time. The caller is the loop of a *shard* (one thread of the daemon with its
-//! disks), a simulation, or the lab. Comments in this crate call it *the daemon*.
+//! disks), a simulation, or the lab. Comments in this crate call the caller *the daemon*.
 //!
 //! Terms of this crate:
 //! * A *sector* is 4 KiB of a disk: the unit of validity and checksums.
@@ -12,7 +12,7 @@
 //!   in a cache.
 //! * A *segment* is the unit in which a pool allocates flash to caches.
 //! * A *session* is one client's use of a disk, from connection to disconnection. In the module
-//!   `migration`, it is one attempt to hand a disk over.
+//!   `migration`, a session is one attempt to hand a disk over.
 //! * The *journal* of a persistent cache records its index in a ring of pages on flash (a *journal
 //!   ring*).
 //!

@@ -1,6 +1,6 @@
 //! The memory tier of one disk: which sectors it has copies of, and their positions in the memory
-//! area. All data of the memory tier is also on flash or on the backing.
-//! docs/decisions/0007-memory-tier.md says when a copy is valid.
+//! area. All data of the memory tier is also on flash or on the backing. Decision 7
+//! (docs/decisions/0007-memory-tier.md) defines when a copy is valid.
 //!
 //! The memory area is divided into pages, which have their own directory. Copies are reported
 //! through closures, because the engine performs them. Sectors are sectors of the disk, and offsets
@@ -21,7 +21,8 @@ pub(crate) use readers::{Ahead, Seen};
 /// repeatedly.
 const POLICY: &str = "s3-fifo";
 
-/// The memory tier does not keep requests of more than one in this number of all pages.
+/// Maximum length of a read whose data the memory tier keeps, as a part of the memory area: one in
+/// this number.
 const SHARE_MAX: u64 = 4;
 
 /// Sectors that are contiguous in the memory area.
@@ -213,7 +214,8 @@ impl Memory {
         self.directory.bytes() + 2 * self.ahead.capacity() as u64
     }
 
-    /// Returns a page, and a bit mask of `count` of its sectors from `sector` on.
+    /// Returns the page that holds `sector`, and a bit mask of `count` sectors of this page from
+    /// `sector` on.
     fn bits(&self, sector: u64, count: u64) -> (usize, u16) {
         let shift = self.directory.block_shift();
         let inside = sector & ((1 << shift) - 1);

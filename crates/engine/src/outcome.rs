@@ -33,7 +33,7 @@ pub enum Outcome {
     WriteNotCopied,
     /// A write to flash. The backing gets the data later.
     WriteBack,
-    /// A discard or zeroing, which goes to the backing.
+    /// A discard or zeroing that went to the backing.
     BypassZeroing,
     /// A flush of the backing.
     BypassFlush,

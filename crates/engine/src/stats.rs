@@ -21,7 +21,7 @@ pub struct OutcomeStats {
     pub latency: Histogram,
 }
 
-/// Evictions of one cache. A request that evicted blocks counts as one operation.
+/// Evictions of one cache. An *operation* is a request that evicted at least one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
     /// Number of operations.
@@ -39,7 +39,7 @@ pub struct EvictionStats {
 pub struct DeviceIoStats {
     /// Number of completed I/Os.
     pub ios: u64,
-    /// Number of failed I/Os among them.
+    /// Number of completed I/Os that failed.
     pub errors: u64,
     /// Number of I/O units, as counted for scheduling; at least one for each I/O.
     pub units: u64,
@@ -68,9 +68,9 @@ pub enum CacheState {
     None,
     /// The cache is in use.
     Active,
-    /// The cache is being changed, and requests bypass it.
+    /// The cache is being changed. Requests bypass a volatile cache, and wait for a persistent one.
     Changing,
-    /// The cache is being recovered, and requests bypass it.
+    /// The cache is being recovered. Requests bypass the cache, or wait for it.
     Recovering,
     /// A device of the cache exceeds the time limit, and requests bypass the cache.
     Stalled,
@@ -99,19 +99,19 @@ pub struct DiskStats {
     pub iops_max: u64,
     /// Size of the largest request in bytes.
     pub request_bytes_max: u64,
-    /// Flash I/O.
+    /// I/O of the disk's cache to flash.
     pub flash: DeviceIoStats,
-    /// Backing I/O.
+    /// I/O to the disk's backing.
     pub backing: DeviceIoStats,
     /// Number of sectors whose checksum was wrong when read from flash.
     pub checksum_mismatches: u64,
-    /// Evictions.
+    /// Evictions of the disk's cache.
     pub evictions: EvictionStats,
     /// Nanoseconds since counting began.
     pub elapsed_ns: u64,
-    /// Number of blocks in the cache.
+    /// Size of the cache: the number of blocks for which it has room.
     pub blocks: u64,
-    /// Number of blocks with data.
+    /// Number of blocks that have data in the cache.
     pub blocks_cached: u64,
     /// Number of valid sectors.
     pub sectors_valid: u64,
@@ -141,7 +141,7 @@ pub struct DiskStats {
     pub read_ahead_bytes: u64,
     /// Bytes that extra fills read from the backing, beside those that guests read.
     pub extra_read_bytes: u64,
-    /// Number of uses of blocks that only an extra fill had brought.
+    /// Number of uses of blocks that only an extra fill had brought into the cache.
     pub extra_blocks_used: u64,
     /// Bytes served from the parent's disk instead of the backing.
     pub shared_read_bytes: u64,
@@ -155,19 +155,19 @@ pub struct DiskStats {
     pub journal_bytes: u64,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
-    /// Bytes whose checksums were compared in the background.
+    /// Bytes that the background scrub has read from flash and compared with their checksums.
     pub scrubbed_bytes: u64,
     /// True while a drain is in progress.
     pub draining: bool,
     /// The write mode in effect, which may differ from the configured one.
     pub mode: Mode,
-    /// Memory use that grows with the cache, bytes.
+    /// Memory for the cache's index, policy, list of dirty blocks and journal, bytes.
     pub index_bytes: u64,
     /// Size of the memory tier in bytes.
     pub memory_bytes: u64,
     /// Bytes of the memory tier that hold data.
     pub memory_held_bytes: u64,
-    /// Other memory use that grows with the memory tier, bytes.
+    /// Memory for the index and policy of the memory tier, bytes.
     pub memory_index_bytes: u64,
     /// Whether requests use the disk's cache, and if not, why.
     pub cache: CacheState,

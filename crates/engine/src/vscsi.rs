@@ -3,12 +3,12 @@
 //! histogram has three versions: all reads and writes, reads only, and writes only.
 //!
 //! Each version ignores requests of other kinds. For example, in the version for reads, the seek
-//! distance counts from the previous read, and only reads are outstanding. Only valid reads and
-//! writes of a guest are counted; flushes, discards, zeroing and prefetches move no data for the
-//! guest. Each request takes constant time and no memory. Length and latency of a request do not
-//! depend on other requests. So for these two, the version of all requests is the sum of reads and
-//! writes, computed on demand. Units are those of [`Metric::unit`], and bounds are the largest
-//! values of their buckets.
+//! distance counts from the previous read, and the number of outstanding requests counts only
+//! reads. Only valid reads and writes of a guest are counted; flushes, discards, zeroing and
+//! prefetches move no data for the guest. Recording a request takes constant time and allocates no
+//! memory. Length and latency of a request do not depend on other requests. So for these two, the
+//! version of all requests is the sum of reads and writes, computed on demand. Units are those of
+//! [`Metric::unit`], and bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
@@ -42,8 +42,8 @@ pub enum Metric {
     /// distance is 1 if this request continues the previous one, and negative if it is at a lower
     /// address.
     Seek,
-    /// Distance from the nearest of the [`NEAREST_OF`] previous requests, and from the later one of
-    /// two equally near requests.
+    /// Distance from the last sector of the nearest of the [`NEAREST_OF`] previous requests to the
+    /// first sector of this one. Of two equally near requests, the later one counts.
     SeekNearest,
     /// Number of unanswered requests when a request arrives.
     Outstanding,

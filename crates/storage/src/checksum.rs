@@ -1,8 +1,8 @@
 //! Checksums: one CRC-32C (Castagnoli) per sector of 4 KiB.
 //!
-//! Every hit computes them, so their speed matters. The general function of the `crc32c` crate is
-//! the reference and the fallback. On CPUs with SSE 4.2 and PCLMULQDQ, a faster function handles
-//! exactly one sector. The faster function computes three thirds of the sector in parallel, because
+//! Every hit computes them, so their speed matters. The function of the `crc32c` crate, for any
+//! length, defines the result and is the fallback. On CPUs with SSE 4.2 and PCLMULQDQ, a faster
+//! function handles exactly one sector. It computes three thirds of the sector in parallel, because
 //! the CRC instruction takes three cycles and can start every cycle. Two carry-less multiplications
 //! join the results. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
 //! Instruction" (Intel, 2011).

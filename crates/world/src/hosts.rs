@@ -188,7 +188,7 @@ enum Event {
     Heal,
 }
 
-/// Host and purpose of a backing I/O.
+/// Host of a backing I/O, its id in the host's engine, and whether it changes data.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     host: usize,

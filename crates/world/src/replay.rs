@@ -56,8 +56,8 @@ pub struct Ask {
     pub op: Op,
     /// Offset of the request on the disk, bytes.
     pub offset: u64,
-    /// Length in bytes. The engine refuses requests beyond the disk's end or above its maximum
-    /// length.
+    /// Length in bytes. The engine refuses requests beyond the disk's end or longer than
+    /// `REQUEST_BYTES_MAX`.
     pub len: u64,
     /// The caller's tag of the request, repeated in the reply.
     pub tag: u32,

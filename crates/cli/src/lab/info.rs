@@ -212,7 +212,7 @@ fn sparkline(buckets: &[ArrivalBucket]) -> String {
     counts.into_iter().map(|count| LEVELS[level(count).min(8)]).collect()
 }
 
-/// Returns the number of requests of one kind in a bucket.
+/// A function that returns the number of requests of one kind in a time bucket.
 type Count = fn(&ArrivalBucket) -> u64;
 
 /// Draws the requests per second over time, by kind.

@@ -52,8 +52,8 @@ endpoints! { services;
     }
 }
 
-/// Maximum length of a page of the list in bytes: the maximum number of ranges, with two numbers
-/// each.
+/// Maximum length of a page of the list of cached blocks, in bytes: enough for the maximum number
+/// of ranges, with two varints each.
 const PAGE_BYTES_MAX: usize = 128 << 10;
 
 /// Returns the routes of this file.
@@ -170,15 +170,15 @@ pub(super) async fn call(
     services.migrations.call_in(disk, session, call).await.into()
 }
 
-/// Role of this host for the connection.
+/// Role of the calling host for the connection.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct DataOf {
-    /// True if this host is the former owner, whose flash is read.
+    /// True if the calling host is the former owner, whose flash is read.
     #[serde(default)]
     former: bool,
 }
 
-/// For other hosts: opens a connection on which this host is the read-only NBD server of the disk.
+/// For other hosts: opens a connection on which the caller is the read-only NBD server of the disk.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/data",

@@ -136,11 +136,12 @@ pub(crate) struct DestageSpec {
     /// Order of destaging.
     #[serde(with = "word")]
     pub(crate) order: DestageOrder,
-    /// Percentage of dirty blocks above which destaging starts.
+    /// Percentage of the cache's capacity; destaging starts when more than this is dirty.
     pub(crate) dirty_start: u8,
-    /// Percentage of dirty blocks at which destaging stops.
+    /// Percentage of the cache's capacity; destaging stops when at most this is dirty.
     pub(crate) dirty_stop: u8,
-    /// Percentage of dirty blocks above which writes bypass the cache.
+    /// Percentage of the cache's capacity. When at least this is dirty, writes to uncached blocks
+    /// bypass the cache.
     pub(crate) dirty_full: u8,
     /// Maximum age of dirty data in seconds; 0 for no limit.
     pub(crate) dirty_age_max: u32,
@@ -203,7 +204,8 @@ pub(crate) struct JournalSpec {
     /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
-    /// True if another program has taken over the backing since, which invalidates all cached data.
+    /// True if another program took over the backing while hob served it, which invalidates all
+    /// cached data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) foreign: bool,
     /// True if the last write mode is unknown, because `hob serve` saves no state.

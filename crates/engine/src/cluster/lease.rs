@@ -65,7 +65,7 @@ pub enum Answer {
     NoLease,
     /// The call ended, and its result does not matter.
     Done,
-    /// The call got no answer, or one without information.
+    /// The call got no answer, or an error that does not show whether etcd carried the call out.
     Lost,
 }
 
@@ -234,7 +234,7 @@ impl LeaseManager {
         }
     }
 
-    /// Abandons a lease that was never used and has nearly expired.
+    /// Abandons a lease that has nearly expired before the host became a member under it.
     fn give_up_late(&mut self, now: Instant) {
         if let State::Granted(term) = self.state
             && !term.is_valid(now)

@@ -1,10 +1,11 @@
-//! Disk ownership among hosts that share a backing. A key-value store that all hosts can reach
-//! decides it (docs/decisions/0019-cluster.md). The store is linearizable and has leases: it is
-//! etcd, or a model of etcd in a simulation. These comments call both *etcd*. [`LeaseManager`]
-//! renews this host's lease, and determines until when the host may acknowledge requests.
-//! [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take disks of other
-//! hosts. The first two return requests to etcd as values ([`Ask`], [`Txn`]) and handle etcd's
-//! answers. The caller sends the requests to etcd. All times are of the host's own clock.
+//! Disk ownership among hosts that share a backing. The hosts decide about ownership by
+//! transactions on a key-value store (docs/decisions/0019-cluster.md). The store is linearizable
+//! and has leases: it is etcd, or a model of etcd in a simulation. These comments call both *etcd*.
+//! [`LeaseManager`] renews this host's lease, and determines until when the host may acknowledge
+//! requests. [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take
+//! disks of other hosts. The first two return requests to etcd as values ([`Ask`], [`Txn`]) and
+//! handle etcd's answers. The caller sends the requests to etcd. All times are of the host's own
+//! clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|
@@ -86,9 +87,9 @@ pub struct OwnershipRecord {
 pub struct SecondCopy {
     /// The member whose flash has the replica.
     pub member: Member,
-    /// Number of the flash export on that member, which is never reused.
+    /// Id of the flash lease on that member, which is never reused.
     pub loan: String,
-    /// Id of the cache in the flash export.
+    /// Id of the cache in the flash lease.
     pub cache: String,
 }
 

@@ -1,31 +1,32 @@
 //! Ownership of one disk at one host: whether the host can take the disk, holds it, or has lost it,
 //! and the transactions for each change.
 //!
-//! | ownership record | ownership lock | may another member take the disk? | may the recorded
-//! member take the disk? |
+//! | ownership record | ownership lock | another member | the recorded member |
 //! |---|---|---|---|
-//! | none | none | yes | does not apply |
+//! | none | none | yes | – |
 //! | given back | none | yes | yes |
 //! | taken, no dirty data | none, so the owner failed | after `settle_ns` without a lock | yes |
 //! | dirty | none | with force, after `settle_ns` | yes |
-//! | dirty, with a replica at a member | none | that member may fail over after `settle_ns`; others
-//! only with force | yes |
-//! | failover in progress | none | with force, after `settle_ns` | yes, and it continues the
-//! failover |
+//! | dirty, with a replica | none | by failover, or with force; after `settle_ns` | yes |
+//! | failover in progress | none | with force, after `settle_ns` | yes, to continue the failover |
 //! | any | another member's | no | no |
-//! | any | the recorded member's | does not apply | yes; if the disk is opened again, the record
-//! must not name a replica |
+//! | any | the recorded member's | – | yes |
+//!
+//! The last two columns tell whether a member may take the disk. Only the member that has the
+//! replica may fail over. If the recorded member opens the disk again while its lock exists, the
+//! record must not name a replica.
 //!
 //! A host's cache of a disk is valid if the record names this host, with the generation that is
 //! stored in the cache.
 //!
 //! # Failover from a replica
-//! A member that has the replica of the dirty data takes the lock, and puts the record unchanged
-//! ([`Verdict::Adopt`]). While the member only reads the replica, the former owner's flash stays
-//! valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before the first write to the
-//! backing, the record changes to the new owner ([`OwnershipState::begin_adopting`]). When all data
-//! is durable on the backing, [`OwnershipState::end_adopting`] records that. A member that is
-//! interrupted in between starts again.
+//! A member that has the replica of the dirty data takes the lock, and writes the record with
+//! unchanged content ([`Verdict::Adopt`]). While the member only reads the replica, the former
+//! owner's flash stays valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before the
+//! first write to the backing, the record changes to the new owner
+//! ([`OwnershipState::begin_adopting`]). When all data is durable on the backing,
+//! [`OwnershipState::end_adopting`] records that. A member that is interrupted in between starts
+//! again.
 
 use super::{
     ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, OwnershipRecord, SecondCopy, Served, Txn, Value,
@@ -83,7 +84,7 @@ pub struct Taking {
     /// True if no other host had the disk since this host had it, so that this host's flash content
     /// is valid.
     pub continued: bool,
-    /// The member that wrote this host's dirty data to the backing, if one did.
+    /// The member that wrote this host's dirty data to the backing by failover, if a member did.
     pub outdated_by: Option<Member>,
     /// The member whose dirty data may be lost when the disk is taken.
     pub lost_by: Option<Member>,
@@ -94,7 +95,7 @@ pub struct Taking {
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The ownership record. Its content is unchanged, but its revision is new.
+    /// The ownership record as read. The transaction keeps its content and gives it a new revision.
     pub title: Found<OwnershipRecord>,
     /// The replica of the disk's dirty data.
     pub copy: SecondCopy,
@@ -105,8 +106,8 @@ pub struct Adopting {
 pub enum Refusal {
     /// This member owns the disk, in this generation.
     Held(Member, u64),
-    /// Only this member's flash may have all data of the disk. The member last served the disk in
-    /// this generation.
+    /// This member's flash may have data of the disk that exists nowhere else. The member last
+    /// served the disk in this generation.
     Dirty(Member, u64),
 }
 
@@ -202,10 +203,9 @@ impl OwnershipState {
     /// Records that the deletion of the lock was reported at `at`, at a later revision than the
     /// record's revision.
     ///
-    /// If the record still has that revision, the lock has been absent since then, because one
-    /// transaction writes a lock together with its record. If the record has another revision, the
-    /// call has no effect.
-    /// record, in one transaction. If it has another revision, this has no effect.
+    /// If the record still has the revision `title_revision`, the lock has been absent since `at`,
+    /// because a lock is always written together with the record, in one transaction. If the record
+    /// has another revision, the call has no effect.
     pub fn saw_gone(&mut self, title_revision: u64, at: Instant) {
         if self
             .absent
@@ -274,10 +274,9 @@ impl OwnershipState {
     }
 
     /// Returns the transaction that makes the replica valid instead of the former owner's flash,
-    /// and the record after it. This host has the ownership lock of the disk during the failover.
-    /// The transaction must succeed before any change of
-    /// the backing. Returns `None` if the record already
-    /// has this content.
+    /// and the record after the transaction. This host has the ownership lock of the disk during
+    /// the failover. The transaction must succeed before any change of the backing. Returns `None`
+    /// if the record already shows a failover in progress.
     pub fn begin_adopting(
         &self,
         me: &Member,
@@ -299,8 +298,9 @@ impl OwnershipState {
         Some((self.put(lease, title, begun.clone()), begun))
     }
 
-    /// Returns the transaction that ends a failover, and the record after it. All data is durable
-    /// on the backing, and the disk is not served yet. `dirty` is as in an [`OwnershipRequest`].
+    /// Returns the transaction that ends a failover, and the record after the transaction. Call
+    /// this when all data is durable on the backing, before the disk is served. `dirty` is as in an
+    /// [`OwnershipRequest`].
     pub fn end_adopting(
         &self,
         lease: LeaseId,

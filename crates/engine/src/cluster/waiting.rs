@@ -34,7 +34,7 @@ pub const LOOKS_PER_SECOND_MAX: u64 = 200;
 /// Maximum number of disks read per second after watch events were missed.
 const CATCH_UP_PER_SECOND_MAX: u64 = 1000;
 
-/// Pause after an attempt without a result, nanoseconds.
+/// Pause before the next attempt if the result of an attempt is unknown, nanoseconds.
 const AGAIN_NS: u64 = 1_000_000_000;
 
 /// Time after which an attempt without a result counts as failed, nanoseconds.
@@ -131,8 +131,8 @@ impl Waiting {
         self.disks.is_empty()
     }
 
-    /// Records that watch events arrive from now on, or have stopped. Changes before this time are
-    /// unknown.
+    /// Records that watch events arrive from now on (`hears`), or no longer arrive. In both cases,
+    /// events before `now` may have been missed.
     pub fn handle_hearing(&mut self, now: Instant, hears: bool) {
         self.hears = hears;
         let spread = match hears {
@@ -324,7 +324,7 @@ mod tests {
         assert!(next_ns(&waiting, at(9)) < SPREAD_NS);
         assert_eq!(waiting.poll(at(10)).as_deref(), Some("d"));
         assert_eq!(waiting.poll(at(10)), None);
-        // Another host was faster.
+        // Another host took the disk first.
         waiting.handle_news(at(9), "e", 8, ClusterEvent::OwnershipRecord { taken: false });
         waiting.handle_news(at(9), "e", 9, ClusterEvent::OwnershipRecord { taken: true });
         assert!(next_ns(&waiting, at(9)) > SPREAD_NS);

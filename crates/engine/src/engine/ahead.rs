@@ -51,7 +51,7 @@ impl Engine {
         self.destage_buffers.spare() > 0
     }
 
-    /// Shrinks the next read-ahead window after a window was not read into memory.
+    /// Shrinks the next read-ahead window, because the data of a window was not kept in memory.
     pub(super) fn missed_ahead(&mut self, id: DiskId, what: Ahead) {
         if let Some(memory) = &mut self.disk_mut(id).memory {
             memory.missed_ahead(what);

@@ -41,15 +41,15 @@ use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 /// disk are stored.
 const RANGES_MAX: usize = 1024;
 
-/// Maximum number of failures that are kept for guests whose sessions have ended.
+/// Maximum number of unreported failures that are kept for guests whose sessions have ended.
 const INHERITED_MAX: u32 = 64;
 
 /// Maximum number of times that a change is sent to the backing again after a possible loss. After
 /// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
-/// Number of writes that stands for the changes from before the engine had the disk, which may not
-/// be durable either.
+/// Initial value of `writes`. This one write stands for all changes from before the disk was added,
+/// which may not be durable either.
 const WRITES_BEFORE: u64 = 1;
 
 /// Durability of one disk's backing, and which failures were reported to guests.
@@ -60,7 +60,7 @@ pub(super) struct Backed {
     pub(super) writes: u64,
     /// Number of completed writes that a successful flush of the backing covers.
     pub(super) flushed: u64,
-    /// The value of `writes` at the end of the last guest's change that bypassed flash.
+    /// Value of `writes` at the end of the latest change by any guest that bypassed flash.
     pub(super) bypassed: u64,
     /// Number of failed flushes of the backing and losses that it reported.
     pub(super) doubts: u64,
@@ -70,7 +70,7 @@ pub(super) struct Backed {
     /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
     /// before the disk was added.
     discards: u64,
-    /// The value of `writes` at the last failed flush or reported loss.
+    /// Value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
     /// Value of `bypassed` at the last failure that must be reported to guests.
     failed_bypassed: u64,
@@ -81,8 +81,8 @@ pub(super) struct Backed {
     /// True if one inherited failure belongs to an unknown session, whose changes may be lost. That
     /// session may still be open.
     inherits_unknown: bool,
-    /// The value of `bypassed` at the end of each session that ended with unflushed changes that
-    /// bypassed flash. At most [`INHERITED_MAX`] entries.
+    /// For each session that ended with unflushed changes that bypassed flash, the value of
+    /// `bypassed` at its end. At most [`INHERITED_MAX`] entries.
     absent: Vec<u64>,
     /// The session that last changed data.
     last_changer: Option<SessionId>,
@@ -343,8 +343,8 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.has_changed)
     }
 
-    /// Returns the number of guests whose acknowledged changes exist only in the backing and are
-    /// covered by no flush. At least one if there are such changes.
+    /// Returns the number of guests that have acknowledged changes which exist only in the backing
+    /// and which no flush covers. The result is at least one if there are such changes.
     fn guests_at_risk(&self) -> u32 {
         if self.bypassed <= self.flushed.max(WRITES_BEFORE) {
             return 0;

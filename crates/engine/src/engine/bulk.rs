@@ -7,14 +7,15 @@
 //!
 //! | condition | reason |
 //! |---|---|
-//! | its run since the guest's last flush has reached `Limits::bulk_run_bytes_min` | the next flush
-//! has to wait for the backing, so only a long run is worth it |
-//! | it has at least a 64th of that length, covers whole sectors, and has no FUA | small writes are
-//! faster on flash |
-//! | the destager is running because too much is dirty | otherwise the write goes to flash, which is faster for the guest |
+//! | its run since the guest's last flush is long | the next flush has to wait for the backing |
+//! | it is not short, covers whole sectors, and has no FUA | small writes are faster on flash |
+//! | the destager is running because too much is dirty | otherwise flash is faster for the guest |
 //! | none of its sectors is dirty | a newer version on the backing would have to be flushed first |
 //! | write order is not kept | the write would reach the backing before older data |
 //! | the backing responds | an outage must not reach the guest while flash has room |
+//!
+//! A run is long if it has at least `Limits::bulk_run_bytes_min` bytes. A write is short if it has
+//! less than a 64th of that number.
 //!
 //! A bulk write follows the rules for writes that bypass flash (`write_back.rs`, `backed.rs`),
 //! including zones and flushes. If the backing fails, the write goes to flash instead. A bulk write
@@ -28,7 +29,7 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 /// Time without a completed bulk write after which no more are sent to the backing, nanoseconds.
 const SILENCE_NS_MAX: u64 = 500_000_000;
 
-/// A bulk write is at least this part of `Limits::bulk_run_bytes_min`.
+/// Minimum length of a bulk write, as a part of `Limits::bulk_run_bytes_min`: one in this number.
 const RUN_PART: u64 = 64;
 
 /// The bulk writes of one disk.

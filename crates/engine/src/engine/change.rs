@@ -4,7 +4,6 @@
 //! bypass a volatile cache, which is safe because the backing has all data. Requests wait for the
 //! change of a persistent cache (`structure.rs`). Sectors that become invalid meanwhile are
 //! invalidated in the old index, from which the new index is made.
-//! which the new one is made.
 
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
@@ -293,7 +292,7 @@ impl Engine {
             .filter(bypasses)
             .any(|segment| devices.get(segment.place.device).is_stalled());
         if disk.journal.is_some() {
-            // Dirty data on the device may still be readable. The owner decides when the cache
+            // Dirty data on the device may still be readable. The daemon decides when the cache
             // leaves the device.
             return;
         }

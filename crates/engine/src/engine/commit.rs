@@ -38,8 +38,9 @@ impl Disk {
         }
     }
 
-    /// Saves all journal records that are not in written pages to memory that outlives the process.
-    /// Returns false if recovery might miss a record if the process is killed now.
+    /// Copies all journal records that no written page has to the memory that outlives the process.
+    /// Returns false if this memory lacks room for some of them, so that recovery might miss a
+    /// record after the process is killed. Without such memory, returns true.
     pub(super) fn save_records(&mut self) -> bool {
         let Some(journal) = &mut self.journal else { return true };
         match &mut self.surviving {
@@ -53,9 +54,9 @@ impl Disk {
 }
 
 impl Engine {
-    /// Gives the engine memory for a disk's crash log ([`crate::journal::SurvivingMemory`]). Without
-    /// this memory, acknowledged writes that are not flushed are lost if the process is killed.
-    /// Returns false if there is no such disk.
+    /// Gives the engine memory for a disk's crash log ([`crate::journal::SurvivingMemory`]).
+    /// Without this memory, acknowledged writes that are not flushed are lost if the process is
+    /// killed. Returns false if there is no such disk.
     pub fn keep_records(&mut self, disk: DiskId, memory: Box<dyn SurvivingMemory>) -> bool {
         let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) else { return false };
         disk.surviving = Some(memory);
@@ -235,7 +236,8 @@ impl Engine {
                 continue;
             }
             index.set_held(sector, false);
-            // The empty frame may be the target of a fill that is about to start.
+            // If the range is locked, the empty frame may be the target of a fill that is about to
+            // start.
             let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
             if !range_locks.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);

@@ -23,9 +23,9 @@ const UNFLUSHED_MAX: u64 = 8192;
 /// each transfer would cost the backing more than the transfer itself.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
-/// Maximum number of transfers of one disk: while the guest uses the backing too, while it uses
-/// flash, while it is idle, and when destaging is urgent. A hard disk with many queued writes in
-/// order passes over the gaps instead of seeking.
+/// Maximum number of transfers of one disk: while the guest uses the backing too, while the guest
+/// uses only flash, while the guest is idle, and when destaging is urgent. A hard disk that has
+/// many queued writes in ascending order passes over the gaps between them instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
 /// Number of sectors in transfer after which no further transfer starts, for the same four states.
@@ -53,7 +53,8 @@ impl Cache {
         self.permille(self.index.staying_dirty())
     }
 
-    /// Returns the share of dirty data, in per mille, at which no more data may become dirty.
+    /// Returns the share of the cache's capacity, in per mille, that may be dirty. When this share
+    /// is reached, no more data may become dirty.
     pub(super) fn full_permille(&self) -> u64 {
         match self.config.layout {
             Layout::Unified => self.config.destage.full_permille.into(),
@@ -328,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// Ends a drain that is complete or cannot be completed.
+    /// Ends a drain if it is complete or can no longer be completed.
     fn check_drained(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(command) = disk.draining else { return };
@@ -441,8 +442,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a job of this kind would destage dirty data of a range, but all of this data
-    /// must wait for a journal commit before.
+    /// Returns true if a job of this kind would destage dirty data of a range, but must first wait
+    /// for a journal commit, because the durable journal records none of this data as dirty.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
@@ -482,7 +483,9 @@ impl super::Disk {
         }
     }
 
-    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O.
+    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O. With
+    /// `newest`, blocks up to this epoch are eligible; without it, only blocks in segments that are
+    /// being vacated.
     fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
         let leaves = self.destages_leaving();
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
@@ -492,8 +495,8 @@ impl super::Disk {
             Some(block) => block,
             None => destager.next(newest?, |block| cache.was_used(block))?,
         };
-        // Includes adjacent blocks up to the window's end, so that contiguous dirty data is written
-        // in whole stripes.
+        // The disk is divided into windows of one I/O. The range includes adjacent blocks of the
+        // same window, so that contiguous dirty data is written in whole stripes.
         let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;
@@ -524,7 +527,7 @@ impl super::Disk {
         Some(Instant((oldest + 1) * half))
     }
 
-    /// The time at which the destager must run next.
+    /// Returns the time at which the destager must run next.
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }

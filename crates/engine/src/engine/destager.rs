@@ -23,7 +23,8 @@ const PICKED_PART: usize = 16;
 /// Maximum number of queue entries that one search for cold blocks examines.
 const LOOKS_MAX: usize = 256;
 
-/// If no block is cold, one in `HOT_PART` of the blocks is destaged before all are examined again.
+/// If no block is cold (each was used since it was queued or last examined), about one in
+/// `HOT_PART` of the blocks is destaged before blocks are examined again.
 const HOT_PART: usize = 4;
 
 /// Minimum number of outdated queue entries before they are removed.
@@ -62,9 +63,9 @@ pub(super) struct Destager {
     /// Blocks with dirty data in segments that are being vacated, including blocks being
     /// transferred.
     pub(super) leaving: BTreeSet<BlockNo>,
-    /// Number of consecutive queue entries that were examined and found hot.
+    /// Number of consecutive queue entries that were examined and whose blocks were not cold.
     looks_in_vain: usize,
-    /// Number of blocks to pick without an examination, because all blocks were hot.
+    /// Number of blocks to pick without an examination, because no block was cold.
     all_hot: usize,
     is_looking: bool,
     /// Number of blocks to destage in each epoch.
@@ -95,7 +96,8 @@ pub(super) struct Destager {
 }
 
 impl Destager {
-    /// Returns true if the last attempt failed and another one is in progress or planned.
+    /// Returns true if the last attempt to destage failed and another one is in progress or
+    /// planned.
     pub(super) fn is_failing(&self) -> bool {
         self.failures > 0 && (self.rest_until.is_some() || self.transfers > 0 || self.is_flushing)
     }
@@ -168,7 +170,8 @@ impl Destager {
         Some(epoch)
     }
 
-    /// Removes sectors from the destaged ones, because they have new data or none.
+    /// Removes sectors from the set of destaged sectors, because they were written again or
+    /// dropped.
     pub(super) fn cut(&mut self, first: u64, end: u64) {
         for set in [&mut self.written, &mut self.flushing] {
             if !set.is_empty() {
@@ -240,7 +243,7 @@ impl Destager {
         self.written.contains(&sector) || self.flushing.contains(&sector)
     }
 
-    /// Restarts with these dirty blocks, all in the oldest epoch.
+    /// Restarts the destager with these dirty blocks, all in the oldest epoch.
     pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
         // Transfers that wait for their range lock check again which sectors are dirty.
         let before = std::mem::take(self);

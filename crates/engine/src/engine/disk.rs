@@ -31,7 +31,7 @@ use crate::vscsi::Histograms;
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) ownership: Ownership,
-    /// The disk's entitlement under contention.
+    /// Shares, reservations and limits of the disk.
     pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
     /// Memory tier above the cache.
@@ -76,9 +76,9 @@ pub(super) struct Disk {
     pub(super) bulk: BulkWrites,
     pub(super) maintenance: Maintenance,
     pub(super) verify: Verify,
-    /// The command that drains the cache.
+    /// The command in progress that drains the cache.
     pub(super) draining: Option<CommandId>,
-    /// The command that vacates segments of the cache.
+    /// The command in progress that vacates segments of the cache.
     pub(super) vacating: Option<Vacating>,
     /// True if requests wait until the change of a persistent cache is complete. The waiting
     /// requests are in `held`.
@@ -94,9 +94,9 @@ pub(super) struct Disk {
     pub(super) answered_discards: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
-    /// Zones that are being written on the backing, or that may not be durable there. The fields
-    /// are the I/Os in flight, the count of writes at the end of the last I/O, and the time of that
-    /// end.
+    /// Zones with a write to the backing in flight, or with written data that may not be durable
+    /// there. The fields are the number of I/Os in flight, the value of `Backed::writes` at the end
+    /// of the zone's last I/O, and the time of that end.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
     /// Memory of the crash log, if the daemon has given any.

@@ -4,10 +4,11 @@
 //! discard keeps its range lock until it ends. So no later request sees the range before the
 //! discard, and no later write is discarded.
 //!
-//! A discard is a hint, so hob may skip it. A crash, a failure of the backing or of the journal,
-//! and everything that would start the discard again end it. The range then has its old content or
-//! that of the backing. Reads waited for the end of the discard, so this content does not change. A
-//! drain waits for acknowledged discards, because another host may write the disk afterwards.
+//! A discard is a hint, so hob may skip it. hob gives an acknowledged discard up after a crash, a
+//! failure of the backing or of the journal, and in every case in which it would have to start
+//! again. The range then has its old content or that of the backing. Reads waited for the end of
+//! the discard, so this content does not change. A drain waits for acknowledged discards, because
+//! another host may write the disk afterwards.
 
 use super::{Active, Engine};
 use crate::command::Mode;
@@ -27,8 +28,8 @@ const SLOTS_PART: u32 = 8;
 const BYTES_MAX: u64 = 1 << 20;
 
 impl Engine {
-    /// Acknowledges a discard that will be sent to the backing without further conditions. Does
-    /// nothing for other requests.
+    /// Acknowledges a discard that is about to be sent to the backing and waits for nothing else.
+    /// Does nothing for other requests.
     pub(super) fn answer_discard(&mut self, now: Instant, slot: u32) {
         let Active { request, is_answered, .. } = self.requests[slot];
         let is_short = request.op == Op::Discard(Durability::Volatile) && request.len <= BYTES_MAX;

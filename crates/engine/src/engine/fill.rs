@@ -1,4 +1,5 @@
-//! Fills: data that a read got from the backing, or a write sent to it, is written to flash too.
+//! Fills: data that a read got from the backing, or that a write sent to the backing, is also
+//! written to flash.
 //!
 //! A fill writes only invalid sectors, and reads use only valid ones, so no flash sector is read
 //! while it is written. A sector becomes valid when its flash write has completed.
@@ -151,8 +152,8 @@ impl Engine {
         self.finish_unless_filling(slot);
     }
 
-    /// Handles the end of a flash write of data from the backing. If the backing may have lost the
-    /// data, it is not believed and stays invalid.
+    /// Handles the end of a flash write of data from the backing. If the backing may have lost this
+    /// data, the sectors stay invalid.
     pub(super) fn note_filled(
         &mut self,
         now: Instant,

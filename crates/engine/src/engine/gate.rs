@@ -1,12 +1,12 @@
 //! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
-//! Each datastore and each flash device has a gate. A gate is open while its resource is not
-//! throttled and the disk has no limit. An open gate costs one check. At a closed gate, an I/O
-//! waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O belongs to its disk's
-//! flow. Fills after the reply, extra fills, destaging, cache maintenance and their flushes are one flow for all
-//! disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the gates, because guests' flushes wait
-//! for it and it is small. The engine treats a waiting I/O as in flight, except in the time limit
-//! for stalled devices.
+//! Each datastore and each flash device has a gate. The gate is open for a disk while the
+//! throttling of the datastore or device is off and the disk has no limit there. An open gate costs
+//! one check. At a closed gate, an I/O waits for its turn among the I/Os of all disks (`qos/`). A
+//! guest's I/O belongs to its disk's flow. Fills after the reply, extra fills, destaging, cache
+//! maintenance and their flushes are one flow for all disks, with [`BACKGROUND_SHARES`]. Journal
+//! I/O bypasses the gates, because guests' flushes wait for journal I/O, and because it is small.
+//! The engine treats a waiting I/O as in flight, except in the time limit for stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -98,7 +98,7 @@ impl Engine {
         self.pump_gate(now, resource);
     }
 
-    /// Sets a disk's entitlement.
+    /// Sets a disk's shares, limits and reservations.
     pub(super) fn set_qos(&mut self, now: Instant, disk: DiskId, qos: DiskQos) {
         self.disk_mut(disk).qos = qos;
         self.apply_entitlement(now, disk);
@@ -223,7 +223,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if no guest waits for the I/O of this request or job.
+    /// Returns true if the I/O of this request or job is background work, for which no guest waits.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,

@@ -1,14 +1,16 @@
 //! Growing a disk while it is served (docs/decisions/0017).
 //!
-//! | the disk has | it grows |
+//! | the disk | it grows |
 //! |---|---|
-//! | no cache or a volatile one, and its size is a multiple of a sector | immediately |
-//! | the same, but its size is not a multiple of a sector | when none of its I/O is in flight; requests wait |
-//! | a persistent cache | when a new ring with the new size is durable; requests wait; if that fails, nothing changes |
+//! | has no persistent cache, and its size is a multiple of a sector | immediately |
+//! | has no persistent cache, and another size | when none of its I/O is in flight |
+//! | has a persistent cache | when a new journal ring with the new size is durable |
+//!
+//! Until then requests wait. If the new journal ring cannot be written, nothing changes.
 //!
 //! The backing was resized before the disk grows. Data beyond the old end was never read. Cached
-//! copies of the sector that contains the old end are invalidated, since they lack the part beyond
-//! that end. This sector is never dirty, because a guest could not write the whole sector.
+//! copies of the sector that contains the old end are invalidated, because they lack the part
+//! beyond that end. This sector is never dirty, because a guest could not write the whole sector.
 //!
 //! # Refused requests
 //! Shrinking is refused. A disk whose cache is being recovered cannot grow, because it must have

@@ -115,7 +115,7 @@ impl Engine {
                 None
             }
             (_, Target::Backing(_)) => {
-                // A read that another disk served is none of the backing.
+                // A read that another disk served does not count as I/O of the backing.
                 (io.is_write || io.bytes > 0).then_some(&mut disk.stats.backing)
             }
             (_, Target::Flash(_)) => {

@@ -35,8 +35,8 @@ pub(super) struct Job {
     pub(super) step: Step,
     pub(super) buffer: Option<DestageBuffer>,
     pub(super) failed: bool,
-    /// Number of the disk's failed flushes and reported losses when the job wrote to the backing,
-    /// or flushed it.
+    /// Number of the disk's failed flushes and reported losses when the job began to write, read
+    /// or flush the backing.
     pub(super) doubts: u64,
 }
 
@@ -71,9 +71,10 @@ impl JobKind {
         matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..) | JobKind::Rewrite)
     }
 
-    /// Returns true if the job transfers a dirty sector even if flash failed to deliver it before.
-    /// The destager skips unreadable sectors, so that their neighbours do not wait forever.
-    /// Requests that need an unreadable sector get an error.
+    /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
+    /// flash failed to deliver before. The destager skips them, so that their neighbours do not
+    /// wait forever. A job for a request tries them again, and the request gets an error if flash
+    /// fails again.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
@@ -171,8 +172,9 @@ impl Engine {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
-    /// Returns true if a job without a range lock may start. The first one of a disk may always
-    /// start. The disk's other jobs may wait for a range lock that is released only after it.
+    /// Returns true if a job without a range lock may start. The first such job of a disk may
+    /// always start, because the disk's other jobs may wait for a range lock that is released only
+    /// after this job.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -213,7 +215,7 @@ impl Engine {
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
-            // Other jobs took the memory. The transfer is tried again when they end.
+            // Other jobs use the buffers. The transfer is tried again when such a job ends.
             return self.end_job(now, job, Ok(()));
         };
         self.jobs[job].buffer = Some(buffer);

@@ -1,11 +1,12 @@
 //! Maintenance of flash: compares cached data with its checksums (scrubbing), and restores missing
 //! second copies.
 //!
-//! Frames are read one after the other under a lock of their block. A few are read per second, or
-//! all without pauses while second copies are known to be missing. A wrong clean sector is dropped,
-//! so that the next read repairs it from the backing. A wrong dirty sector is destaged from its
-//! second copy. A wrong second copy is dropped and made again. Sectors whose checksum was unknown,
-//! and whose data turns out to be correct, get a known checksum.
+//! Frames are read one after the other under a lock of their block: a few per second, or all
+//! without pauses while second copies are known to be missing. A clean sector with a wrong checksum
+//! is dropped, so that the next read repairs it from the backing. A dirty sector with a wrong
+//! checksum is destaged from its second copy. A second copy with a wrong checksum is dropped and
+//! made again. For a dirty sector whose checksum the journal does not have, the checksum is
+//! recorded.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};

@@ -1,10 +1,10 @@
-//! Merges adjacent writes to the backing.
+//! Merges adjacent writes to the backing, on disks whose memory tier serves reads.
 //!
-//! While a write to the backing is in flight, adjacent later writes wait, and are sent together
-//! when the first one ends. So a guest with one write in flight never waits, and more writes in
-//! flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in IP/TCP
-//! Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so a RAID gets whole
-//! stripes.
+//! While a write to the backing is in flight, later writes that continue it wait, and are sent
+//! together when the first write ends. So a guest with one write in flight never waits, and more
+//! writes in flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in
+//! IP/TCP Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so a RAID gets
+//! whole stripes.
 //!
 //! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
 //! writes are sent one by one, so that no write gets the error of another. FUA writes are not
@@ -41,7 +41,7 @@ struct Chain {
 }
 
 impl Merger {
-    /// Records a write that was sent to the backing.
+    /// Records a write that was sent to the backing and ends at byte `end`.
     fn begin(&mut self, lock: u32, end: u64) {
         let twice = self.ends.insert(end, lock).is_some()
             | self.chains.insert(lock, Chain { end, waiting: Vec::new() }).is_some();

@@ -123,10 +123,11 @@ pub struct Limits {
     pub fill_bytes_max: u64,
     /// Number of failed flash I/Os after which the engine stops using a flash device.
     pub flash_errors_max: u32,
-    /// A flash device's errors are forgotten after this time without an error, milliseconds.
-    pub flash_errors_forgive_ms: u64,
-    /// If a flash I/O takes longer than this, requests bypass the caches on its device,
+    /// Time without an error after which the earlier errors of a flash device no longer count,
     /// milliseconds.
+    pub flash_errors_forgive_ms: u64,
+    /// Time limit of a flash I/O, milliseconds. While an I/O exceeds the limit, requests bypass the
+    /// caches on its device.
     pub flash_stall_ms_max: u64,
     /// Frames of each persistent cache that the background scrub compares with their checksums, per
     /// second. 0 disables the scrub and the creation of missing second copies.
@@ -138,7 +139,7 @@ pub struct Limits {
     /// With write-back and too much dirty data, writes of sequential runs of at least this length
     /// bypass the cache, bytes. 0 disables the bypass.
     pub bulk_run_bytes_min: u64,
-    /// Size of one unit of I/O in the division of throughput among disks, bytes.
+    /// Size of one unit of I/O, in which shares, limits and reservations are counted, bytes.
     pub qos_unit_bytes: u32,
 }
 
@@ -185,8 +186,8 @@ pub struct Engine {
     owner_waits: u32,
     /// Number of requests in flight, by disk.
     slots: Shares,
-    /// Requests that can continue, and jobs, numbered from `requests_max`. Another request released
-    /// the range lock that they need, or the event that they waited for has occurred.
+    /// Requests and jobs that can continue: their range lock was granted, or the event that they
+    /// waited for has occurred. A job is identified by its number plus `requests_max`.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
     /// Number of background jobs, by disk.
@@ -256,13 +257,12 @@ struct Active {
     /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
     /// Number of writes to the backing that were complete when the request's flush of the backing
-    /// began. The flush covers these.
+    /// began. The flush covers these writes.
     flush_mark: u64,
-    /// Number of the disk's writes to the backing at the end of the last guest's change that had
-    /// bypassed flash when the request began; see `backed.rs`.
+    /// Value of the disk's [`Backed::bypassed`](backed::Backed::bypassed) when the request began.
     bypassed: u64,
-    /// Number of the disk's failed flushes when the request's flush, read or write began, see
-    /// `backed.rs`.
+    /// Value of the disk's [`Backed::doubts`](backed::Backed::doubts) when the request's flush,
+    /// read or write of the backing began.
     doubts: u64,
     /// Number of times that the request's write was sent again after a failed flush of the backing.
     resends: u8,
@@ -548,8 +548,8 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
-    /// Returns true if a disk's backing has all acknowledged data. If it is false, holes of the
-    /// backing are not necessarily holes of the disk.
+    /// Returns true if a disk's backing has all acknowledged data. Otherwise, holes of the backing
+    /// are not necessarily holes of the disk.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
     }
@@ -564,9 +564,9 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
     }
 
-    /// Returns the counts of a disk for the division of a pool. `known_reads` is the number of reads
-    /// at the last round. A curve takes some ten thousand steps, so it is left out if no read was
-    /// added.
+    /// Returns the counts of a disk for the division of a pool among its caches. `known_reads` is
+    /// the number of reads at the previous round. Computing a curve takes some ten thousand steps,
+    /// so the curve is left out if there was no further read.
     pub fn disk_counts(
         &self,
         disk: DiskId,

@@ -54,7 +54,7 @@ impl Ownership {
     }
 }
 
-/// What to do with a new request.
+/// What the engine does with a new request in the present role.
 enum OwnershipDecision {
     Served,
     /// Answered with success and without effect.
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// Returns true if a request would wait for a change of role, and other requests of its disk
-    /// already wait.
+    /// already wait for that.
     pub(super) fn joins_waiting(&self, request: &Request) -> bool {
         let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
         let Ownership { role, waiting, .. } = &disk.ownership;

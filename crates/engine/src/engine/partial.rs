@@ -11,9 +11,10 @@
 //! |---|---|---|
 //! | partly written a short time ago | in memory (`recent_edges.rs`) | the same |
 //! | dirty, or cached and clean | read from flash | read from flash |
-//! | not cached, or unreadable on flash | read from the backing | not merged: the write invalidates
-//! the sector |
-//! | unreadable on flash and on the backing | the write bypasses the cache | the same |
+//! | not cached, or unreadable on flash | read from the backing | not merged |
+//! | unreadable on flash and on the backing | the write bypasses the cache | not merged |
+//!
+//! Under write-through, a write invalidates an edge that is not merged.
 //!
 //! If a disk's size is not a multiple of a sector, its last sector is never merged and never dirty
 //! (`growth.rs`).
@@ -90,8 +91,8 @@ impl Active {
         head.into_iter().chain(tail)
     }
 
-    /// Records that a sector is merged. Returns the copies of the bytes that the guest did not
-    /// write. `from` returns the source of a byte of the whole sector.
+    /// Records that a sector is merged. Returns the memory copies to make for the bytes that the
+    /// guest did not write. `from` returns the place from which a byte of the sector is copied.
     pub(super) fn merge_edge(&mut self, sector: Range, from: impl Fn(u64) -> CopyEnd) -> Vec<BufferCopy> {
         let (head, tail) = self.partial_edges();
         let id = self.request.buffer.expect("writes have a buffer");
@@ -112,8 +113,9 @@ impl Active {
         copies
     }
 
-    /// Returns true if a write sends more than the guest's bytes to the backing. The other bytes of
-    /// its edges are dirty, and flash may have lost them or the write replaces them.
+    /// Returns true if a write sends the other bytes of its edges to the backing with the guest's
+    /// bytes. This is necessary if flash may have lost these bytes, or if the dirty sectors are
+    /// dropped because the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
@@ -174,8 +176,8 @@ impl Engine {
         is_reading || is_waiting
     }
 
-    /// Returns true if reading this sector from flash is possible now and useful. A clean sector is
-    /// not useful in a mode that does not copy writes to flash.
+    /// Returns true if reading this edge from flash is possible now and useful. Reading a clean
+    /// sector is not useful in a mode that does not copy writes to flash.
     fn is_in_flash(&self, edge: Range) -> bool {
         let disk = self.disk(edge.disk);
         let Ok(cache) = disk.looked_up() else { return false };

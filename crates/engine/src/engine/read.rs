@@ -1,5 +1,5 @@
-//! Reads and prefetches. Memory or flash serves a read if every sector of it is valid there.
-//! Otherwise the backing serves all of it.
+//! Reads and prefetches. Memory or flash serves a read if every sector of the read is valid there.
+//! Otherwise the backing serves the whole read.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
@@ -59,7 +59,7 @@ impl Engine {
         self.serve_read(now, slot, source);
     }
 
-    /// Finds the source of a read. The only side effect is on `runs`.
+    /// Finds the source of a read. Changes nothing but `runs`.
     fn source(&mut self, slot: u32) -> Source {
         if self.is_in_memory(slot) {
             return Source::Memory;
@@ -131,8 +131,8 @@ impl Engine {
 
     /// Reads the backing under a range lock that excludes the destager and other reads. Data that
     /// becomes clean during the read would be missing from both sources, so the destager has to
-    /// wait. Another read would fetch the same data again. A read that was to bypass the cache may
-    /// find the cache in service after the wait.
+    /// wait. Another read of the backing would fetch the same data again. If this read has to wait
+    /// for its lock, the cache may be usable afterwards although it was not before.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
         if self.is_cached_only(slot) {
@@ -200,8 +200,8 @@ impl Engine {
             Some(journal) => journal.drop_sector(now, index, sector),
             None => _ = index.clear_valid(sector, 1),
         };
-        // Dirty sectors stay valid, since the backing has older data. They are read again over the
-        // data from the backing.
+        // Dirty sectors stay valid, because the backing has older data. They are read again from
+        // flash, over the data from the backing.
         if result.is_err() {
             (io.sector..io.sector + io.sectors).for_each(|sector| give_up(index, sector));
             self.requests[slot].outcome = Outcome::FlashFailed;

@@ -59,7 +59,7 @@ impl RecentEdges {
         Some(place)
     }
 
-    /// Forgets sectors `first..end` of a disk.
+    /// Drops the kept sectors `first..end` of a disk.
     pub(super) fn forget(&mut self, disk: DiskId, first: u64, end: u64) {
         while let Some((at, place)) = self.places.range((disk, first)..(disk, end)).next() {
             let (at, place) = (*at, *place);

@@ -1,5 +1,5 @@
-//! The records of one cache's journal, and which of them are durable. `commit.rs` makes records
-//! durable.
+//! Creates the records of one cache's journal, and tracks which of them are durable. `commit.rs`
+//! makes records durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +26,8 @@ pub(super) struct Journal {
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Devices whose last flush failed, and of whose data other devices have copies. Dirty data
-    /// overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
+    /// Devices whose last flush failed, but whose data has copies on other devices. Dirty data that
+    /// is overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
     /// tell which copy is correct. So no dirty data is overwritten while this set is not empty.
     pub(super) spared: BTreeSet<DeviceId>,
     /// True if a record or data was written that a guest's flush must make durable.
@@ -39,12 +39,11 @@ pub(super) struct Journal {
     /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Sectors without a recorded checksum that were overwritten since their checksum was last
-    /// known, and are not being overwritten now.
+    /// Sectors that were overwritten in place, and whose new checksum is known but not recorded.
     pub(super) rewritten: BTreeSet<u64>,
     /// Dirty cache sectors that must be written again before the journal ring is complete.
     pub(super) rewrite: Vec<u64>,
-    /// True if a request waits for a commit and is not in the list of waiting requests.
+    /// True if the next commit must begin at once although no request in `waiting` needs it.
     pub(super) asked: bool,
     /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: Vec<u64>,
@@ -73,7 +72,7 @@ pub(super) struct Commit {
     pub(super) releases: Vec<u64>,
     /// Number of flushes in flight; `None` while pages are being written.
     pub(super) flushes: Option<u32>,
-    /// True if a guest's flush would have to wait for this commit.
+    /// True if a guest's flush that arrives now would have to wait for this commit.
     pub(super) urgent: bool,
 }
 
@@ -149,7 +148,8 @@ impl Journal {
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
             if matches!(change, Change::Set { dirty: true, .. }) {
-                // Such a sector never becomes durable, so `may_destage` is checked here.
+                // This record never becomes durable, so from now on `is_committed` returns false
+                // for the sector.
                 self.writer.push(change);
             }
             return;
@@ -159,7 +159,7 @@ impl Journal {
         self.oldest.get_or_insert(now);
     }
 
-    /// Marks a zone.
+    /// Sets the bypass mark of a zone.
     pub(super) fn mark(&mut self, zone: usize) {
         self.writer.mark(zone);
         self.unsealed_marks = true;
@@ -230,8 +230,8 @@ impl Journal {
         self.rewritten.insert(sector);
     }
 
-    /// Records the checksums of rewritten sectors. Called before a commit that requests wait for,
-    /// because with two copies only a checksum shows which copy is correct.
+    /// Records the checksums of the sectors in `rewritten`. Called before a commit that requests
+    /// wait for, because of two copies only the one with this checksum is correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =
@@ -252,8 +252,8 @@ impl Journal {
     /// data after the backing has changed.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
         for (frame, block) in cache.take_gone() {
-            // Of the last block only the part inside the disk is recorded, because recovery rejects
-            // a page that records more.
+            // Only the part of the last block that is inside the disk is recorded, because recovery
+            // rejects a page that records more.
             let count = self.writer.sectors_of(block);
             self.record(now, Change::Drop { frame, block, first: 0, count }, None);
         }

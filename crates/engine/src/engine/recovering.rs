@@ -44,7 +44,7 @@ impl RecoveringCache {
 }
 
 impl Engine {
-    /// Updates the knowledge about dirty data of a cache that is being recovered.
+    /// Updates what is known about the dirty data of a cache that is being recovered.
     pub(super) fn expect(&mut self, id: DiskId, expect: Option<Box<Expect>>) -> Result<(), CommandError> {
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
@@ -79,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// Retries the requests that wait for the recovery. Those that wait for a structural change
+    /// Retries the requests that wait for the recovery. Requests that wait for a structural change
     /// keep waiting.
     fn try_held_again(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);

@@ -53,9 +53,9 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
     }
 
-    /// Handles the end of a read: writes the sectors again that have the right checksums. An unknown
-    /// checksum becomes known, so that a damaged write is noticed later. All other sectors stay
-    /// unchanged.
+    /// Handles the end of a read: writes the sectors with the right checksum again. An unknown
+    /// checksum becomes known, so that later reads detect a damaged write. Sectors with a wrong
+    /// checksum stay unchanged.
     pub(super) fn rewrite_io_done(
         &mut self,
         now: Instant,

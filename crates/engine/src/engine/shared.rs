@@ -19,7 +19,8 @@ impl Engine {
         self.leave_gate(now, id);
     }
 
-    /// Returns what the parent's disk may promote when it serves this read.
+    /// Returns the rule for promoting data into the parent's cache when the parent's disk serves
+    /// this read.
     pub fn promote_of(&self, id: IoId) -> Promote {
         match self.ios[id.0].owner {
             Owner::Request(slot) if self.requests[slot].request.passes_by() => Promote::Never,

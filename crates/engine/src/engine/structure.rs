@@ -59,8 +59,8 @@ impl Opening {
         self.kind == Kind::Ring
     }
 
-    /// Records sectors whose clean copies are wrong. The old cache drops them too if the change
-    /// fails.
+    /// Records sectors whose clean copies are wrong. If the change fails, the old cache drops these
+    /// copies too.
     pub(super) fn forget_if_abandoned(&mut self, ranges: &[(u64, u64)]) {
         self.forget.extend_from_slice(ranges);
     }
@@ -319,7 +319,7 @@ impl Engine {
                 return match kind {
                     // No data is dirty, and the daemon records that the cache has ended.
                     Kind::Void => self.complete(now, id, kind),
-                    // The owner does not trust the journal ring any more.
+                    // The daemon has recorded that the journal ring must not be used any more.
                     Kind::Discard(discard) => {
                         disk.discard(now, discard);
                         self.complete(now, id, kind)
@@ -758,7 +758,7 @@ impl Cache {
         }
     }
 
-    /// Takes over the contents of a recovered cache that has the same segments.
+    /// Fills a new cache with the contents of a recovered cache that has the same segments.
     fn take_over(&mut self, recovered: Recovered, disk_bytes: u64) -> Result<(), CommandError> {
         let fits = recovered.summary.disk_bytes == disk_bytes
             && recovered.summary.block_bytes == self.config.block_bytes

@@ -26,7 +26,7 @@ pub(super) struct SyncOrder {
 struct Waiting {
     id: IoId,
     io: Pending,
-    /// Largest serial number in flight when the success arrived.
+    /// Largest serial number of an operation that was in flight when the success arrived.
     upto: u64,
 }
 

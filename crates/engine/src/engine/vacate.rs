@@ -1,5 +1,5 @@
-//! Vacating: destages the dirty data of some segments of a write-back cache while writes continue
-//! to the others.
+//! Vacating: destages the dirty data of some segments of a write-back cache, while guests' writes
+//! go to the other segments.
 //!
 //! The segments are selected once. No new data becomes dirty there: their free frames are not
 //! allocated, and a clean block that is written moves to another segment. A block that is already
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Ends a vacating command that is complete or cannot be completed.
+    /// Ends the vacating command if it is complete or can no longer be completed.
     pub(super) fn check_vacated(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(vacating) = &disk.vacating else { return };
@@ -171,8 +171,8 @@ impl Vacating {
 }
 
 impl Disk {
-    /// Returns true if blocks in vacated segments are destaged before all others. If write order is
-    /// kept, older data is destaged first.
+    /// Returns true if blocks in vacated segments are destaged before all others. Returns false if
+    /// write order is kept, because older data must then be destaged first.
     pub(super) fn destages_leaving(&self) -> bool {
         let ordered = self.cache.as_ref().is_some_and(|cache| cache.config.destage.ordered);
         self.vacating.is_some() && !ordered && !self.destager.leaving.is_empty()

@@ -74,8 +74,8 @@ impl Verify {
         if self.is_busy { None } else { self.due }
     }
 
-    /// Returns the number of unverified sectors when the verification began, of which `left` are
-    /// left.
+    /// Returns the number of unverified sectors when the verification began. `left` is the number
+    /// of sectors that are unverified now.
     pub(super) fn total(&self, left: u64) -> u64 {
         if left == 0 { 0 } else { self.total.max(left) }
     }
@@ -86,7 +86,7 @@ impl Verify {
         self.has_dropped && !journal.is_all_durable()
     }
 
-    /// Returns true if most sectors differ, so the rest should be dropped.
+    /// Returns true if most of the compared sectors differ, so that the rest should be dropped.
     fn is_in_vain(&self) -> bool {
         let is_enough = self.compared >= COMPARED_MIN && self.compared >= self.total / COMPARED_PART;
         is_enough && 2 * self.differing > self.compared

@@ -1,5 +1,6 @@
-//! Writes, discards and zeroing. The backing has a change before it is acknowledged, and flash
-//! never keeps valid data that the change replaces.
+//! Writes, discards, zeroing and flushes. On a disk without a persistent cache, the backing has a
+//! change before the change is acknowledged, and flash never keeps valid data that the change
+//! replaces. Changes on a disk with a persistent cache continue in `write_back.rs`.
 
 use super::partial::EdgeSource;
 use super::{Active, Engine, Phase};
@@ -8,9 +9,9 @@ use crate::outcome::Outcome;
 use crate::units::Instant;
 
 impl Engine {
-    /// Starts a write, discard or zeroing after its range lock was granted. From now on flash's
-    /// data of the range is invalid. The lock is exclusive, so no request reads that data
-    /// meanwhile.
+    /// Starts a write, discard or zeroing after its range lock was granted. Without a persistent
+    /// cache, flash's data of the range becomes invalid before the change is sent to the backing.
+    /// The lock is exclusive, so no request reads that data meanwhile.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
         if self.end_answered(slot) {
             return;

@@ -3,16 +3,15 @@
 //!
 //! | the range of the request | action |
 //! |---|---|
-//! | whole sectors, mode write-back, free frames | written to flash; first a commit if the durable
-//! journal describes data there |
-//! | the same, but some sectors only partly covered | these sectors are read and merged first
-//! (`partial.rs`) |
-//! | partly covered dirty sectors that cannot be merged | these sectors are destaged first, under
-//! the same range lock |
-//! | part of a long sequential run while too much data is dirty | written to the backing
-//! (`bulk.rs`) |
+//! | whole sectors, mode write-back, free frames | written to flash |
+//! | the same, some sectors partly covered | these sectors are merged first (`partial.rs`) |
+//! | partly covered dirty sectors that cannot be merged | these sectors are destaged first |
+//! | part of a long run while too much data is dirty | written to the backing (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
 //! | all others | the bypass marks of the zones are committed, then as in a volatile cache |
+//!
+//! If the durable journal describes the data that a write to flash overwrites, a commit comes
+//! first. Sectors are destaged first under the request's own range lock.
 
 use super::bulk::Bulk;
 use super::disk::Disk;
@@ -76,8 +75,8 @@ impl Engine {
         mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
-    /// Makes a change wait, without its range lock, until older data is on the backing. This data
-    /// never reaches the backing while another host owns it.
+    /// Makes a change wait, without its range lock, until older data is on the backing. If another
+    /// host owns the disk, this host does not destage the older data, so the change fails.
     fn wait_for_order(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         if self.disk(disk).ownership.role == Role::Away {
@@ -133,8 +132,8 @@ impl Engine {
         waits || commits
     }
 
-    /// Starts a write to flash, or the commit that must precede it. Returns false if there are not
-    /// enough free frames.
+    /// Starts a write to flash, or the commit that must precede the write. Returns false if there
+    /// are not enough free frames.
     fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
         let Engine { disks, range_locks, runs, requests, .. } = self;
@@ -280,7 +279,8 @@ impl Engine {
         self.requests[slot].outcome = Outcome::WriteBack;
         let is_durable =
             matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
-        // A guest that reconnects after the process was killed expects the write too.
+        // If the process is killed, a guest that reconnects expects the acknowledged write to be
+        // there.
         let is_kept = self.disk(request.disk).journal.as_ref().is_some_and(|journal| journal.dead)
             || self.disk_mut(request.disk).save_records();
         if is_durable || !is_kept {
@@ -410,9 +410,9 @@ impl Engine {
         self.go_through(now, slot);
     }
 
-    /// Handles the end of destaging a request's partly covered dirty sectors. On success they are
-    /// on the backing. An error means that flash could not be read or the backing could not be
-    /// written.
+    /// Handles the end of destaging a request's partly covered dirty sectors. On success, these
+    /// sectors are on the backing. An error means that flash could not be read or the backing could
+    /// not be written.
     pub(super) fn edges_destaged(
         &mut self,
         now: Instant,
@@ -441,7 +441,8 @@ impl Engine {
         self.change_backing(now, slot);
     }
 
-    /// Handles the durability of a change that replaces dirty data on the backing.
+    /// Handles a change over dirty data that is now durable on the backing: drops the dirty data
+    /// that the change replaced, and then answers the request or commits the journal first.
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
         self.drop_sectors(now, slot, |_| true);
         self.requests[slot].over_dirty = false;
@@ -470,7 +471,7 @@ impl Engine {
         }
     }
 
-    /// Drops flash's sectors of a request's range for which `which(is_dirty)` is true.
+    /// Drops the cached sectors of a request's range for which `which(is_dirty)` is true.
     fn drop_sectors(&mut self, now: Instant, slot: u32, which: impl Fn(bool) -> bool) {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
@@ -505,7 +506,7 @@ impl Engine {
                 new = true;
             }
         }
-        // A mark that another request has just made is not durable yet either.
+        // A mark that another request has just set may not be durable yet either.
         let waits = new || !journal.dead && journal.marks_pending();
         self.requests[slot].zoned = true;
         waits

@@ -54,13 +54,13 @@ impl Bitmap {
         next_one(&self.0, from)
     }
 
-    /// The first bit of `from..end` that is set. The search ends at `end`.
+    /// Returns the first set bit in `from..end`.
     pub(crate) fn next_one_before(&self, from: u64, end: u64) -> Option<u64> {
         let words = end.div_ceil(64).min(self.0.len() as u64) as usize;
         (from < end).then(|| next_one(&self.0[..words], from)).flatten().filter(|bit| *bit < end)
     }
 
-    /// Returns the set bits.
+    /// Returns the numbers of the set bits, in ascending order.
     pub(crate) fn ones(&self) -> impl Iterator<Item = u64> {
         self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(i, word)| {
             (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u64 * 64 + bit)

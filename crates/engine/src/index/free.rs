@@ -41,12 +41,12 @@ pub(crate) struct SegmentPlaces {
     pub(crate) of_segments: Vec<u8>,
     /// Base-2 logarithm of the number of frames in a segment.
     pub(crate) frame_shift: u32,
-    /// Number of places.
+    /// Number of device groups.
     pub(crate) count: usize,
     /// Number of device groups for first copies, which have the lowest numbers. The other device
     /// groups are for second copies only.
     pub(crate) firsts: usize,
-    /// True if second copies are only in separate device groups.
+    /// True if second copies are only in device groups that have no first copies.
     pub(crate) apart: bool,
 }
 
@@ -90,7 +90,7 @@ impl FreeFrames {
         }
     }
 
-    /// Returns true if second copies are only in separate device groups.
+    /// Returns true if second copies are only in device groups that have no first copies.
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
     }
@@ -155,7 +155,7 @@ impl FreeFrames {
         Some(frame)
     }
 
-    /// Frees a frame, which is allocated next.
+    /// Frees a frame, and makes it the next one to be allocated in its list.
     #[inline]
     pub(super) fn push(&mut self, links: &mut [u32], frame: u32) {
         let place = self.list_of(frame);
@@ -168,7 +168,7 @@ impl FreeFrames {
         list.len += 1;
     }
 
-    /// Frees a frame, which is allocated last.
+    /// Frees a frame, and makes it the last one to be allocated in its list.
     pub(super) fn push_last(&mut self, links: &mut [u32], frame: u32) {
         let place = self.list_of(frame);
         let list = &mut self.lists[place];

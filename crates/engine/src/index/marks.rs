@@ -17,15 +17,15 @@ pub(super) struct Marks {
     pub(super) held: Bitmap,
     /// Sectors that the durable journal records as dirty without a checksum.
     pub(super) unproven: Bitmap,
-    /// Frames used since the last query.
+    /// Frames that a request has used since the last [`Index::take_use`] for the frame.
     pub(super) used: Bitmap,
     pub(super) dirty_sectors: u64,
     /// Number of dirty sectors in segments that are being vacated, included in `dirty_sectors`.
     pub(super) dirty_leaving: u64,
     /// Sectors of unknown checksum, because the journal had no checksum of them when the cache was
-    /// recovered. hob computes it at the next read.
+    /// recovered. hob computes a sector's checksum when it next reads the sector.
     pub(super) unknown: BTreeSet<u64>,
-    /// The second copy's frame of each first copy's frame, and the reverse.
+    /// For each frame with a first copy, the frame with its second copy. `first_of` is the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
     pub(super) first_of: BTreeMap<FrameNo, FrameNo>,
 }
@@ -45,7 +45,7 @@ impl Index {
         self.marks.is_some()
     }
 
-    /// Adds flags of sectors to the index.
+    /// Adds the flags of a persistent cache's sectors to an index that has none.
     pub(crate) fn keep_marks(&mut self) {
         let sectors = self.sums.len() as u64;
         self.marks.get_or_insert_with(|| {
@@ -178,7 +178,7 @@ impl Index {
         }
     }
 
-    /// Returns true if a frame was used since the last call.
+    /// Returns true if a frame was used since the last call for this frame.
     pub(crate) fn take_use(&mut self, frame: FrameNo) -> bool {
         let Some(marks) = &mut self.marks else { return false };
         let was_used = marks.used.get(frame.0.into());
@@ -221,7 +221,7 @@ impl Index {
         })
     }
 
-    /// Adjusts the flags to a new journal, which records exactly the dirty sectors as dirty.
+    /// Sets the flags for a new journal ring, which records exactly the dirty sectors as dirty.
     pub(crate) fn hold_dirty(&mut self) {
         let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
         marks.held = marks.dirty.clone();
@@ -255,8 +255,8 @@ impl Index {
         }
     }
 
-    /// Returns true if this frame must not be reused, because the durable journal may record it as
-    /// dirty.
+    /// Returns true if this frame must not be reused. In that case, a sector of the frame or of its
+    /// second copy is dirty, or the durable journal may record such a sector as dirty.
     #[inline]
     pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
         let Some(marks) = &self.marks else { return false };
@@ -267,8 +267,8 @@ impl Index {
         pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
     }
 
-    /// Counts dirty sectors again, after recovery found out which frames are copies of the same
-    /// block.
+    /// Counts the dirty sectors again, after a change of the frames that are second copies or that
+    /// are being vacated.
     pub(crate) fn recount_dirty(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         let shift = self.block_shift;

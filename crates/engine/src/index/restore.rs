@@ -1,8 +1,8 @@
 //! Builds an index from journal records that arrive in any order.
 //!
-//! A [`Restoring`] may have two frames for one block, the first and the second copy, in the same
-//! table. It has no list of free frames. [`Restoring::finish`] converts both to the form of an
-//! index in use.
+//! A [`Restoring`] has first and second copies of blocks in the same table, and has no list of free
+//! frames. [`Restoring::finish`] makes an index for use from it: second copies leave the table, and
+//! empty frames become free.
 
 use super::bitmap::Bitmap;
 use super::free::FreeFrames;

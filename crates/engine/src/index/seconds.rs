@@ -4,8 +4,8 @@ use super::Index;
 use crate::units::FrameNo;
 
 impl Index {
-    /// Returns true if second copies have separate device groups. In that case, evicting first
-    /// copies frees no frames for second copies.
+    /// Returns true if second copies are only in device groups that have no first copies. In that
+    /// case, evicting first copies frees no frames for second copies.
     pub(crate) fn are_seconds_apart(&self) -> bool {
         self.free.are_seconds_apart()
     }

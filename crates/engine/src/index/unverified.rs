@@ -1,4 +1,5 @@
-//! Clean sectors of a recovered cache that were not compared with the backing yet (docs/decisions/0033).
+//! Clean sectors of a recovered cache that were not compared with the backing yet
+//! (docs/decisions/0033).
 //!
 //! Memory use: one bit for each sector while any sector is unverified, and nothing otherwise.
 

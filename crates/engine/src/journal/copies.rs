@@ -90,7 +90,8 @@ impl Replay {
         }
     }
 
-    /// Drops sectors of a copy on a missing device if the other copy has them too.
+    /// Drops the sectors of the copy in frame `gone`, on a missing device, that frame `other` has
+    /// too.
     fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();

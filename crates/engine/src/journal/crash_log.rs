@@ -1,17 +1,17 @@
 //! The *crash log* of a journal: the newest records, in memory that outlives the process.
 //!
 //! A write is acknowledged when flash has its data and the journal has its record, but the record
-//! may not be in a written page yet. If the process is killed then, the guest reconnects and goes
-//! on. It expects the write to be there, as if nothing had happened, and a flush on the new
-//! connection to make it durable. So the engine also writes each record to a [`SurvivingMemory`]
-//! before it acknowledges the write. Recovery continues the journal tail with these records. They
-//! are proved like the tail: a dirty sector counts only if flash has its checksum.
+//! may not be in a written page yet. If the process is killed then, the guest reconnects and
+//! continues. The guest expects that reads return the write, and that a flush on the new connection
+//! makes the write durable. So the engine also copies each record to a [`SurvivingMemory`] before
+//! it acknowledges the write. Recovery appends these records to the journal tail, and checks them
+//! like the tail: a *set* record of a dirty sector counts only if flash has the record's checksum.
 //!
 //! The memory is gone after a power failure, when unflushed writes may be lost.
 //!
 //! # Layout
-//! 256 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n* modulo
-//! the number of entries. Integers are little-endian.
+//! 256 KiB for records, and 16 KiB for pages; 32 bytes for each. Entry *n* is at position *n*
+//! modulo the number of entries. Integers are little-endian.
 //!
 //! | bytes | record | page |
 //! |---|---|---|
@@ -61,9 +61,9 @@ enum Entry {
 pub(super) struct CrashLog {
     /// Checksum of cache and ring.
     seed: Crc,
-    /// Number of the last change that was handled, in the log or not.
+    /// Number of the last change that was added, whether the log had room for it or not.
     handled: u64,
-    /// Number of the last change that is in a sealed page, but not in the log.
+    /// Number of the last change that is in no entry, because the log had no room or no memory.
     missing: u64,
     /// Number of the last change in written pages.
     written: u64,
@@ -105,7 +105,7 @@ impl CrashLog {
     pub(super) fn add(&mut self, pushed: u64, record_of: impl Fn(u64) -> Record) {
         for number in self.handled + 1..=pushed {
             if number - self.written > RECORDS {
-                // The entry would replace one that is still needed.
+                // The new entry would replace an entry that is still needed.
                 self.missing = self.missing.max(number);
                 continue;
             }
@@ -152,7 +152,7 @@ impl CrashLog {
         }
     }
 
-    /// Forgets the new entries. From now on the log is incomplete until the next ring begins.
+    /// Drops the new entries. From now on the log is incomplete until the next ring begins.
     pub(super) fn forget(&mut self) {
         self.out.clear();
         self.missing = u64::MAX;

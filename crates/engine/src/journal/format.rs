@@ -1,8 +1,8 @@
 //! Encodes and decodes journal pages; docs/FORMAT.md specifies their bytes.
 //!
-//! [`PageBuilder`] writes a page. [`Page::read`] refuses invalid pages: it checks the magic, the checksum,
-//! and then every number, so that all records and frames of a valid page are in range. All integers are
-//! little-endian.
+//! [`PageBuilder`] writes a page. [`Page::read`] refuses invalid pages: it checks the magic, the
+//! checksum, and then every number, so that all records and frames of a valid page are in range.
+//! All integers are little-endian.
 
 use super::crc::Crc;
 use super::{CHANGES_MAX, PAGE_BYTES, ZONES};
@@ -123,7 +123,7 @@ impl Record {
         bytes
     }
 
-    /// Returns the record of these bytes; `None` if they are no record.
+    /// Decodes a record; returns `None` if the bytes are not a valid record.
     pub(super) fn read(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
         let flags = bytes[1];
         let kind = match bytes[0] {
@@ -531,8 +531,7 @@ impl<'a> PageBuilder<'a> {
     }
 }
 
-/// Turns a fuzzer's bytes into a valid page of this cache and ring 3, with correct magic and
-/// checksum.
+/// Gives a fuzzer's bytes the correct magic, cache id, ring number 3 and checksum of a page.
 pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
     page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
     page[CACHE_AT..][..16].copy_from_slice(cache);

@@ -3,7 +3,8 @@
 //! docs/FORMAT.md specifies the bytes, and docs/decisions/0006-write-back.md gives the reasons. The
 //! module does no I/O: its pages are bytes in memory. [`Writer`] writes pages. [`Survey`] reads
 //! every page of a journal ring and determines which pages are valid. [`Replay`] applies the valid
-//! pages and the [crash log](SurvivingMemory), and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
+//! pages and the [crash log](SurvivingMemory), and lists the sectors whose checksums must be
+//! verified. The result is a [`Recovered`].
 
 mod copies;
 mod crash_log;

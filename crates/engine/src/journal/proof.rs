@@ -1,4 +1,5 @@
-//! Decides, from the content of flash, about sectors whose state the journal does not determine.
+//! Decides which copy of a sector is correct if the journal does not show that, from the content of
+//! flash.
 //!
 //! A dirty sector that is overwritten in place has no checksum until the next commit. If such a
 //! sector has two copies, they may differ after a crash, and the journal does not show which one is
@@ -9,9 +10,11 @@
 //! | are equal | that of both |
 //! | one cannot be read | that of the other copy |
 //! | differ, and one copy's segment has more wrong checksums | that of the other copy |
-//! | differ, and one copy matches the last commit | that of this copy: the later write was never
-//! acknowledged, or is lost with the other device |
-//! | differ otherwise | that of the first copy: neither was ever acknowledged as durable |
+//! | differ, and one copy matches the last commit | that of this copy |
+//! | differ otherwise | that of the first copy |
+//!
+//! If one copy matches the last commit, the later write was never acknowledged as durable, or is
+//! lost with the other device. If none does, neither content was ever acknowledged as durable.
 
 use crate::index::Index;
 
@@ -46,7 +49,8 @@ impl<'a> Proof<'a> {
         self.sectors.iter().copied().zip(self.sums.iter().copied())
     }
 
-    /// Compares the sectors read with the checksums in an index.
+    /// Compares the sectors that were read with the checksums in an index, and counts the wrong
+    /// ones of each segment.
     pub(super) fn judge(&mut self, index: &Index) {
         for (sector, sum) in self.sectors.iter().zip(self.sums) {
             if !index.is_valid(*sector) || index.is_unproven(*sector) {
@@ -61,7 +65,8 @@ impl<'a> Proof<'a> {
         }
     }
 
-    /// Returns the checksum of a sector with two copies, whose committed checksum is `last`.
+    /// Chooses between the two copies of a sector whose committed checksum is `last`. Returns the
+    /// checksum of the chosen copy; `None` if neither copy can be read.
     pub(super) fn choose(&self, first: u64, second: u64, last: u32) -> Option<u32> {
         let (one, two) = match (self.sum(first), self.sum(second)) {
             (Some(one), Some(two)) => (one, two),

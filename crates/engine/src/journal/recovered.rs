@@ -12,13 +12,13 @@ pub struct Recovered {
     /// Dirty cache sectors that the journal does not record as durable.
     pub(super) tail: Vec<u64>,
     pub(super) parted: Vec<u64>,
-    /// State of the journal, and numbers of sectors that the recovery found.
+    /// State of the journal, and counts of what the recovery found.
     pub summary: Summary,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
 }
 
-/// Counts of a recovered cache.
+/// State of a recovered journal, and counts of what the recovery found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Number of the journal ring.
@@ -32,8 +32,8 @@ pub struct Summary {
     /// Number of sectors whose last write before the crash did not completely reach flash, and was
     /// not flushed.
     pub sectors_undone: u64,
-    /// Number of sectors whose two copies differed and were not decided by a commit. For these
-    /// sectors, recovery chose one of the copies.
+    /// Number of sectors whose two copies differed, when no commit shows which copy is correct. For
+    /// these sectors, recovery chose one of the copies.
     pub sectors_parted: u64,
     /// Number of clean sectors that were dropped, because writes to the backing near them may have
     /// been in progress.
@@ -114,14 +114,15 @@ impl Recovered {
         })
     }
 
-    /// Returns the dirty sectors of the disk whose two copies differed without a commit that decides.
-    /// Recovery chose one of the copies, which is the wrong one if its device damaged the data.
+    /// Returns the dirty sectors of the disk whose two copies differed, when no commit shows which
+    /// copy is correct. Recovery chose one of the copies. It is the wrong one if its device damaged
+    /// the data.
     pub fn parted(&self) -> &[u64] {
         &self.parted
     }
 
-    /// Treats the tail as durable. This is correct if the power has failed since the tail was
-    /// written.
+    /// Treats the dirty sectors that the journal tail describes as durable. This is correct if the
+    /// power has failed since they were written to flash.
     pub fn trust_tail(&mut self) {
         self.tail.clear();
     }

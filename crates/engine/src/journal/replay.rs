@@ -9,18 +9,17 @@
 //! | record in the tail | condition | effect |
 //! |---|---|---|
 //! | *set*, dirty | flash has the record's checksum | as before a commit |
-//! | *set*, dirty | flash has another checksum | the sector stays as it was, and is called *undone*
-//! |
+//! | *set*, dirty | flash has another checksum | the sector stays as it was; it is *undone* |
 //! | *set*, clean | the frame holds the block | as before a commit |
-//! | *clean* | the frame holds the block | as before a commit; an undone sector in that frame
-//! becomes invalid |
+//! | *clean* | the frame holds the block | as before a commit; drops undone sectors in the frame |
 //! | *drop* | the frame holds the block | as before a commit |
 //! | *unproven* | the frame holds the block, and the sector is dirty | as before a commit |
-//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | an older
-//! frame's copy of the sector becomes invalid too |
+//! | *set* clean, *clean*, *drop* | the sector is undone in the frame | also drops an older copy |
 //!
-//! The last row removes an old copy that a *set* record had replaced. Its record shows that the
-//! backing has newer data.
+//! An effect "as before a commit" is that of a record before the last known commit.
+//!
+//! The older copy in the last row is in another frame, and the undone *set* record would have
+//! replaced it. The record in the last row shows that the backing has newer data than this copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -48,7 +47,7 @@ pub enum ReplayError {
     NoSegments,
     /// Two segments have the same ordinal.
     SegmentTwice(u32),
-    /// The journal describes more frames than possible, or frames in no segment.
+    /// The journal describes more frames than an index can have, or frames in no segment.
     Senseless,
 }
 
@@ -195,9 +194,9 @@ impl Replay {
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
-    /// Reads all index entries that a page is about to change. In a large index each of them is a
-    /// cache miss. These reads are independent, so the cache misses overlap, which saves a third of
-    /// a replay.
+    /// Reads all index entries that a page is about to change. In a large index, each of these
+    /// reads is a miss in the CPU's caches. The reads do not depend on each other, so the misses
+    /// overlap, which saves a third of the time of a replay.
     fn look_ahead(&mut self, page: &Page<'_>) {
         let (blocks, frames) = &mut self.ahead;
         page.records(|record| {

@@ -4,8 +4,7 @@
 //! | pages | result |
 //! |---|---|
 //! | a last page, and no page records a later commit | [`Ring::Whole`] up to the last page |
-//! | a page that records a commit after the last valid page, or a commit without a last page |
-//! [`Ring::Damaged`] |
+//! | a page records a commit after the last page, or without one | [`Ring::Damaged`] |
 //! | no last page and no commit | [`Ring::Unfinished`] |
 //!
 //! Pages may arrive in any order and from both copies, and invalid pages are ignored. The survey
@@ -157,7 +156,8 @@ impl Survey {
         }
     }
 
-    /// Returns the state of the page in the other copy, if its bytes are equal.
+    /// Returns the state of the same page in the other copy of the journal ring, if both have equal
+    /// bytes.
     fn twin(&self, copy: usize, number: u64, bytes: &[u8]) -> Option<Seen> {
         let others = self.seen.get(1usize.checked_sub(copy)?)?;
         let twin = others.get(number as usize).filter(|twin| twin.sequence > 0)?;
@@ -241,7 +241,7 @@ impl Survey {
     }
 }
 
-/// Returns the last missing page up to `durable`.
+/// Returns the sequence number of the last missing page up to `durable`.
 fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
     let mut at = durable;
     while at > 0 && found.binary_search_by_key(&at, |(_, seen)| seen.sequence).is_ok() {
@@ -286,8 +286,8 @@ impl Plan {
         }
     }
 
-    /// Continues the journal with the records of a crash log, if the log belongs to it. The log is
-    /// used only if the host has not lost power since it was written.
+    /// Continues the journal with the records of a crash log, if the log belongs to this journal
+    /// ring. A crash log exists only if the host has not lost power since it was written.
     pub fn continue_with(&mut self, log: &[u8]) {
         self.continue_with_records(crash_log::records_after(log, &self.cache, self.ring, self.end));
     }

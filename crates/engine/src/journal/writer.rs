@@ -189,7 +189,7 @@ impl Writer {
         }
     }
 
-    /// Sets a shorter ring than the daemon uses, for tests.
+    /// Makes the ring shorter than the daemon uses, for tests.
     #[cfg(test)]
     pub(super) fn set_pages(&mut self, pages: u64) {
         self.pages = pages;
@@ -243,7 +243,7 @@ impl Writer {
         sequence % self.pages
     }
 
-    /// Returns true if every frame has been dumped once.
+    /// Returns true if every frame has been dumped at least once.
     pub(crate) fn first_dump_done(&self) -> bool {
         self.named.1 > 0 || !self.complete.is_empty()
     }
@@ -391,8 +391,8 @@ impl Writer {
         }
     }
 
-    /// Saves all records that are not in written pages to the memory. Returns true if recovery
-    /// finds all changes if the process is killed now.
+    /// Copies all records that no written page has to `memory`. Returns true if recovery would find
+    /// all changes after the process is killed.
     pub(crate) fn save_records(&mut self, memory: &mut dyn SurvivingMemory) -> bool {
         self.log_pending();
         let Some(log) = &mut self.crash_log else { return false };
@@ -400,7 +400,7 @@ impl Writer {
         log.has_all()
     }
 
-    /// Forgets the entries of the crash log for which there is no memory.
+    /// Drops the new entries of the crash log, because there is no memory for a crash log.
     pub(crate) fn forget_log(&mut self) {
         if let Some(log) = &mut self.crash_log {
             log.forget();
@@ -484,7 +484,7 @@ impl Descriptor {
 }
 
 impl FrameState {
-    /// Copies a frame's state from the index.
+    /// Copies a frame's state from the index to the state that is dumped next.
     fn show(&mut self, index: &Index, frame: FrameNo, block_shift: u32) {
         let first = index.first_sector(frame);
         if index.block_is_empty(first) {

@@ -8,16 +8,18 @@
 /// Number of sequential runs that are tracked.
 const RUNS: usize = 16;
 
-/// Number of consecutive requests that make a run, because two adjacent requests may be chance.
+/// Number of consecutive adjacent requests that make a run. Two requests may be adjacent by chance.
 const REQUESTS_MIN: u32 = 3;
 
-/// Minimum length of the first read-ahead window, sectors; four requests if that is more.
+/// Minimum length of a run's first read-ahead window, sectors. The window is as long as four
+/// requests if that is more.
 const WINDOW_MIN: u64 = 16;
 
 /// Maximum length of a read-ahead window, sectors: the size of a transfer's buffer.
 const WINDOW_MAX: u64 = 256;
 
-/// A window is at most one in this number of the memory area.
+/// Maximum length of a window, as a part of the memory area: one in this number, but at least a
+/// page.
 const SHARE_MAX: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,7 +126,7 @@ mod tests {
         let mut readers = Readers::new(1 << 16, 16);
         for i in 0..1000u64 {
             let first = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-            // Pairs of adjacent requests are no run.
+            // Pairs of adjacent requests do not make a run.
             assert_eq!(read(&mut readers, first, 8), None);
             assert_eq!(read(&mut readers, first + 8, 8), None);
         }

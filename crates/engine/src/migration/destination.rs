@@ -16,7 +16,7 @@
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
 
-/// Maximum delay of the answer to a call that has no news, nanoseconds.
+/// Maximum delay of the answer to a call that reports no changed ranges, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
 /// Maximum number of the source's calls that the destination has not answered yet. Beyond this
@@ -42,8 +42,8 @@ pub enum DestinationAct {
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Set the cache's mode, and pull the data that is pulled after a hand-over. This action cannot
-    /// fail.
+    /// Restore the cache's mode, and continue only with the pulls that the migration's cache
+    /// setting provides after a hand-over. This action cannot fail.
     Settle,
     /// Remove the disk, because it is not handed over.
     Remove,
@@ -51,7 +51,7 @@ pub enum DestinationAct {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// According to the record, the disk is unknown or belongs to another host.
+    /// This host neither awaits nor owns the disk.
     Not,
     /// The disk is awaited and is being prepared.
     Preparing(Session),

@@ -7,11 +7,11 @@
 //! | bytes | content |
 //! |---|---|
 //! | varint | number of ranges in the page, at most [`RANGES_MAX`] |
-//! | two varints for each range | sectors from the end of the previous range (from 0 for the first
-//! range) to the start of this one; length in sectors, at least 1 |
+//! | two varints for each range | distance from the previous range; length, at least 1 |
 //!
-//! A varint is little-endian with seven bits per byte. The highest bit is set in all bytes but the
-//! last. A varint has at most ten bytes.
+//! Distances and lengths are in sectors. The distance counts from the end of the previous range, or
+//! from sector 0 for the first range. A varint is little-endian with seven bits per byte. The
+//! highest bit is set in all bytes but the last. A varint has at most ten bytes.
 
 /// Maximum number of ranges per page.
 pub const RANGES_MAX: usize = 4096;

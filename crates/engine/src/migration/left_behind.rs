@@ -4,7 +4,7 @@
 //! The list arrives page by page, perhaps mostly after the hand-over, and starts again after a
 //! broken connection. A page lists the former owner's flash content and ignores changes by the new
 //! owner. So changed ranges stay excluded even if they are listed later. The new owner makes no
-//! change before the hand-over, so it suffices to record each change before it is issued.
+//! change before the hand-over, so it suffices to exclude each range just before it is changed.
 //!
 //! The set takes up to 1 MiB. On a large disk, ranges are extended to whole regions. All regions
 //! have equal length, and a disk has at most 2²² regions. So an added range may include

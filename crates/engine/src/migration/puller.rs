@@ -42,7 +42,7 @@ pub struct Puller {
     /// Ranges that changed after they were pulled or requested, which are read after the list. The
     /// ranges are disjoint and keyed by their first sector.
     again: BTreeMap<u64, u64>,
-    /// Requested ranges, and whether each has changed since the request.
+    /// Requested ranges, and for each, true if it has changed since the request.
     in_flight: BTreeMap<Pull, bool>,
     /// Ranges that were pulled and have not changed since. The ranges are disjoint and keyed by
     /// their first sector.
@@ -63,8 +63,8 @@ impl Puller {
         );
     }
 
-    /// Handles a change of the range by the source. The caller has invalidated the data of the
-    /// range that was read before.
+    /// Handles a change of the range at the source. The caller has invalidated the data of the
+    /// range that was pulled before the change.
     pub fn changed(&mut self, first: u64, end: u64) {
         for gone in take_out(&mut self.pulled, first, end) {
             put_in(&mut self.again, gone.0, gone.1);

@@ -1,5 +1,5 @@
-//! The source of a migration: decides when the disk is frozen and handed over, and handles lost
-//! calls.
+//! The source of a migration: decides when the disk is frozen and handed over, and repeats calls to
+//! the destination that were lost.
 //!
 //! ```text
 //! record "leaving" → prepare (write through, drain, watch) → arrive ┐
@@ -71,11 +71,11 @@ pub enum SourceAct {
     /// Report the changes since the last report with [`Source::handle_changes`], then call
     /// `handle_done`.
     TakeChanges,
-    /// `Role::Frozen`.
+    /// Set `Role::Frozen`.
     Freeze,
-    /// `Op::Settle`.
+    /// Run `Op::Settle`, which flushes the backing.
     Settle,
-    /// `Role::Here`.
+    /// Set `Role::Here`.
     Thaw,
     /// Set `Role::Away`, and release the backing.
     Leave,
@@ -149,7 +149,8 @@ pub struct Source {
     wanted: bool,
     /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,
-    /// Regions of which the destination was notified without having confirmed their invalidation.
+    /// Regions of which the destination was notified, but whose invalidation the destination has
+    /// not confirmed yet.
     told: Option<Regions>,
     /// The refusal that made this host keep the disk.
     refused: Option<Refusal>,

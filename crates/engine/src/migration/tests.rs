@@ -126,7 +126,7 @@ fn a_source_that_another_host_has_overtaken_gives_way() {
     act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: false }));
 }
 
-/// The answer to an empty list would be delayed, and the guest would wait for it.
+/// The destination would delay its answer to an empty list of changes, and the guest would wait.
 #[test]
 fn a_frozen_source_without_changes_sends_a_call_that_is_answered_at_once() {
     let mut source = copying();
@@ -143,8 +143,8 @@ fn a_frozen_source_without_changes_sends_a_call_that_is_answered_at_once() {
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
 }
 
-/// The destination wants the disk and answers immediately, so the source would loop without a
-/// pause.
+/// The destination wants the disk and answers immediately, so without pauses the source would send
+/// one call after the other.
 #[test]
 fn a_source_that_waits_for_an_order_pauses() {
     let mut source = Source::start(SESSION, SourceOptions { on_demand: false, ..options() });
@@ -246,7 +246,8 @@ fn later_attempts_replace_earlier_ones_and_not_the_other_way_round() {
     assert_eq!(destination.poll_answer(), Some((Ticket(5), Err(Refusal::NotAwaited))));
 }
 
-/// The ranges changed since the hand-over are unknown after the restart, so no data may be pulled.
+/// After a restart of the new owner, it is unknown which ranges the new owner changed since the
+/// hand-over. So the new owner may not pull data from the former owner.
 #[test]
 fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     let mut destination = Destination::new(Some(Record::Owner { generation: 5, attempts: 0 }));
@@ -254,7 +255,7 @@ fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     assert_eq!(destination.poll_answer(), Some((Ticket(1), Ok(View { done: true, ..View::default() }))));
 }
 
-/// Otherwise no host would own the disk.
+/// The source never serves a disk again after `yours`, so without this rule no host would own it.
 #[test]
 fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
     let mut destination = ready();
@@ -281,7 +282,8 @@ fn a_disk_is_given_up_after_the_action_in_progress_has_ended() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// An unknown process may have served the disk, so the former owner's flash is not trusted.
+/// An earlier process may have served the disk, so a restarted destination does not trust the
+/// former owner's flash.
 #[test]
 fn only_the_first_process_knows_the_ranges_changed_since_the_hand_over() {
     let first = ready();
@@ -312,7 +314,7 @@ fn a_call_that_takes_the_disk_back_waits_for_the_record_in_progress() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// The record may say that the later session is awaited.
+/// The failed write of a record may have taken effect, so the record may await the later session.
 #[test]
 fn a_disk_that_is_gone_is_so_in_the_latest_session() {
     let mut destination = ready();
@@ -358,7 +360,8 @@ fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_fi
     done(&mut destination, DestinationAct::Prepare);
 }
 
-/// A source that received no answer, or restarted, would repeat its call for ever.
+/// Without this answer, a source whose earlier call got no answer, or that restarted, would repeat
+/// its call for ever.
 #[test]
 fn a_source_learns_that_its_disk_was_taken_and_handed_on() {
     let past = Session { generation: 5, attempt: 2 };

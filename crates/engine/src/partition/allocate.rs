@@ -57,8 +57,8 @@ impl Bidder {
         std::iter::once(from).chain(GRID[first..end].iter().copied()).chain(last)
     }
 
-    /// Returns the upper concave hull of the values from `least` to `most`, at most `spare` more than
-    /// `least`.
+    /// Returns the upper concave hull of the values of the sizes from `least` to `most`, but only
+    /// of sizes at most `spare` above `least`.
     fn hull(&self, spare: u64) -> Vec<(u64, f64)> {
         let mut hull: Vec<(u64, f64)> = Vec::new();
         for size in Self::sizes(self.least, self.most.min(self.least.saturating_add(spare))) {

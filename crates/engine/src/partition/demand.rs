@@ -105,7 +105,8 @@ impl Demand {
         interpolate(&self.hits, segments) / self.accesses.max(1.0)
     }
 
-    /// Returns the findings about a cache of this size. `part` is an equal part of the capacity.
+    /// Returns the findings about a cache of this size. `part` is the size that each cache would
+    /// have if all had equal sizes.
     pub(super) fn status(&self, segments: u64, target: u64, part: u64) -> Status {
         let hit_ratio = self.hit_ratio(segments);
         let larger = segments + (segments / CHANGE_MIN_PART).max(1);

@@ -132,8 +132,8 @@ pub struct Status {
     /// Estimated additional hits per second with 1/[`CHANGE_MIN_PART`] more capacity, but at least
     /// one more segment.
     pub more_hits: f64,
-    /// Estimated hits per second at the current size, minus those with an equal part of the
-    /// capacity.
+    /// Estimated hits per second at the current size, minus the estimated hits per second if all
+    /// caches had equal sizes.
     pub gained_hits: f64,
 }
 
@@ -191,8 +191,9 @@ impl Partitioner {
         Repartition { changes, members: statuses }
     }
 
-    /// Assigns segments without use for any curve to caches with misses, in proportion to misses
-    /// and shares. A new working set is not in any curve before it is read again.
+    /// Assigns the segments that raise the value of no cache to caches that have misses, in
+    /// proportion to misses times shares. They may help a new working set, which no curve shows
+    /// before it is read again.
     fn share_spare(&self, capacity: u64, members: &[Member<'_>], bidders: &[Bidder], targets: &mut [u64]) {
         let mut spare = capacity.saturating_sub(targets.iter().sum());
         let weight = |i: usize, target: u64| {
@@ -220,8 +221,8 @@ impl Partitioner {
     }
 }
 
-/// Returns the mean cost of a miss, over the caches whose cost is known. Caches with few backing I/Os
-/// get this cost.
+/// Returns the mean cost of a miss, over the caches whose cost is known. Caches with few backing
+/// I/Os get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {
@@ -230,7 +231,7 @@ fn typical_cost(members: &[Member<'_>]) -> f64 {
     }
 }
 
-/// Lets caches keep capacity that has no value for the other caches.
+/// Lets caches keep segments that they have and that no target needs.
 fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targets: &mut [u64]) {
     let mut spare = capacity.saturating_sub(targets.iter().sum());
     for (i, target) in targets.iter_mut().enumerate() {

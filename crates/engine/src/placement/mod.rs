@@ -9,8 +9,8 @@
 //! that are computed exactly.
 //!
 //! Sizes are in bytes. Read rates are per second, and each read is of one block. Networks,
-//! processors and users of disks are not considered. A host's load decides only between hosts that
-//! are equally good for the flash. The curves describe LRU caches and past requests.
+//! processors and the clients of disks are not considered. A host's load decides only between hosts
+//! whose flash would serve equally many reads. The curves describe LRU caches and past requests.
 
 mod share;
 #[cfg(test)]
@@ -25,7 +25,8 @@ const SHORTLIST: usize = 24;
 /// Maximum number of disks for which exchanges are tried.
 const EXCHANGED: usize = 24;
 
-/// Two hosts count as equally good if they differ by at most this part of a disk's reads.
+/// Two moves of a disk count as equally good if their gains differ by at most this part of the
+/// disk's reads.
 const AS_GOOD: f64 = 0.005;
 
 /// A host.
@@ -205,7 +206,7 @@ impl<'a> Search<'a> {
         self.loads[to] += self.disks[disk].load;
     }
 
-    /// Returns the gain of all hosts if a disk moves.
+    /// Returns the additional reads per second that flash serves on all hosts if a disk moves.
     fn gain(&self, disk: usize, to: usize) -> f64 {
         let from = self.at[disk];
         let mut left = self.on(from);
@@ -321,7 +322,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Keeps the entries with the largest numbers, largest first.
+/// Keeps the `most` entries with the largest first fields, and sorts them in descending order.
 fn shorten(all: &mut Vec<(f64, usize, usize)>, most: usize) {
     let falling = |one: &(f64, usize, usize), other: &(f64, usize, usize)| {
         other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2)))

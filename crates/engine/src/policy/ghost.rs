@@ -35,8 +35,10 @@ impl Ghost {
         Self::with_sets(capacity, (capacity as usize * 5).div_ceil(4 * WAYS).max(1))
     }
 
-    /// Creates an empty list with a table of `sets` sets. If there are many more sets than needed,
-    /// up to 1023 blocks are remembered exactly, for some 4000 insertions.
+    /// Creates an empty list with a table of `sets` sets. Tests use far more sets than `capacity`
+    /// needs, so that no set overflows. With a capacity of at most 1024, the list then has exactly
+    /// the last `capacity` blocks, except for false positives, until the stamps wrap after 4096
+    /// insertions.
     pub(super) fn with_sets(capacity: u32, sets: usize) -> Self {
         let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
         Ghost {

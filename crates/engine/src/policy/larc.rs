@@ -86,8 +86,8 @@ impl Policy for Larc {
     }
 
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
-        // The block is forgotten only now, because it must stay remembered if every candidate was
-        // busy.
+        // The block leaves the queue only now. It must stay remembered if it could not be inserted
+        // because every candidate for eviction was busy.
         if let Some(number) = self.remembered.find(block) {
             self.forget(number);
         }

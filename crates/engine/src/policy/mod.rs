@@ -65,8 +65,8 @@ pub struct PolicyInfo {
     pub summary: &'static str,
     /// The publication that describes the policy.
     pub source: &'static str,
-    /// True if the daemon may use the policy. With the index, such a policy takes at most the
-    /// promised 24 bytes per 4 KiB block.
+    /// True if the daemon may use the policy. Such a policy and the index together take at most 24
+    /// bytes per 4 KiB block.
     pub serves: bool,
     /// Creates the policy for a cache of `frames` frames.
     pub build: fn(frames: u32) -> Box<dyn Policy>,
@@ -132,8 +132,8 @@ pub trait Policy: Send {
         true
     }
 
-    /// Adds a frame that now holds this block. The policy must not have the frame: it was never
-    /// added, or `evict` returned it since.
+    /// Adds a frame that now holds this block. The policy must not have the frame already: the
+    /// frame was never added, or `evict` has returned it after it was last added.
     fn insert(&mut self, frame: FrameNo, block: BlockNo);
 
     /// Chooses a frame to evict and removes it. Returns `None` if all candidates are busy.

@@ -1,8 +1,10 @@
-//! Exactly remembered blocks that are not in the cache. Each has a small number, by which a policy
-//! keeps it in lists of its own. Memory use is 12 bytes for each block of the capacity.
+//! A set of block numbers that a policy remembers exactly although the blocks are not in the cache.
+//! Each remembered block has a small number, by which a policy keeps the block in its own lists.
+//! Memory use is 12 bytes for each block of the set's capacity.
 //!
-//! The structure is a hash table with chains. A [`Ghost`](super::ghost::Ghost) takes less than half
-//! of the memory, but keeps only the order of arrival, and forgets a little early or late.
+//! The set is a hash table with chains. A [`Ghost`](super::ghost::Ghost) takes less than half of
+//! the memory. But a ghost keeps only the order of insertion, and may forget a block slightly too
+//! early or too late.
 
 use super::list::NONE;
 use crate::index::hash;

@@ -4,10 +4,10 @@
 //! 2005; Estan, Varghese: "New directions in traffic measurement and accounting", SIGCOMM 2002.
 //!
 //! A block's four counters are in one cache line, one in each of the line's four rows of 32
-//! counters. To halve all counters, the sketch only increments a number. A line halves its counters
-//! when it is next accessed. A line that is accessed after its counts should have been halved
-//! exactly 256 times appears to have missed no halving. Hashes of different blocks may collide, so
-//! an estimate can be too high, but never too low.
+//! counters. To halve all counters, the sketch only increments a number, and each line halves its
+//! counters when it is next accessed. The number of halvings is stored modulo 256, so 256 halvings
+//! without an access to a line are lost. Hashes of different blocks may collide, so an estimate can
+//! be too high, but never too low.
 
 use crate::index::hash;
 use crate::units::BlockNo;

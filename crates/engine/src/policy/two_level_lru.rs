@@ -1,13 +1,13 @@
-//! Two-level LRU: the replacement policy of SmartX ZBS. New blocks are Inactive, and
-//! become Active when they are used again. When there are more Active than Inactive blocks, the
-//! least used Active blocks become Inactive until the numbers are equal. The earliest Inactive
-//! block is evicted.
+//! Two-level LRU: the replacement policy of SmartX ZBS. New blocks are Inactive, and become Active
+//! when they are used again. When there are more Active than Inactive blocks, the least used Active
+//! blocks become Inactive until the numbers are equal. The block that has been Inactive for longest
+//! is evicted.
 //!
-//! The source has two more states, which concern the write-back cache. Clean is an Inactive block
-//! whose data is on the backing, and Free is a frame without a block. While every write is written
-//! through, all blocks are clean, and the earliest Inactive block is the first one to evict. When
-//! data can be dirty, only clean blocks may be evicted. The caller's `look` function says which
-//! frames are evictable.
+//! ZBS has two more states, which concern its write-back cache. A Clean block is an Inactive block
+//! whose data is on the backing, and a Free frame has no block. In a cache that writes through, all
+//! blocks are clean, and the block that has been Inactive for longest is evicted first. If data can
+//! be dirty, only clean blocks may be evicted. The caller's `look` function says which frames are
+//! evictable.
 //!
 //! A block counts its uses since its insertion, at most 15. All counts are halved after ten
 //! requests for each frame of the cache. The block with the lowest count is the least used, and the
@@ -76,7 +76,7 @@ impl TwoLevelLru {
         }
     }
 
-    /// Returns the frame's usage value.
+    /// Removes a frame, and returns its usage value.
     fn remove(&mut self, frame: u32) -> u8 {
         let heat = self.heats[frame as usize];
         let list = list_of(heat);

@@ -3,7 +3,7 @@
 //! algorithm", VLDB 1994. This is the full version.
 //!
 //! The FIFO (A1in in the paper) is limited to a quarter of the cache. Uses of a block in the FIFO
-//! do not count, because they are mostly part of the same request. Blocks that leave the FIFO are
+//! do not count, because they are mostly part of one operation. Blocks that leave the FIFO are
 //! remembered (A1out), and blocks that leave the LRU (Am) are not.
 //!
 //! The implementation differs from the paper in three ways, so that 10.4 bytes per frame suffice,

@@ -81,8 +81,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Shows it a datastore with a capacity of `capacity` units a second and a minimum latency of 5
-    /// ms, with `depth` I/Os in flight.
+    /// Records two intervals of a datastore with a capacity of `capacity` units a second and a
+    /// minimum latency of 5 ms, with `depth` I/Os in flight.
     fn show(knee: &mut Knee, now: &mut Instant, capacity: u64, depth: u64) {
         let rate = (depth * 200).min(capacity);
         let latency = depth * 1_000_000_000 / rate;

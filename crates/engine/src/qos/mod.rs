@@ -36,9 +36,9 @@ pub const RATE_MAX: u32 = 100_000_000;
 /// Entitlement of one flow at one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
-    /// Part of the rate that is left after all reservations, from 1 to [`SHARES_MAX`].
+    /// Relative part of the rate that is left after all reservations, from 1 to [`SHARES_MAX`].
     pub shares: u32,
-    /// Guaranteed rate, even if others have more shares, units of I/O (32 KiB by default) per
+    /// Guaranteed rate, even if other flows have more shares, units of I/O (32 KiB by default) per
     /// second. 0 means no reservation.
     pub reservation: u32,
     /// Maximum rate, units of I/O (32 KiB by default) per second. `None` means no limit.

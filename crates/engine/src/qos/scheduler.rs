@@ -7,8 +7,9 @@
 //! Both are in real time. The *share* tag is in a virtual time that runs slower for flows with more
 //! shares. A flow whose reservation tag has passed is served first, the oldest tag before others.
 //! Otherwise the flow with the smallest share tag is served, among those whose limit permits
-//! service. I/O served for shares does not count against the reservation. I/O served for a
-//! reservation counts as part of the shares, but leaves no debt.
+//! service. I/O that is served by its share tag does not use up the reservation. I/O that is served
+//! by its reservation tag also moves the flow's share tag, but at most two steps ahead of the
+//! virtual time. So a flow is not delayed later because its reservation exceeded its shares.
 //!
 //! The implementation differs from the paper in three ways. A flow has tags for its first I/O only,
 //! which is equivalent. The share tag of a new flow starts at the tag of the last I/O that was
@@ -35,8 +36,8 @@ pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Virtual time of one unit for a flow with one share. In 64 bits, virtual time would overflow
-/// after the flow's 2³⁴ units, which take two days at 100 000 units per second.
+/// Virtual time of one unit for a flow with one share. In 64 bits, the virtual time would overflow
+/// after 2³⁴ units of this flow, that is, after two days at 100 000 units per second.
 const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
@@ -144,7 +145,8 @@ impl<T> Scheduler<T> {
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.entitlement.reservation);
-            // A reservation above the rate of the shares leaves no debt after it ends.
+            // A flow whose reservation exceeds the rate of its shares is not delayed later for
+            // that.
             it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
         } else {
             self.virtual_now = it.shared_at;

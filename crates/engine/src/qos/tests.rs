@@ -9,7 +9,7 @@ use crate::units::Instant;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Pseudo-random numbers, the same each time.
+/// Pseudo-random numbers, the same in each run.
 struct SimRng(u64);
 
 impl SimRng {
@@ -239,8 +239,8 @@ fn a_reservation_is_not_on_top_of_shares() {
     assert!(is_near(rates[0], 200.0, 0.03) && is_near(rates[1], rates[2], 0.05), "{rates:?}");
 }
 
-/// When a reservation ends, its flow gets the part of its shares from then on, and gives nothing
-/// back.
+/// When a reservation ends, its flow gets its part by shares from then on. The flow does not get
+/// less because it had more before.
 #[test]
 fn a_reservation_that_ends_leaves_no_debt() {
     let mut scheduler = Scheduler::default();

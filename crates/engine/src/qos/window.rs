@@ -1,6 +1,6 @@
 //! Limits the number of I/Os in flight in a datastore or flash device.
 //!
-//! A resource that no other host uses, and whose latency is low, gets all I/O at once. When its
+//! A resource (a datastore or flash device) whose latency is low gets all I/O at once. When its
 //! latency exceeds a threshold, the resource is throttled, as in Storage I/O Control: a window
 //! bounds the I/Os in flight. Other I/O waits in the [`Scheduler`](super::Scheduler), where shares
 //! and reservations apply. The window follows PARDA's control law, which has two parts. One part
@@ -10,8 +10,8 @@
 //!
 //! Hosts that communicate agree on the window size ([`super::agree`]). The window size then follows
 //! the agreement instead of the measured latency, until no agreement has arrived for some time. A
-//! size need not be an integer: the last I/O is permitted part of the time, so that the mean
-//! matches.
+//! window size need not be an integer. A window of 2.5 I/Os permits two I/Os half of the time and
+//! three I/Os the other half.
 
 use super::Report;
 use super::knee::Knee;
@@ -25,7 +25,8 @@ const EPOCH_NS: u64 = 250_000_000;
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
-/// Time without need after which throttling ends, nanoseconds.
+/// Throttling ends after this time if no I/O had to wait and the latency was not above the
+/// threshold, nanoseconds.
 const CALM_NS: u64 = 4_000_000_000;
 
 /// Minimum and maximum size of a window, I/Os.
@@ -35,7 +36,8 @@ const SIZE_MAX: u64 = 4096;
 /// Number of parts into which one I/O is divided when a window is counted.
 const PART: u64 = 1024;
 
-/// The golden section of `PART`. Steps of that length are evenly distributed.
+/// Step of `phase` per I/O: the golden section of `PART`. Phases that differ by this step are
+/// evenly distributed, so that the window alternates between two whole sizes in the right ratio.
 const DITHER: u64 = 633;
 
 /// Minimum time that a report covers, seconds.
@@ -156,7 +158,7 @@ impl Window {
         size.is_none_or(|size| self.in_flight < size)
     }
 
-    /// Returns true if I/Os must be counted because they are limited.
+    /// Returns true if I/Os must be counted, because the window may be limited.
     pub fn is_on(&self) -> bool {
         self.control != Control::Off
     }

@@ -43,7 +43,7 @@ fn disks_do_not_meet() {
     assert!(!range_locks.is_busy(&range(9, 10)));
 }
 
-/// The rule itself: in order of arrival, each claim waits for earlier overlapping conflicts.
+/// The rule itself: each lock waits for all earlier locks that overlap and conflict with it.
 #[derive(Default)]
 struct Model(Vec<(u32, Range, Kind)>);
 

@@ -1,4 +1,5 @@
-//! A histogram of accesses by stack distance, in buckets whose width is at most 1/128 of their distances.
+//! A histogram of accesses by stack distance: the number of different blocks used since the
+//! previous access to the same block. The width of a bucket is at most 1/128 of its distances.
 
 use std::num::NonZeroU16;
 

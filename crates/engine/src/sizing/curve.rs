@@ -32,7 +32,8 @@ impl Curve {
     /// Creates the curve through these points. The first is the miss ratio without a cache.
     ///
     /// # Panics
-    /// If there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not in 0 … 1.
+    /// If there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not between
+    /// 0 and 1.
     pub fn new(points: Vec<CurvePoint>) -> Self {
         Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
     }

@@ -7,9 +7,10 @@
 //! partly written, discarded or zeroed do not. A read of several blocks counts once for each of
 //! them. Writes fill the cache, as in write-through and write-back.
 //!
-//! Blocks above 64 KiB are not sampled, because their sector maps would need too much memory. All
-//! memory, less than 1 MB, is allocated when the disk is added. The kernel need not provide memory
-//! for untouched pages. Most requests cost a multiplication and a comparison per block size.
+//! Block sizes above 64 KiB are not sampled, because their sector maps would need too much memory.
+//! All memory, less than 1 MB, is allocated when the disk is added. The kernel provides a page of
+//! this memory only when it is first used. Most requests cost a multiplication and a comparison per
+//! block size.
 
 use super::curve::Curve;
 use super::shards::Sampler;
@@ -53,7 +54,8 @@ pub struct Recent {
     pub reads: u64,
     /// Number of recent reads that flash or memory served completely.
     pub read_hits: u64,
-    /// Estimated share of accesses that read a 4 KiB block which was never read or written before.
+    /// Estimated share of recent accesses that read a 4 KiB block which was not read or written
+    /// before since counting began.
     pub first_share: f64,
 }
 
@@ -113,7 +115,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Creates the sampler of a new disk.
+    /// Creates the sampler of a disk, which counts from `now` on.
     pub fn new(now: Instant) -> Live {
         Live {
             since: now,
@@ -189,8 +191,8 @@ impl Live {
         }
     }
 
-    /// Returns the current result. The time is proportional to the length of the curves, some ten
-    /// thousand steps.
+    /// Returns the current result. This takes time in proportion to the length of the curves, some
+    /// ten thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {
         Sizing {
             elapsed_ns: now - self.since,

@@ -1,6 +1,6 @@
-//! The sampled blocks: a hash table from block number to sample. It uses open addressing over
-//! sample numbers, and is at most half full. A sample keeps its number until other samples are
-//! removed.
+//! The sampled blocks: a hash table from block number to sample. The table uses open addressing
+//! over sample numbers, and is at most half full. A sample keeps its number until samples are
+//! removed ([`Samples::retain`]).
 
 use super::buckets::BucketNo;
 
@@ -10,7 +10,7 @@ const EMPTY: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample<const SECTORS: usize> {
     pub(super) block: u64,
-    /// Weight of the block's accesses.
+    /// Total weight of the block's accesses.
     pub(super) used: f64,
     /// Slot of the block in the timeline.
     pub(super) slot: u32,

@@ -110,8 +110,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 
     /// Samples at a higher rate while the fixed rate gives fewer than about `samples_min` samples
-    /// (1 to [`SAMPLES_MAX`]). The error falls with the square root of the number of samples, and a
-    /// low rate of few blocks gives few samples.
+    /// (1 to [`SAMPLES_MAX`]). The error is inversely proportional to the square root of the number
+    /// of samples, and a low sampling rate gives few samples if a trace has few blocks.
     ///
     /// # Panics
     /// If `samples_min` is out of range, or an access was recorded already.
@@ -233,7 +233,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         self.weight
     }
 
-    /// Returns the estimated weight of first accesses to blocks.
+    /// Returns the estimated total weight of the first accesses to blocks.
     pub fn first_weight(&self) -> f64 {
         self.first
     }
@@ -358,8 +358,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 }
 
-/// Records a use of a block with that distance bucket, and of these sectors. Returns the distance
-/// from which on all these sectors were valid. Afterwards they are valid at every size.
+/// Records a use of these sectors of a block, at a stack distance in the bucket `distance`. Returns
+/// the smallest distance from which on all these sectors were valid. Afterwards the sectors are
+/// valid at every cache size.
 fn use_sectors(
     valid_from: &mut [Option<BucketNo>],
     sectors: Range<usize>,

@@ -30,8 +30,8 @@ static RANGES: [Range; GUARDED_MAX] =
 /// The SIGBUS handler that was set before hob's.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Protects one mapping of guest memory. Dropping this value ends the protection; drop it before
-/// the mapping.
+/// Protects the daemon against SIGBUS in one mapping of guest memory. Dropping this value ends the
+/// protection; drop it before the mapping.
 #[derive(Debug)]
 pub(super) struct Guard(usize);
 

@@ -2,8 +2,8 @@
 //! contains the device's queues.
 //!
 //! # Parts
-//! A [`Device`] runs on a shard. The device turns descriptor chains into engine requests, and
-//! replies into entries of the used ring. The device performs no I/O and never blocks. A
+//! A [`Device`] runs on a shard. The device turns descriptor chains into engine requests, and the
+//! engine's replies into entries of the used ring. The device performs no I/O and never blocks. A
 //! [`session`] runs the vhost-user protocol over the client's socket, on its own thread, and passes
 //! complete queues to the shard. docs/decisions/0011 gives the reasons.
 //!

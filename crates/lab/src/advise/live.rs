@@ -311,7 +311,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
 }
 
 /// Returns the best block size and the smallest cache size that reaches the target. The best block
-/// size is the largest one that is as good as any other.
+/// size is the largest one whose hit ratio at this cache size is at most half a percentage point
+/// below the highest.
 fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
     let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
     let cache_bytes = rounded(sizes.min()? as f64);

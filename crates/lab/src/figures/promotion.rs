@@ -80,7 +80,7 @@ pub(super) fn judge(adjust: fn(&mut CacheSetup)) -> Result<Findings> {
     let share = |text: String, value: f64| Line::new(text, Unit::Percent, value);
     let mut lines = Vec::new();
     for (time, value) in (1..).zip(&reads) {
-        let line = share(format!("reads served by flash, access {time}"), *value);
+        let line = share(format!("random reads served by flash, pass {time} of 6"), *value);
         lines.push(match time <= 3 {
             true if time == 1 => line.published("not promoted before").by_construction("an empty cache"),
             true => line.published("not promoted before").check("none", *value == 0.0),
@@ -88,7 +88,7 @@ pub(super) fn judge(adjust: fn(&mut CacheSetup)) -> Result<Findings> {
         });
     }
     for (time, value) in (1..).zip(&writes) {
-        let line = share(format!("writes taken by flash, access {time}"), *value);
+        let line = share(format!("random writes taken by flash, pass {time} of 6"), *value);
         lines.push(match time <= 2 {
             true => line.published("not promoted before").check("none", *value == 0.0),
             false => line.published("promoted at the third").check("at least 99 %", *value >= 0.99),
@@ -96,7 +96,7 @@ pub(super) fn judge(adjust: fn(&mut CacheSetup)) -> Result<Findings> {
     }
     let most = streams.iter().copied().fold(0.0, f64::max);
     lines.push(
-        share("of a sequential stream, read six times".to_owned(), most)
+        share("sequential reads served by flash, highest of 6 passes".to_owned(), most)
             .published("none")
             .check("at most 1 %", most <= 0.01),
     );

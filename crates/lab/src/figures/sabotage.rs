@@ -178,12 +178,12 @@ fn promotion_fails_with_another_admission() {
     let never = |cache: &mut CacheSetup| {
         cache.config.admission = "nth-access:7".parse().expect("an admission");
     };
-    let reads = [2, 3].map(|time| format!("reads served by flash, access {time}"));
-    let writes = [1, 2].map(|time| format!("writes taken by flash, access {time}"));
+    let reads = [2, 3].map(|time| format!("random reads served by flash, pass {time} of 6"));
+    let writes = [1, 2].map(|time| format!("random writes taken by flash, pass {time} of 6"));
     let early: Vec<&str> = reads.iter().chain(&writes).map(String::as_str).collect();
-    let stream = ["of a sequential stream, read six times"];
-    let reads = [4, 5, 6].map(|time| format!("reads served by flash, access {time}"));
-    let writes = [3, 4, 5, 6].map(|time| format!("writes taken by flash, access {time}"));
+    let stream = ["sequential reads served by flash, highest of 6 passes"];
+    let reads = [4, 5, 6].map(|time| format!("random reads served by flash, pass {time} of 6"));
+    let writes = [3, 4, 5, 6].map(|time| format!("random writes taken by flash, pass {time} of 6"));
     let late: Vec<&str> = reads.iter().chain(&writes).map(String::as_str).collect();
     let lines = |adjust| promotion::judge(adjust).unwrap().lines;
     let broken = vec![(&early[..], lines(always)), (&stream[..], lines(always)), (&late[..], lines(never))];

@@ -39,7 +39,7 @@ impl Check {
         }
     }
 
-    /// Returns the word for programs and style sheets.
+    /// Returns the result as a word for programs and style sheets.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Check::Holds => "holds",

@@ -24,7 +24,8 @@ pub use arrivals::{ARRIVAL_BUCKETS_MAX, ArrivalBucket, Arrivals};
 
 /// Size of a sector, bytes.
 pub const SECTOR_BYTES: u64 = 4096;
-/// A request is sequential if it begins at the end of one of this many previous requests.
+/// Number of request ends that are remembered. A request that begins at one of them is sequential,
+/// and its own end replaces that one.
 const STREAMS: usize = 16;
 /// Maximum number of distinct request sizes that are counted individually.
 const SIZES_MAX: usize = 1 << 16;

@@ -10,8 +10,8 @@ use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
 
-/// The lock of an open backing. The lock is released when the backing is closed, even if this value
-/// still exists.
+/// Takes and releases the lock of an open backing. Dropping this value does not release the lock.
+/// Closing the backing does, even if this value still exists.
 #[derive(Clone, Debug)]
 pub struct Lock(Locked);
 

@@ -32,7 +32,7 @@ pub struct Pieces<'a> {
     parts: Vec<Part>,
     len: usize,
     fits: bool,
-    /// Marker: pushed slices must live as long as their owner is borrowed.
+    /// Marker: pushed slices must be valid for `'a`, the borrow of the guest memory's owner.
     _life: std::marker::PhantomData<std::cell::Cell<&'a ()>>,
 }
 

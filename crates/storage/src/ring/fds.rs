@@ -27,7 +27,7 @@ pub enum FdClass {
     /// A character device whose messages the I/O ring's user reads and writes directly. The I/O
     /// ring only reports that a message is available.
     Device,
-    /// An eventfd that another process shares.
+    /// An eventfd that another thread or process shares.
     Event,
 }
 

@@ -37,7 +37,7 @@ const STRAY_PAGES: usize = 32;
 
 /// The unflushed units of one 4 KiB page of the file.
 struct Page {
-    /// One bit per unit that was written and is not in the file yet.
+    /// One bit per 512-byte unit that is in the write cache and not in the file yet.
     held: u8,
     bytes: Box<[u8; PAGE_BYTES as usize]>,
 }

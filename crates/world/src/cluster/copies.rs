@@ -292,7 +292,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles the end of a change of the ownership record that names or removes the replica.
+    /// Handles the success of a transaction that names the replica in the ownership record or
+    /// removes it.
     pub(super) fn copy_said(
         &mut self,
         host: usize,

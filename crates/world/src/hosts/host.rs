@@ -109,7 +109,7 @@ pub(super) enum Who {
     Rogue,
     /// The simulation sent the request at the end of the history.
     Last,
-    /// An action of the host sent the request.
+    /// An action of the host's migration (as source or destination) sent the request.
     Act(Actor, Ticket),
     /// The pull of cached data sent the request.
     Puller(Pull),

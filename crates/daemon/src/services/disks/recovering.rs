@@ -1,8 +1,8 @@
 //! Serving a disk while its cache is being recovered (docs/decisions/0008).
 //!
 //! A persistent cache is recovered from its journal in two passes. A cache fits the backing if the
-//! backing has the size and identity that the journal records, and no change of the backing since
-//! then is known.
+//! backing has the identity and at least the size that the journal records, and is not known to
+//! have changed since the cache was closed.
 //!
 //! | state of the recovery | the disk is served |
 //! |---|---|

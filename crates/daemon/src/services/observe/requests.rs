@@ -12,7 +12,7 @@ use super::figures::{percent, recent};
 use crate::api_error::ApiError;
 use crate::shard_api::{Counter, ShardHandle};
 
-/// Maximum deviation of a simplified curve, as a hit ratio.
+/// Maximum difference between the hit ratios of a miss-ratio curve and of its simplified form.
 const OFF_MAX: f64 = 0.001;
 
 impl Observe {

@@ -49,7 +49,7 @@ const LEASES_MAX: usize = 256;
 pub(crate) struct FlashExports {
     directory: PathBuf,
     bytes_max: u64,
-    /// Flash leases by borrower. The lock is held for look-ups only.
+    /// Flash leases by borrower. The lock is never held during I/O.
     leases: Mutex<BTreeMap<String, Entry>>,
     /// Borrowers whose flash leases are being changed.
     busy: Mutex<BTreeSet<String>>,

@@ -22,7 +22,7 @@ use crate::swap::{Active, Area, Memory, Spot, SwapError};
 /// Maximum time that the caller of an operation waits for its end.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time to wait for the end of a stopped operation.
+/// Maximum time to wait until an operation on a swap area ends after it was told to stop.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// One part in this many of all memory stays free when swap is turned off, about as much as the

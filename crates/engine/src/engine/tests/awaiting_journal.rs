@@ -24,7 +24,7 @@ fn lost() -> (Bench, RequestId) {
 }
 
 impl Bench {
-    /// Sends the command that the loss of the journal is recorded.
+    /// Sends the command which says that the daemon has recorded the loss of the journal.
     pub(super) fn record_loss(&mut self) {
         assert_eq!(self.change(CacheChange::LossRecorded(0)), Ok(vec![]));
         assert_eq!(self.ios.len(), 0, "this ring has a higher number");
@@ -187,7 +187,8 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
     assert!(bench.answered(flush));
 }
 
-/// The wait is limited; and the disk continues with requests that are possible.
+/// Waiting requests fail after half a minute, and later writes fail at once. Reads still work, and
+/// so does everything else after a new journal ring was made.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
@@ -209,9 +210,9 @@ fn or_until_nobody_came_for_half_a_minute() {
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
 }
 
-/// A change waits for operations that have begun. Reads that a limit delays begin long before they
-/// end. They bypass the cache in this case. Otherwise the requests that wait for the new ring would
-/// fail although it exists.
+/// The change to a new journal ring waits for requests in flight. A QoS limit may delay reads in
+/// flight for long. So the limit is suspended. Otherwise the requests that wait for the new ring
+/// would fail, although the ring could be made.
 #[test]
 fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     let (mut bench, flush) = lost();
@@ -300,7 +301,7 @@ fn a_silent_device_keeps_only_those_waiting_who_need_it() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// Unflushed data on the silent device is not treated as durable, like with a disk that hangs.
+/// A device that does not answer may lose its unflushed data. So flushes wait for the device.
 #[test]
 fn a_silent_device_with_unflushed_data_keeps_flushes_waiting() {
     let (mut bench, silent, _) = hung(false);

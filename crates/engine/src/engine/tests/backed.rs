@@ -83,8 +83,8 @@ fn what_a_failed_flush_covers_is_dirty_again_and_destaged_again() {
     assert_eq!(bench.flushed_by(1), Ok(()), "flash had it all the time");
 }
 
-/// The earlier flush succeeds, and its result is not used, because another flush received the
-/// error.
+/// The backing reports a loss while a flush is in flight. The success of this flush makes no data
+/// clean, because the flush may not cover the lost data.
 #[test]
 fn a_flush_that_meets_a_loss_makes_nothing_clean() {
     let (mut bench, flush) = destaged();
@@ -480,8 +480,8 @@ fn a_flush_that_hangs_bounds_what_is_destaged() {
     assert_eq!(bench.ios.iter().filter(|io| io.target == flash(0)).count(), 0);
 }
 
-/// Guests that received a confirmation that their data is durable receive an error when it is lost.
-/// Later guests never relied on it.
+/// A discard drops dirty data that guests believe to be durable. Each session that exists then gets
+/// one failed flush. Later sessions never relied on the data.
 #[test]
 fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
     for (discard, told) in [(Discard::Told, Err(IoError::Failed)), (Discard::Silent, Ok(()))] {

@@ -93,7 +93,8 @@ fn damaged_flash_data_is_detected_by_the_retry() {
     assert_eq!(bench.stats().checksum_mismatches, 1);
 }
 
-/// One of two parts fails: the engine waits for the other before it returns the buffer.
+/// One of a read's two flash I/Os fails: the engine waits for the other before it declines the read
+/// and returns the buffer.
 #[test]
 fn all_of_its_io_ends_before_a_read_is_declined() {
     let mut bench = Bench::bare(Limits::default());

@@ -31,7 +31,8 @@ fn a_discard_is_acknowledged_before_any_io() {
     assert_eq!(bench.replies.iter().filter(|reply| reply.id == id).count(), 1);
 }
 
-/// Reads must not see the range before the discard and then after it, and the discard must not destroy a later write.
+/// After a read has returned the range's content, the discard must not change this content. The
+/// discard must not destroy a later write.
 #[test]
 fn later_reads_and_writes_of_the_range_wait_for_the_backing() {
     let mut bench = Bench::write_back();
@@ -86,7 +87,8 @@ fn a_discard_that_the_backing_refuses_leaves_dirty_data_dirty() {
     }
 }
 
-/// Nobody has seen the range since the discard, so a crash may undo it. What the backing did is flushed.
+/// A guest's flush does not wait for an acknowledged discard in flight, because a crash may undo
+/// the discard. A discard that the backing has done is flushed.
 #[test]
 fn a_flush_waits_for_discards_that_the_backing_has_done_only() {
     let mut bench = Bench::write_back();

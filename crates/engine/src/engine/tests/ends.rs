@@ -94,7 +94,7 @@ fn between_failures_what_was_moved_is_flushed() {
     assert_eq!(bench.dirty(), 1);
 }
 
-/// During the flush of the backing for a clean end, a commit becomes due.
+/// A commit becomes due while the backing is flushed before a clean close of the cache.
 #[test]
 fn a_clean_end_lets_a_commit_end_first() {
     let mut bench = Bench::write_back();
@@ -123,8 +123,8 @@ fn fail_backing(bench: &mut Bench) -> usize {
     panic!("there is no end to it");
 }
 
-/// The lock is broken while a write is in flight: the disk can be removed, without I/O on the
-/// backing, which belongs to another host.
+/// Another host takes over the backing while a change is in flight. The disk can still be removed,
+/// without I/O on the backing.
 #[test]
 fn a_lost_disk_can_be_removed() {
     let mut bench = Bench::write_back();
@@ -136,7 +136,8 @@ fn a_lost_disk_can_be_removed() {
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
 }
 
-/// The same for a write that waits for older data because the write order is kept.
+/// Another host takes over the backing while a write waits for older data, because write order is
+/// kept. The write is refused.
 #[test]
 fn nobody_waits_in_order_for_a_lost_backing() {
     let ordered = Destage { ordered: true, ..lazy() };
@@ -210,7 +211,8 @@ fn what_a_failed_discard_was_to_replace_is_destaged() {
     assert_eq!(bench.dirty(), 0);
 }
 
-/// The owner of a cache with a lost journal records that the cache is gone.
+/// A cache with a lost journal and without dirty data is disabled. The daemon records that the
+/// cache is gone.
 #[test]
 fn a_cache_with_a_dead_journal_can_be_taken_away_when_nothing_is_dirty() {
     let mut bench = Bench::write_back();

@@ -79,7 +79,7 @@ fn a_sector_that_was_not_whole_is_forgotten() {
     let held = bench.read(MIB, 512);
     assert_eq!((bench.ios.len(), bench.stats().cache), (0, CacheState::Changing));
     bench.end(io);
-    // The fill of the first one.
+    // The fill of the first read ends, and then the disk grows.
     let fill = bench.ios.pop_front();
     fill.into_iter().for_each(|fill| bench.end(fill));
     assert_eq!(bench.result(command), Some(Ok(vec![])));

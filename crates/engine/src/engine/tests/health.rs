@@ -43,7 +43,7 @@ fn repeated_errors_fence_a_device_and_its_cache_bypasses() {
     assert_eq!(bench.stats().cache, CacheState::Fenced);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::BypassFenced);
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteNotCopied);
-    // Moving the cache to another device ends that.
+    // A cache on another device is used again.
     bench.change(CacheChange::enable_volatile(config(16 * KIB, 4 * KIB), vec![segment(1, 0)])).unwrap();
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
 }

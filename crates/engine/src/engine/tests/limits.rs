@@ -157,7 +157,7 @@ fn completions_come_in_any_order() {
     assert_eq!(bench.replies.len(), 8);
 }
 
-/// A wrong call of the engine panics at once.
+/// The engine panics at once if its caller completes an I/O twice.
 #[test]
 #[should_panic(expected = "completed twice")]
 fn an_io_completes_once() {
@@ -168,7 +168,7 @@ fn an_io_completes_once() {
     bench.end(io);
 }
 
-/// The caller chooses the unit of I/O for the competition between disks.
+/// The caller chooses the unit in which limits of I/O are counted.
 #[test]
 fn the_unit_of_io_can_be_chosen() {
     for (qos_unit_bytes, units) in [(32 << 10, 2), (4 << 10, 16), (1 << 20, 1)] {

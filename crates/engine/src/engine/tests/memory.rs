@@ -147,8 +147,8 @@ fn each_mode_decides_what_memory_caches() {
     }
 }
 
-/// A mode without filling still serves the data that memory has. The bypass mode does not. Writes
-/// update memory in each mode.
+/// A mode in which reads fill nothing still serves data that memory has. The mode pass-through does
+/// not. After a change of the mode, memory has no outdated data.
 #[test]
 fn memory_is_current_after_a_change_of_mode() {
     let tune = |mode| CacheChange::Tune(mode, Destage::default(), Default::default());
@@ -255,7 +255,8 @@ fn random_reads_are_not_read_ahead_of() {
     assert_eq!(bench.stats().read_ahead_bytes, 0);
 }
 
-/// Reads and changes of data that is being read ahead wait for it; other requests do not.
+/// Reads and changes of data that is being read ahead wait for the read-ahead. Other requests do
+/// not.
 #[test]
 fn requests_for_data_that_is_being_read_ahead_wait_for_it() {
     let mut bench = Bench::cached(16, 4 * KIB).with_memory(4096, 4096).with_buffers(4);

@@ -4,8 +4,8 @@ use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirro
 use super::*;
 use crate::command::{Copies, Destage, Discard, Mode};
 
-/// After a change of the length, old epochs keep their length: data does not count as young because
-/// its epochs were short.
+/// After a change of the age limit, data that is already dirty keeps its age, although its epochs
+/// were shorter or longer than new ones.
 #[test]
 fn a_longer_age_bound_applies_to_data_that_is_dirty_already() {
     let destage = |dirty_age_ms_max| Destage { dirty_age_ms_max, ..lazy() };
@@ -69,7 +69,7 @@ fn a_second_copy_that_a_read_made_of_dirty_data_is_dirty() {
     bench.write_alone(0, 4 * KIB);
     let tune = CacheChange::Tune(Mode::WriteBack, lazy(), Copies::TwoOfAll);
     bench.change(tune).expect("at once");
-    // One more sector than flash has: the read is a miss, and fills.
+    // The read has one more sector than flash has, so it is a partial miss and fills flash.
     let read = bench.read(0, 8 * KIB);
     bench.settle();
     assert_eq!(bench.outcome(read), Outcome::PartialMiss);

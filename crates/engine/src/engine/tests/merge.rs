@@ -136,7 +136,7 @@ fn without_buffers_nothing_is_merged_and_nothing_waits_for_long() {
     assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteCopied));
 }
 
-/// The same for writes that bypass a persistent cache. A flush makes answered writes durable.
+/// Writes that bypass a persistent cache are merged too. A flush makes answered writes durable.
 #[test]
 fn writes_past_a_persistent_cache_are_merged() {
     use crate::command::{Destage, Mode};

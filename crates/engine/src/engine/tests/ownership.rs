@@ -109,8 +109,8 @@ fn a_change_in_standby_is_reported_once_and_served_after_the_hand_over() {
     assert!([first, second].iter().all(|id| bench.reply(*id).unwrap().result == Ok(())));
 }
 
-/// The waiting changes wait for the hand-over, which waits for requests of the daemon. Other disks
-/// do not wait for it.
+/// Changes wait for the hand-over of their disk, and the hand-over waits for requests of the
+/// daemon. So waiting changes leave request slots for the daemon and for other disks.
 #[test]
 fn waiting_changes_leave_capacity_for_others_and_for_the_daemon() {
     let limits = Limits { requests_max: 128, ..Limits::default() };

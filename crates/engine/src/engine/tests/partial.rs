@@ -54,7 +54,8 @@ fn a_part_of_a_cached_sector_is_merged_in_flash() {
     }
 }
 
-/// Issue: a log of 512-byte writes pays one read of the backing for each 4 KiB, and a log that is written again pays none.
+/// Issue: a log of 512-byte writes pays one read of the backing for each 4 KiB, and a log that is
+/// written again pays none.
 #[test]
 fn a_log_reads_the_backing_once_for_each_sector() {
     let mut bench = Bench::write_back();
@@ -307,7 +308,8 @@ fn a_full_cache_reads_no_edge_of_the_backing() {
     assert_eq!(bench.write_alone(512, 512), Outcome::WriteBack, "a block that is in the cache stays there");
 }
 
-/// Issue: "Under write-through the same: today edges of unaligned writes are not cached, so reads after writes miss."
+/// Issue: "Under write-through the same: today edges of unaligned writes are not cached, so reads
+/// after writes miss."
 #[test]
 fn write_through_keeps_edges_that_are_cached() {
     for persistent in [false, true] {

@@ -39,7 +39,7 @@ fn bench(segments: Vec<DataSegment>, at_peer: bool) -> Bench {
     bench
 }
 
-/// Lets the caretaker check everything.
+/// Waits until the maintenance has checked all frames.
 fn look_after(bench: &mut Bench) {
     for _ in 0..5 {
         bench.wait_ms(1100);

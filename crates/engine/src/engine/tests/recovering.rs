@@ -110,7 +110,7 @@ fn without_uncertain_regions_reads_and_flushes_pass_and_changes_are_reported() {
     assert_eq!(waits_reported(&bench), 0);
     let changes = [bench.write(0, 4 * KIB), bench.request(Op::Discard(Durability::Volatile), MIB, MIB)];
     assert!(bench.ios.is_empty() && waits_reported(&bench) == 1);
-    // They delay later requests for the same data, and no others.
+    // The waiting requests delay later requests for the same data, and no other requests.
     let behind = bench.read(0, 4 * KIB);
     assert!(bench.ios.is_empty());
     assert_eq!(bench.read_alone(8 * KIB, 4 * KIB), Outcome::BypassRecovering);
@@ -145,7 +145,8 @@ fn reads_of_possibly_dirty_data_wait_and_others_are_served() {
     assert_eq!(bench.read_alone(0, 16 * KIB), Outcome::Hit, "it is warm");
 }
 
-/// The write of its first ring may take seconds.
+/// Writing the new journal ring of a recovered cache may take seconds. Meanwhile clean data is
+/// read.
 #[test]
 fn clean_data_is_read_while_the_ring_is_written() {
     let (_, recovered) = Left::by(Mode::WriteBack).recover();

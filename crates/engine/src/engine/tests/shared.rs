@@ -75,8 +75,8 @@ fn a_read_without_promotion_promotes_nothing_in_the_parent() {
     assert_eq!(bench.outcome(id), Outcome::BypassNoPromote);
 }
 
-/// The other disk's own I/O uses the same datastore, and must not wait for the read that waits for
-/// it.
+/// A read that the parent's disk serves takes no place in the window of the datastore. The parent's
+/// own I/O uses the same datastore, and would otherwise wait for this read.
 #[test]
 fn a_read_that_is_elsewhere_takes_no_room_in_its_datastore() {
     let mut bench = Bench::bare(Limits::default());

@@ -205,8 +205,8 @@ fn a_shrink_waits_for_a_flush_of_the_backing() {
     assert_eq!(bench.result(command), Some(Ok(vec![])));
 }
 
-/// Without this rule, a block that is written again before each flush of the backing would keep its
-/// segment for ever.
+/// A write waits for the next flush of the backing when few blocks are left. Otherwise, a block
+/// that is written again before each flush would keep its segment for ever.
 #[test]
 fn a_block_that_is_written_continuously_still_moves() {
     let mut bench = cached(2);
@@ -234,7 +234,7 @@ fn a_block_that_is_written_continuously_still_moves() {
     assert!(writes.iter().all(|write| bench.outcome(*write) == Outcome::WriteBack));
 }
 
-/// A write waits at most a second if the backing fails at that moment.
+/// A write waits at most a second for the flush of the backing, also if the backing fails.
 #[test]
 fn a_write_does_not_wait_longer_than_a_second_for_a_segment_to_leave() {
     let mut bench = cached(2);

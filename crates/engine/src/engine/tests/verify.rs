@@ -37,7 +37,7 @@ fn figures(bench: &Bench) -> (u64, u64, u64) {
     (stats.sectors_unverified, stats.sectors_verified, stats.sectors_stale)
 }
 
-/// Promise 2.
+/// Promise 2 of docs/ARCHITECTURE.md: hob never serves stale data from flash.
 #[test]
 fn unverified_sectors_are_read_from_the_backing_once() {
     let mut bench = recovered(0);

@@ -145,7 +145,8 @@ fn pages_go_ahead_of_a_flush_that_is_to_be_expected() {
     bench.write(12 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
-    // More than expected: one estimate is sufficient.
+    // There are more writes before this flush than before the previous one. Pages are written
+    // ahead only once per flush.
     bench.write(16 * KIB, 4 * KIB);
     bench.next(flash(0), VOLATILE);
     assert_eq!(bench.ios.len(), 0);
@@ -531,8 +532,8 @@ fn dirty_data_is_written_to_two_devices_and_read_from_the_one_that_works() {
     assert_eq!(bench.stats().sectors_lost, 0);
 }
 
-/// Otherwise, after a crash, the journal could have one copy and flash the other, which may be the
-/// damaged one.
+/// If a commit had only one of a sector's two copies, then after a crash the journal could describe
+/// one copy while flash has only the other, which may be damaged.
 #[test]
 fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     let mut bench = mirrored(Copies::TwoOfDirty);
@@ -546,7 +547,8 @@ fn a_commit_knows_both_copies_of_a_sector_or_neither() {
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteBack, 1));
 }
 
-/// The copy that would stay has not been read yet, and may be the damaged one.
+/// A device that works leaves only after its dirty data was destaged. The second copy, which would
+/// stay, has not been read yet and may be damaged.
 #[test]
 fn a_device_that_works_leaves_without_dirty_data() {
     let mut bench = mirrored(Copies::TwoOfDirty);

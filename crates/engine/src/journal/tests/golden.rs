@@ -103,7 +103,7 @@ fn write_the_golden_ring() {
         writer.committed(sequence);
     }
     writer.mark(Writer::zone_of(DISK_BYTES, 256 * 8192));
-    // Removed again before the end.
+    // This block is dropped again before the end.
     writer.push(set(7, 40, 1, 0x77, true));
     writer.push(Change::Clean { frame: FrameNo(7), block: BlockNo(40), first: 1, count: 1 });
     writer.push(Change::Drop { frame: FrameNo(7), block: BlockNo(40), first: 0, count: 2 });

@@ -74,8 +74,8 @@ pub struct ObjectDisk {
     pub epoch: u64,
     /// The owner that has the disk open or did not close it, for users.
     pub owner: Option<String>,
-    /// Number of existing objects. Each object takes at most `object_bytes`. `None` if they were
-    /// not counted.
+    /// Number of existing objects. Each object takes at most `object_bytes`. `None` from
+    /// [`unlock`], which does not count them.
     pub objects: Option<u64>,
 }
 
