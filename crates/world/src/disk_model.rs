@@ -204,8 +204,8 @@ impl ArrayModel {
     }
 
     /// Submits a request that arrives at `now_ns` and returns its completion time, both in
-    /// nanoseconds of virtual time. Arrival times should not decrease. A request with an earlier
-    /// arrival time counts as late.
+    /// nanoseconds of virtual time. Arrival times should not decrease: the disks serve requests in
+    /// the order of the calls.
     ///
     /// # Panics
     /// Panics if a read or write extends beyond the capacity. The caller must check the range of a

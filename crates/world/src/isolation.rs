@@ -23,11 +23,11 @@ const STEPS: u64 = 200;
 const WATCHED: DiskId = DiskId(0);
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Deliberate defects, which the check must detect.
+/// Deliberate defects. The simulation must report an error for each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Requests to hung disks count as requests of the watched disk, as if the engine had no
-    /// shares.
+    /// Requests to hung disks are sent as requests of the watched disk, as if the engine did not
+    /// limit each datastore's part of its request slots.
     OneShare,
     /// I/Os of the watched disk wait behind I/Os of hung datastores.
     OneQueue,
@@ -54,7 +54,7 @@ struct Isolation {
     sabotage: Option<Sabotage>,
     /// The simulation sends requests of a hung disk with the watched disk's id.
     is_posing: bool,
-    /// I/Os that will complete, by completion time.
+    /// I/Os of datastores that do not hang, by completion time.
     due: BTreeMap<(Instant, u32), Io>,
     stuck: Vec<Io>,
     /// Requests of the watched disk in flight, with their arrival times.

@@ -458,8 +458,8 @@ impl Simulation<'_> {
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
-                // The acquisition succeeded and its reply was lost, or the lease has ended. The
-                // next reply shows which.
+                // Either an earlier request to give the disk back succeeded and its reply was lost,
+                // or the lease has ended. The next snapshot shows which.
                 let local = &mut self.hosts[host].local[disk];
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
@@ -515,7 +515,8 @@ impl Simulation<'_> {
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
         match verdict {
-            // Earlier requests in doubt cannot succeed once the ownership record is put again.
+            // Requests whose result is unknown cannot succeed any more after the ownership record
+            // was written again.
             Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
                 let continued = wish.known == Some(title.value.generation);
                 let txn = self.hosts[host].local[disk].seat.mark(term.lease, &title, title.value.dirty);
@@ -524,7 +525,7 @@ impl Simulation<'_> {
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
             Verdict::Mine(title) => {
-                // An earlier attempt lost its reply or its backing.
+                // The host locked the disk before, but the reply was lost or the backing failed.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
@@ -634,7 +635,8 @@ impl Simulation<'_> {
         let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
         self.report.outdated += u64::from(is_outdated && kept.is_dirty());
         if !(continued || believes || is_outdated && believes_adopted) {
-            // The dirty data was given up when another host took the disk by force.
+            // Dirty data in this cache was counted as lost when another host took the disk by
+            // force.
             self.report.not_believed += u64::from(!kept.cache.is_empty());
             kept.cache.clear();
         }

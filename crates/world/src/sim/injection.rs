@@ -170,9 +170,9 @@ pub struct Injected {
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// The injection counts writes and flushes from now on.
+    /// The operation has begun, so I/Os are counted.
     armed: bool,
-    /// Number of writes and flushes up to and including the failing one.
+    /// Number of I/Os until the failure, including the failing I/O.
     left: u32,
     struck: bool,
     /// A flush of flash failed, so its device may have lost unflushed data.
