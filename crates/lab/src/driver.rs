@@ -7,8 +7,8 @@
 //! when the whole reply has been read. Read data is not checked, and written data has no meaning.
 //!
 //! [`drive`] sends a list of requests as fast as replies arrive. [`Connection::run`] sends requests
-//! one by one, each at its own time, for [`replay`](crate::replay). Before it sends a request, the
-//! driver refuses a queue depth of zero. In a list it also refuses accesses outside the export or
+//! one by one, each at its own time, for [`replay`](crate::replay). Before the first request, the
+//! driver refuses a queue depth of zero. [`drive`] also refuses accesses outside the export or
 //! against its block sizes, and writes to a read-only export.
 
 mod connection;

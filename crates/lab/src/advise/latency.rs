@@ -24,11 +24,13 @@ use crate::trace::Record;
 const WINDOW_MAX: usize = 50_000;
 /// Maximum number of requests that warm the cache before the measured requests.
 const WARM_MAX: usize = 150_000;
-/// The backing is overloaded if reads are this many times slower than one at a time, and if it needs
-/// more than the trace's time for the requests one at a time.
+/// The backing counts as overloaded if reads at the trace's times take this many times longer than
+/// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
+/// trace.
 const OVERLOAD: f64 = 10.0;
-/// A trace has no times if the times between its requests vary less than this. The times of such a
-/// trace are request numbers.
+/// Minimum variation of the times between requests (standard deviation divided by mean). If the
+/// variation is smaller, the times are taken for request numbers, and the trace counts as one
+/// without times.
 const VARIATION_MIN: f64 = 0.01;
 
 /// Arrival times of the measured requests.

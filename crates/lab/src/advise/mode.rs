@@ -2,9 +2,9 @@
 //! flash.
 //!
 //! Both modes play the same requests in virtual time. Write-back keeps two copies of dirty data, as
-//! the preset `auto` does, because the only copy on a lost device is lost data. It is chosen only if
-//! the gain is large: dirty data is not on the backing until it is destaged, so backups, snapshots
-//! and other hosts must not read the backing without hob.
+//! the preset `auto` does, because the only copy on a lost device is lost data. Write-back is
+//! chosen only if the gain is large: dirty data is not on the backing until it is destaged, so
+//! backups, snapshots and other hosts must not read the backing without hob.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;

@@ -44,7 +44,8 @@ const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// An admission may have this much fewer hits if it writes at most [`SPARING_PART`] as much to
 /// flash.
 pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
-/// Flash writes of a sparing admission, as a share of the flash writes of another one.
+/// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
+/// that it replaces.
 const SPARING_PART: f64 = 0.1;
 /// Admissions to try, which the daemon has.
 pub(super) const ADMISSIONS: [&str; 6] = [
@@ -281,13 +282,14 @@ fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting
     Ok(sparing(&results).setting)
 }
 
-/// Returns the trial that [`pick`] returns, or a sparing one instead.
+/// Returns the trial that [`pick`] returns, or a sparing trial instead: one with nearly as many
+/// hits and few flash writes.
 pub(super) fn sparing(trials: &[Trial]) -> &Trial {
     sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
 }
 
-/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if it
-/// writes only a small part as much.
+/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if its
+/// flash writes are at most [`SPARING_PART`] of those of `picked`.
 pub(super) fn sparing_of<'a>(
     picked: &'a Trial,
     trials: impl Iterator<Item = &'a Trial>,

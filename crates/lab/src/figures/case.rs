@@ -65,7 +65,7 @@ impl Case {
         self
     }
 
-    /// Adds the setting that omits the warm-up, for a run without a cache.
+    /// Adds a setting that omits the warm-up, for a run without a cache.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -83,7 +83,8 @@ pub(super) enum CaseCache {
     Blocks(FlashConfig, u32),
     /// A cache with this share of the plan's size.
     Share(FlashConfig, f64),
-    /// A cache with the preset of this name. The plan's size does not include permanent replicas.
+    /// A cache with the preset of this name. If the preset keeps two copies of all data, the cache
+    /// has twice the plan's size.
     Preset(FlashConfig, &'static str),
 }
 

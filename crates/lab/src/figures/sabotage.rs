@@ -209,7 +209,8 @@ fn a_single_disk(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 1, ..many_disks(bytes) }
 }
 
-/// Number of tiles in the figure of tiles, with as many runs for each array and cache.
+/// Highest number of tiles that the figure of tiles tries. Each combination of array and cache has
+/// one run for each number of tiles.
 const TILES: usize = 4;
 
 #[test]
@@ -255,7 +256,7 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     let sabotages: [(&[&str], Change); 2] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
-            // The array's write cache hides the first seconds.
+            // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),

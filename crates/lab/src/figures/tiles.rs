@@ -43,17 +43,17 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
 
-/// Returns a LUN of eight 10K disks, as the tiles have two of on 20 disks.
+/// Returns a LUN of eight 10K disks. In the array of 20 disks, the tiles use two of these LUNs.
 fn eight(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 8, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(bytes) }
 }
 
-/// Returns a LUN of four 10K disks, as the tiles have two of on 11 disks.
+/// Returns a LUN of four 10K disks. In the array of 11 disks, the tiles use two of these LUNs.
 fn four(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 4, ..eight(bytes) }
 }
 
-/// LUNs with tiles on each array. A third LUN has no tiles.
+/// Number of LUNs of each array that have tiles. A third LUN has no tiles.
 const LUNS: usize = 2;
 
 fn settings(size: Size) -> [&'static str; 2] {

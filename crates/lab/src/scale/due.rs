@@ -1,6 +1,6 @@
-//! Computes the entitlement of each disk of a model: one rate per share for all disks, so that the
-//! datastore's total rate is used. A disk gets at most its demand and its limit, and at least its
-//! reservation if it demands that much.
+//! Computes the entitlement of each disk of a model: the entitlements follow from one rate per
+//! share for all disks, chosen so that they add up to the datastore's total rate. A disk gets at
+//! most its demand and its limit, and at least its reservation if it demands that much.
 
 use super::{Demand, Disk};
 
