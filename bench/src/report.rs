@@ -18,12 +18,12 @@ pub(crate) struct Run {
     pub(crate) cpu_us: Option<f64>,
     /// Share of the reads that were hits, if the server reports hits.
     pub(crate) hits: Option<f64>,
-    /// Bytes written to flash with the journal, divided by the bytes without the journal, if there
-    /// is a journal.
+    /// Bytes written to flash including the journal, divided by the bytes written without the
+    /// journal; `None` without a journal.
     pub(crate) journal: Option<f64>,
 }
 
-/// Result that is compared.
+/// The result of a run that a required ratio compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measure {
     Iops,
@@ -153,7 +153,7 @@ impl Setting {
     fn ratio(&self, bar: &Bar) -> Option<f64> {
         let own = self.median(bar.workload, HOB, bar.measure)?;
         if bar.measure == Measure::Journal {
-            // This result is already a ratio.
+            // The journal's factor is already a ratio and is not compared with another server.
             return Some(own);
         }
         let other = self.median(bar.workload, bar.against, bar.measure)?;

@@ -29,7 +29,8 @@ pub(crate) struct Server {
     control: Option<(PathBuf, String)>,
     /// True if the server's cache is emptied before each run.
     is_cold: bool,
-    /// Unmounts the file of a killed server. The field is dropped after the server's process.
+    /// Unmounts the server's file when this value is dropped. A killed server leaves its file
+    /// mounted, so this field is dropped after `process`.
     unmount: Option<Unmount>,
 }
 
@@ -92,7 +93,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts hob in write-back mode on one or two pool devices, with as many copies of dirty data.
+    /// Starts hob in write-back mode on one or two pool devices, with one copy of dirty data on
+    /// each device.
     pub(crate) fn write_back(
         binary: &Path,
         dir: &Path,

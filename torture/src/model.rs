@@ -47,7 +47,7 @@ pub enum Kind {
 /// The guest's knowledge about a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The guest has no reply, or no reply that is still valid.
+    /// The guest has received no reply, or a fault has made the reply invalid.
     Open,
     /// The version is acknowledged: the next successful flush makes it durable.
     Acknowledged,
@@ -320,7 +320,7 @@ impl Model {
         }
     }
 
-    /// Records an interruption after which the next flush guarantees nothing about earlier writes.
+    /// Records a fault after which the next flush guarantees nothing about earlier writes.
     pub fn withdraw(&mut self) {
         self.interrupt();
         self.withdrawn = self.faults;

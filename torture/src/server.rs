@@ -173,8 +173,8 @@ impl State {
         while !self.stopped() {
             let away = lock(&self.absence).away_until.is_some_and(|until| until > Instant::now());
             match listener.accept() {
-                // The kernel's queue may have connections for an absent server; they are closed
-                // immediately.
+                // While the server is absent, clients can still connect to its listening socket.
+                // Their connections are closed immediately.
                 Ok((stream, _)) if away => drop(stream),
                 Ok((stream, _)) => {
                     // The server serves one connection at a time, so its requests end before the

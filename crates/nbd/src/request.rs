@@ -103,7 +103,7 @@ impl std::ops::BitOr for CommandFlags {
     }
 }
 
-/// One request header. Only the magic number was checked.
+/// One request header. Decoding has checked only the magic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The command.
@@ -112,9 +112,9 @@ pub struct Request {
     pub flags: CommandFlags,
     /// The client's id of the request. The reply repeats it.
     pub cookie: u64,
-    /// First byte concerned.
+    /// Offset of the request, bytes; 0 for commands without a range.
     pub offset: u64,
-    /// Bytes concerned.
+    /// Length of the request, bytes.
     pub length: u32,
 }
 

@@ -57,7 +57,7 @@ impl FileId {
     /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// The system's.
+    /// A system error.
     pub fn of(file: impl AsFd) -> io::Result<FileId> {
         let metadata = File::from(file.as_fd().try_clone_to_owned()?).metadata()?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
@@ -126,7 +126,7 @@ pub enum SwapError {
     /// The process lacks CAP_SYS_ADMIN.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
     NotAllowed,
-    /// No loop devices.
+    /// The kernel does not support loop devices.
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
     /// The host has too little memory for the swapped-out pages.
@@ -159,7 +159,7 @@ pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
 /// Returns the loop devices over any part of a file or block device.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
     let all = loops::in_use()?;
     Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
@@ -194,7 +194,7 @@ fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     table.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let name = fields.next()?;
-        // The node may have been removed since.
+        // If the node of an active device was removed, /proc/swaps appends "(deleted)" to its path.
         if name.strip_suffix("\\040(deleted)").unwrap_or(name).as_bytes() != path.as_os_str().as_bytes() {
             return None;
         }
@@ -318,7 +318,8 @@ impl SwapError {
     }
 }
 
-/// Checks that this process may create loop devices and activate swap.
+/// Checks that the kernel supports loop devices, and that this process may create them and activate
+/// swap.
 ///
 /// # Errors
 /// `NotAllowed`, `NoLoopDevices`, or a system error.
@@ -343,7 +344,7 @@ fn c_path(path: &Path) -> Result<CString, SwapError> {
 /// Returns the state of the host's memory.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn memory() -> io::Result<Memory> {
     Ok(parse_memory(&std::fs::read_to_string("/proc/meminfo")?))
 }

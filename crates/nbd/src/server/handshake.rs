@@ -3,9 +3,9 @@
 //! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT,
 //! SET_META_CONTEXT, STARTTLS if [`Tls`] allows it, and ABORT. Metadata contexts are
 //! `base:allocation` and the export's other contexts. The server replies ERR_UNSUP to any other
-//! option and continues. The server closes the connection if no error reply is possible: unknown
-//! client flags, a wrong magic number, an EXPORT_NAME that it cannot serve, an option over the
-//! drain limit, or too many options. Lengths are in bytes.
+//! option and continues. The server closes the connection for unknown client flags, a wrong magic
+//! number, an EXPORT_NAME that it cannot serve, an option over the drain limit, and too many
+//! options. Lengths are in bytes.
 //!
 //! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the reply to one
 //! option.
@@ -92,7 +92,7 @@ pub enum Tls {
     /// The client must start TLS first (FORCEDTLS). Without TLS it learns nothing, not even whether
     /// an export exists.
     Required,
-    /// TLS was started, and the bytes were received through it.
+    /// TLS was started, and all further messages are inside TLS.
     Started,
 }
 
@@ -471,7 +471,7 @@ impl Handshake {
     }
 
     fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
-        // The client's earlier choice of contexts is invalid even if this option fails.
+        // This option cancels the client's earlier choice of contexts, even if the option fails.
         self.choice = None;
         let (query, export) = self.meta_query(payload, directory)?;
         let mut choice =

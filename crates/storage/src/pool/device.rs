@@ -1,9 +1,10 @@
 //! One device of a pool: opening, checks, reservation, locking.
 //!
-//! A device has two descriptors. The first is for the caches' data, with O_DIRECT if the filesystem
-//! supports it. The second, buffered, is for superblock and segment table. The two descriptors
-//! never access the same 4 KiB. The lock is on the first descriptor. Shards have duplicates of it,
-//! so the lock lasts as long as any writer.
+//! A device has two descriptors. The first descriptor is for the caches' data, with O_DIRECT if the
+//! filesystem supports it. The second descriptor is for superblock and segment table, with buffered
+//! I/O. The two descriptors never access the same 4 KiB. The lock is on the first descriptor.
+//! Shards have duplicates of the first descriptor, so the lock lasts as long as any shard can write
+//! to the device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -39,12 +40,12 @@ pub struct DeviceSpec {
     pub size_bytes: Option<u64>,
 }
 
-/// Whether existing data may be destroyed.
+/// Whether hob may overwrite data that it finds on a new device of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// A device with data is refused.
+    /// A device is refused if its first 256 KiB are not empty, or if it has a superblock of hob.
     Refuse,
-    /// Yes.
+    /// The data is overwritten, unless the kernel uses the device through a loop device.
     Force,
 }
 
@@ -237,7 +238,8 @@ impl OpenDevice {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device that contains any data.
+    /// Refuses a device that has a superblock of hob, or whose first [`HEAD_BYTES`] bytes are not
+    /// all zero. Data further on is not noticed.
     pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
@@ -262,7 +264,8 @@ impl OpenDevice {
         match over.map(|mut over| over.pop()) {
             Ok(None) => Ok(()),
             Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
-            // A process that may not list loop devices has not created one either.
+            // The check is skipped: a process that may not list loop devices cannot have created
+            // one for a swap area.
             Err(error) => {
                 tracing::debug!(%error, "cannot list the loop devices");
                 Ok(())

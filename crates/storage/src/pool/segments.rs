@@ -28,7 +28,7 @@ impl Pool {
     /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in turn.
     ///
     /// # Errors
-    /// `Full`, or a device's own.
+    /// `Full`, or an error of a device.
     pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
         self.allocate_beyond(owner, count, 0)
     }
@@ -53,7 +53,7 @@ impl Pool {
     /// on, in turn. The segments get the lowest numbers that the owner does not use.
     ///
     /// # Errors
-    /// `Full`, or a device's own.
+    /// `Full`, or an error of a device.
     pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
         self.allocate_data_beyond(owner, count, 0)
     }
@@ -339,7 +339,8 @@ impl Pool {
     /// # Errors
     /// An error of a device. After an error, the journal rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
-        // No page on flash has this number, so none belongs to a journal ring with it.
+        // The rings get a number that no page on flash has, so the pages on flash belong to no
+        // journal ring any more.
         let number = self.ring_number_max(owner).saturating_add(1);
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
@@ -356,8 +357,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Frees all journal rings of a persistent cache besides the ring in use. The next change of a
-    /// device's table records that, so a crash before it changes nothing.
+    /// Frees all journal rings of a persistent cache besides the ring in use. A device records this
+    /// with the next write of its segment table. After a crash before that write, the rings still
+    /// belong to the cache.
     pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
