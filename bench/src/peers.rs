@@ -1,10 +1,10 @@
 //! `cargo xtask bench peers` compares a cache of hob with Open CAS on real traces at equal
 //! capacity: read hits and bytes written to flash.
 //!
-//! The engine of Open CAS is the Open CAS Framework (OCF). It is compiled from its source, which
-//! the caller names, together with a program that plays a trace through it ([`PLAYER`]). Requests
-//! to OCF are extended to whole sectors of 4 KiB, because hob fills whole sectors and OCF would
-//! fill parts of sectors.
+//! The engine of Open CAS is the Open CAS Framework (OCF). The benchmark compiles OCF from a source
+//! directory that the user names, together with a program that plays a trace through OCF
+//! ([`PLAYER`]). Requests to OCF are extended to whole sectors of 4 KiB, because hob fills whole
+//! sectors and OCF would fill parts of sectors.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

@@ -421,7 +421,7 @@ impl Remote {
 
 /// I/O to flash devices on other hosts.
 impl Flash {
-    /// Sets the present time. Call it before other calls at this time.
+    /// Sets the present time. Call this function before other calls at that time.
     pub fn set_now(&mut self, now: Instant) {
         self.now = now;
     }

@@ -31,8 +31,8 @@ use mapping::Lack;
 /// useful.
 pub const BYTES_MIN: u64 = 1 << 20;
 
-/// Maximum size of a swap area in bytes. The kernel counts pages in 32 bits, and pages may be 4
-/// KiB.
+/// Maximum size of a swap area in bytes. The limit is below the kernel's maximum of 2³² pages,
+/// which is 16 TiB with pages of 4 KiB.
 pub const BYTES_MAX: u64 = 1 << 43;
 
 /// Highest swap priority that can be set.
@@ -63,8 +63,8 @@ impl FileId {
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
     }
 
-    /// Returns true if both are the same file or block device. A block device may have several
-    /// nodes with different inodes.
+    /// Returns true if both identities are those of one file or block device. A block device may
+    /// have several nodes with different inodes.
     fn is_same(self, other: FileId) -> bool {
         match (self.block_device, other.block_device) {
             (0, 0) => (self.device, self.inode) == (other.device, other.inode),

@@ -4,8 +4,8 @@
 //! A write takes effect unit by unit, some units at submission and some at completion. A read sees
 //! each unit at one of these two times. Overlapping I/Os thus mix as on a real device, and a failed
 //! write may take effect in part. A write that overlaps another I/O in flight is a
-//! [`Violation`](crate::Violation), because the engine must send such I/Os one after the other. Two
-//! exceptions are a write of equal content to flash, and a read by another host.
+//! [`Violation`](crate::Violation), because the engine must send overlapping I/Os one after the
+//! other. Two exceptions are a write of equal content to flash, and a read by another host.
 
 mod backing;
 mod flash;

@@ -29,8 +29,8 @@ pub enum Kind {
     Data,
     /// The change writes zeroes.
     Zero,
-    /// The change leaves the old content, zeroes, or a mixture. On a disk that lags, it may also
-    /// leave the backing's content.
+    /// The change leaves the old content, zeroes, or a mixture. If the backing lags, the change may
+    /// also leave the backing's content.
     Discard,
 }
 

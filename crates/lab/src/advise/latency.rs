@@ -143,7 +143,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
 }
 
 /// Returns the expected latencies, or `None` if the window has no suitable reads. The second value
-/// is that of a write-through cache.
+/// has the mean latencies with `cache` in write-through mode.
 pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
@@ -152,8 +152,8 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
     let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
     if seconds(held).is_some() {
         (without, timing) = (play(None, Timing::Original)?, Timing::Original);
-        // Bursts also make queues. A backing that serves the requests one at a time in less than
-        // their time in the trace is not overloaded.
+        // Long queues can also come from bursts. A backing is not overloaded if it serves the
+        // requests, sent one at a time, faster than they arrive in the trace.
         let asked_ns =
             window.last().map_or(0, |last| last.at_ns) - window.first().map_or(0, |first| first.at_ns);
         let is_slow = mean(without.reads()).is_none_or(|ns| ns > alone_ns * OVERLOAD);

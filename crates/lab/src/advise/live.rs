@@ -429,7 +429,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // Smallest cache with the same hit ratio as the present cache.
+    // Smallest cache with nearly the hit ratio of the present cache.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(

@@ -39,7 +39,7 @@ pub struct ModeChoice {
     pub life_years: Option<f64>,
 }
 
-/// The preset whose write-back settings are recommended.
+/// Returns the preset whose write-back settings the advice recommends.
 pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
 }
@@ -69,7 +69,8 @@ pub(super) fn choose(
     let flash_writes = back.flash_write_bytes as f64 / through.flash_write_bytes.max(1) as f64;
     let life_years = wear.map(|wear| wear.life_years / flash_writes.max(1e-9));
     let lasts = |years: f64| years >= WARRANTY_YEARS;
-    // Flash that write-through wears out as well is no reason against write-back.
+    // Wear is a reason against write-back only if the flash would last long enough with
+    // write-through.
     let is_worn =
         life_years.is_some_and(|back| !lasts(back)) && wear.is_some_and(|wear| lasts(wear.life_years));
     let is_faster = (back.all_ns as f64) < through.all_ns as f64 * GAIN_MIN;

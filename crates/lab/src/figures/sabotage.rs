@@ -261,7 +261,8 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
     ];
-    // A small desktop has few pages, so a steeper skew has the same share of hits.
+    // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
+    // full-size desktop.
     let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=60"];
     sabotaged("fast-cache-desktops", &small, &sabotages);
 }

@@ -44,7 +44,8 @@ pub struct Expected {
     pub length: u32,
 }
 
-/// The caller's table of requests in flight. Closures implement it too.
+/// The caller's table of requests in flight. Closures that return an [`Expected`] for a cookie
+/// implement this trait too.
 pub trait InFlight {
     /// Returns the request with this cookie. `None` ends the connection.
     fn find(&self, cookie: u64) -> Option<Expected>;

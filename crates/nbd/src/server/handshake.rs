@@ -89,8 +89,8 @@ pub enum Tls {
     Absent,
     /// The client may start TLS (SELECTIVETLS). Every export is also served without TLS.
     Offered,
-    /// The client must start TLS first (FORCEDTLS). Without TLS it learns nothing, not even whether
-    /// an export exists.
+    /// The client must start TLS first (FORCEDTLS). Without TLS, the client learns nothing, not
+    /// even whether an export exists.
     Required,
     /// TLS was started, and all further messages are inside TLS.
     Started,
@@ -116,7 +116,7 @@ pub enum HandshakeOutcome {
 /// protocol allows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The client sent unknown flags: it is newer, or not an NBD client.
+    /// The client sent unknown flags: the client is newer than hob, or is not an NBD client.
     #[error("client flags {0:#010x} contain unknown bits; is this an NBD client?")]
     ClientFlags(u32),
     /// An option did not start with its magic number, so the stream cannot be parsed.
@@ -136,7 +136,7 @@ pub enum HandshakeError {
     /// The client sent too many options without choosing an export.
     #[error("client sent more than {0} options without choosing an export")]
     TooManyOptions(u32),
-    /// The client sent EXPORT_NAME outside TLS. The protocol has no error reply to it.
+    /// The client sent EXPORT_NAME outside TLS. The protocol has no error reply to this option.
     #[error("client asked for an export without TLS, which this server requires")]
     NoTls,
     /// The server cannot serve the export of an EXPORT_NAME, to which the protocol has no error
@@ -429,8 +429,8 @@ impl Handshake {
         let export = lookup(directory, query.name)?;
         let flags = export.transmission_flags(self.structured_replies);
         self.info(option, info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags.0.to_be_bytes()]);
-        // The server sends this item without a request for it. A client that does not know the item
-        // ignores it.
+        // The server sends this information item even if the client did not request it. A client
+        // that does not know the item ignores the item.
         self.info(
             option,
             info::BLOCK_SIZE,

@@ -330,7 +330,8 @@ impl Device {
         let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Otherwise the device would be refused next time, because it has a pool.
+            // Otherwise the next attempt would refuse the device, because it may have a superblock
+            // or a segment table.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)
@@ -393,8 +394,8 @@ impl Device {
     }
 }
 
-/// Returns the UUID in a file's superblock; `None` if it has none. The function changes nothing,
-/// and works while the file is open elsewhere.
+/// Returns the UUID in a file's superblock; `None` if the file has no valid superblock. The
+/// function changes nothing, and needs no lock, so another process may use the file.
 pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).ok()?;
@@ -413,8 +414,8 @@ fn missing_bytes(file: &File, size_bytes: u64) -> Option<u64> {
     Some(size_bytes.saturating_sub(allocated))
 }
 
-/// Returns the free bytes of a file's filesystem for this process; the maximum if it does not
-/// report them.
+/// Returns the free bytes of a file's filesystem for this process; `u64::MAX` if the filesystem
+/// does not report them.
 fn free_bytes(file: &File) -> u64 {
     let Ok(status) = rustix::fs::fstatvfs(file) else { return u64::MAX };
     let blocks = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };

@@ -402,7 +402,8 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a table page of `count` entries; `None` if it is damaged or another page.
+/// Decodes a table page of `count` entries; `None` if the page is damaged, or if it is not page
+/// `index` of this device.
 pub(super) fn decode_page(
     bytes: &[u8],
     device_uuid: Uuid,

@@ -2,9 +2,10 @@
 //! hand-over, the new owner reads from the former owner's flash.
 //!
 //! Only the owner answers standby reads, and never a host that has handed the disk over. Otherwise
-//! the standby host could get stale data: it may have served the disk, written, and crashed before
-//! recording this. A former owner answers only the process that took over. The new owner's process
-//! requests only ranges that were not changed since the hand-over.
+//! the standby host could get stale data: an earlier process of the standby host may have served
+//! the disk, written to it, and crashed before recording this. A former owner answers only the
+//! process that took over. The new owner's process requests only ranges that were not changed since
+//! the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};

@@ -102,7 +102,8 @@ impl Simulation<'_> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(false) };
         let is_guest = matches!(who, Who::Guest | Who::Rogue);
         if is_guest && !ram.engine.has_room(DISK) {
-            // Reads of other hosts count too. They arrive together after a paused process continues.
+            // Reads of other hosts use slots too. When a paused process continues, many of these
+            // reads arrive at once.
             let in_flight = ram.engine.in_flight();
             ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
             return Ok(false);

@@ -221,7 +221,8 @@ impl Flash {
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
-            // The checksums are those of a success, to prove that the engine ignores them.
+            // The checksums are those of a successful I/O, so that an engine that uses checksums of
+            // a failed I/O is detected.
             transfer.tags.fill_with(|| content::garbage(rng.roll()));
         } else if self.defect == Some(DeviceDefect::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);

@@ -2,8 +2,8 @@
 //! writes that no flush covers.
 //!
 //! A failed flush loses a random part (none, some or all) of the unflushed writes. Only one flush
-//! gets the error, even if several are in flight. A restart also loses such a random part, and the
-//! engine is informed about the restart. Each guest has its own session.
+//! gets the error, even if several are in flight. A restart loses a random part of the unflushed
+//! writes too, and the daemon tells the engine about the restart. Each guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};

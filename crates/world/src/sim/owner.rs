@@ -43,8 +43,8 @@ pub(super) struct Owner {
     pub(super) evidence: Option<u64>,
     /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
-    /// Recovery must not use clean data of journal rings up to this number, because such a journal
-    /// ring was lost.
+    /// Recovery must not use clean data of journal rings up to this number, because one of these
+    /// rings was lost.
     lost_upto: u32,
 }
 

@@ -284,8 +284,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles the end of a command that gave the cache a new journal ring, if it did. The new ring
-    /// has the whole journal on flash, so the segments of earlier rings become free.
+    /// Handles the end of a successful command. If the command gave the cache a new journal ring,
+    /// the whole journal is in this ring on flash, so the segments of earlier rings become free.
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
         self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };

@@ -186,7 +186,8 @@ impl Simulation<'_> {
         number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
-        // A ring with another configuration may have been completed before its command ended.
+        // The recovered ring may have another block size: its command may have completed the ring
+        // without reporting success before the crash.
         owner.config.block_bytes = recovered.summary.block_bytes;
         let mut config = owner.config;
         if self.rng.chance(200) {
@@ -212,8 +213,8 @@ impl Simulation<'_> {
         let owner = state.owner.as_mut().expect("found");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
-            // In other modes data may still be dirty: a crash can reveal more than this recovery
-            // found.
+            // In other modes the model's setting does not change: data may still be dirty, and a
+            // crash can reveal dirty data that this recovery did not find.
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);

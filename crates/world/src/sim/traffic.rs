@@ -317,7 +317,8 @@ impl Simulation<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
-            // With QoS, I/O that the engine started earlier may be issued only now.
+            // With QoS, the engine may have started the I/O before the command, and send it only
+            // now.
             && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
