@@ -214,7 +214,8 @@ impl Guest {
         }
     }
 
-    /// Runs until the guest was ordered to finish and has finished.
+    /// Sends requests until the guest has carried out the order to finish, or is ordered to stop
+    /// immediately.
     pub fn live(mut self) {
         let mut link = None;
         loop {
@@ -298,8 +299,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes the 512-byte units of uncertain content again, as a guest does after an error, and
-    /// flushes them.
+    /// Sends flushes until no flush in flight has failed. After 100 attempts, reports a violation.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {

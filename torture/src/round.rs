@@ -537,7 +537,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Kills the daemon with SIGKILL. Guests that got no error for a loss cannot get one any more.
+    /// Kills the daemon with SIGKILL. A killed daemon cannot report earlier losses of data that it
+    /// has not reported yet.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -562,7 +563,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the guests have received every reply that the daemon sent.
+    /// Waits until all guests have noticed the end of their connections, at most 10 seconds. They
+    /// have then received every reply that the daemon sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -571,8 +573,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose its volatile cache. If no guest is connected through the current
-    /// daemon, the daemon cannot report the loss.
+    /// Makes a backing lose its volatile cache. The daemon cannot report the loss to a guest that
+    /// is not connected to the current daemon process.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {

@@ -250,7 +250,7 @@ pub fn prepare(
     file.sync_data().map_err(write)
 }
 
-/// Activates swap on a prepared area that is not active. Returns the loop device.
+/// Activates swap on a prepared area that is not active. Returns the path of the new loop device.
 ///
 /// # Errors
 /// [`SwapError`]; in that case nothing has changed.
@@ -292,8 +292,8 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 }
 
 /// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
-/// Deactivation can take long. A signal that ends the process stops it. **Do not call it in a
-/// daemon**: if memory runs out, the kernel kills this process first.
+/// Deactivation can take long. A signal that ends the process stops the deactivation. **Do not call
+/// it in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
 /// A system error, which [`SwapError::of_kernel`] interprets. The device is then still active.

@@ -3,8 +3,8 @@
 //! Many disks share one engine. A datastore may hang at any time: none of its I/Os ends before the
 //! end of the history. Guests send as many requests to disks of a hung datastore as the engine
 //! accepts. The simulation watches one disk of a healthy datastore. The engine must accept the
-//! watched disk's requests immediately, up to the disk's guaranteed number in flight. Each reply
-//! must take exactly the latency of the watched disk's backing.
+//! watched disk's requests immediately, up to the disk's guaranteed number in flight. No reply may
+//! take longer than the latency of the watched disk's backing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,8 +6,8 @@
 //! Only one option is in flight at a time, so every reply has one meaning.
 //!
 //! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.
-//! The client also refuses replies to other options, replies after the end, and replies longer than
-//! [`LIST_BYTES_MAX`]. Lengths are in bytes.
+//! The client also refuses replies to other options, replies after the end, replies longer than
+//! [`REPLY_BYTES_MAX`], and lists of exports that exceed [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
 use crate::bytes::{Intake, Reader, readable};
 use crate::export::{EXPORT_NAME_BYTES_MAX, check_block_sizes};

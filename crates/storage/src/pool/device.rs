@@ -36,7 +36,7 @@ const HEAD_BYTES: usize = 256 << 10;
 pub struct DeviceSpec {
     /// Path of a file, a block device, or a socket that connects to another host's device.
     pub path: PathBuf,
-    /// Size of a file that does not exist yet, bytes. All of it is reserved.
+    /// Size of a file that does not exist or is empty, bytes. All its space is reserved.
     pub size_bytes: Option<u64>,
 }
 
