@@ -14,7 +14,8 @@ pub(crate) struct Run {
     pub(crate) workload: &'static str,
     pub(crate) server: &'static str,
     pub(crate) figures: Figures,
-    /// CPU time of the server per request, microseconds; `None` for a bare file.
+    /// CPU time of the server per request, microseconds; `None` for a target without a server
+    /// process.
     pub(crate) cpu_us: Option<f64>,
     /// Share of the reads that were hits, if the server reports hits.
     pub(crate) hits: Option<f64>,
@@ -134,7 +135,8 @@ impl fmt::Display for Run {
 }
 
 impl Setting {
-    /// Returns the names in the order of their first runs.
+    /// Returns the different names of all runs (of workloads or servers), in the order of their
+    /// first runs.
     fn in_order(&self, name: impl Fn(&Run) -> &'static str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for run in &self.runs {

@@ -23,7 +23,7 @@ pub(crate) struct Server {
     pub(crate) name: &'static str,
     /// Target for fio.
     pub(crate) target: Target,
-    /// Process of the server; `None` for a bare file.
+    /// Process of the server; `None` for a bare file, and for librbd, which runs inside fio.
     process: Option<Process>,
     /// hob binary and control address, if the server is hob.
     control: Option<(PathBuf, String)>,
@@ -221,7 +221,7 @@ impl Server {
         Self { is_cold: true, ..self }
     }
 
-    /// Prepares a run: empties the server's cache if necessary.
+    /// Prepares a run: empties hob's cache if the server is [cold](Self::cold).
     pub(crate) fn prepare(&self) -> Result<()> {
         let (true, Some((binary, control))) = (self.is_cold, &self.control) else { return Ok(()) };
         let args = ["cache", "clear", "disk", "--control", control];

@@ -197,8 +197,8 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as the file's faults require. Calls `work` afterwards, unless a fault fails the
-    /// request.
+    /// Waits as long as the file's faults delay the request. Then calls `work`, unless a fault
+    /// makes the request fail. A stale handle fails immediately.
     fn act<T>(
         &self,
         (ino, handle): (INodeNo, FileHandle),
