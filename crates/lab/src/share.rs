@@ -58,7 +58,7 @@ const CHUNK_BITS: u32 = 30;
 /// Maximum number of chunks with blocks of 4 KiB, because a cache has 2³² block addresses.
 const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 
-/// Requests of all disks of one host, in order of time.
+/// Requests of all disks of one host, in order of time after [`Host::sort`].
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     records: Vec<Record>,

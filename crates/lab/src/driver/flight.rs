@@ -192,8 +192,8 @@ impl Flight {
             }
             // The count grows first, so that the receiving thread does not stop too early.
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
-            // The time is taken last: the last slot of a batch may have become free after its first
-            // request was encoded.
+            // The sending time is taken after the whole batch is encoded, because the last slot of
+            // the batch may have become free after the first request was encoded.
             let now_ns = self.clock.now_ns();
             for (cookie, timed) in batch.drain(..) {
                 self.slots[cookie].fill(number, &timed, now_ns);
