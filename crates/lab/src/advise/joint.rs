@@ -214,8 +214,8 @@ fn dominates(trial: &Trial, own: &Trial) -> bool {
     (hits >= 0.0 && writes < 0.9) || (hits > POINT && writes <= 1.0)
 }
 
-/// Returns the best other value of a property: the most hits, and of those within a point the
-/// fewest flash writes.
+/// Returns the best other value of a property: of the values whose hit ratios are within a point of
+/// the best one, the value with the fewest flash writes.
 pub(super) fn runner_up<'a>(chosen: &Trial, trials: &'a [Trial]) -> Option<&'a Trial> {
     let others: Vec<Trial> = trials.iter().filter(|trial| trial.setting != chosen.setting).cloned().collect();
     let picked = (!others.is_empty()).then(|| trials::pick(&others, 0.0).setting)?;

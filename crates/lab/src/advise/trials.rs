@@ -188,7 +188,7 @@ fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial 
     }
 }
 
-/// Rounds a size up to a value that is easy to type: whole MiB, at most 1/64 larger.
+/// Rounds a size up to a value that is easy to type: whole MiB, and at most 1/64 or 1 MiB larger.
 pub(super) fn rounded(bytes: f64) -> u64 {
     let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
     bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
@@ -255,7 +255,8 @@ fn best(trials: &[Trial]) -> f64 {
 }
 
 /// Returns the trial with the fewest flash writes among the trials within one point of the best hit
-/// ratio. Trials with at least `enough` hits are preferred. The first of equal trials wins.
+/// ratio. If a trial reaches the hit ratio `enough`, trials below `enough` are left out. The first
+/// of equal trials wins.
 pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));

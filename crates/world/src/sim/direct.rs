@@ -37,7 +37,7 @@ pub(super) enum Scribbles {
     #[default]
     NotIts,
     Nothing,
-    /// The guest wrote to the memory, but after all checksums were computed.
+    /// The guest wrote to the memory, but no checksum includes the data that it wrote.
     Unseen,
     /// A checksum includes the guest's writes to the memory, or the read into the memory failed.
     Seen,

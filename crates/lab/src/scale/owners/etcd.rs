@@ -1,6 +1,6 @@
-//! A model of etcd with one server. The server queues requests and serves one at a time, and each
-//! takes a service time. If the sender of a queued request has timed out, the server drops the
-//! request at its turn. A dropped request takes no service time.
+//! A model of etcd with one server. The server queues requests and serves one at a time; each
+//! request takes a service time. If the sender has timed out before its request's turn comes, the
+//! server drops the request. A dropped request takes no service time.
 //!
 //! Byte counts are for HTTP with JSON, including headers. The byte counts were measured with a
 //! daemon, etcd 3.4 and names of ten letters.
@@ -13,7 +13,8 @@ use hob_world::cluster::store::{Request, Response, Store};
 
 use super::EtcdCosts;
 
-/// Interval at which etcd checks for expired leases.
+/// Time after which etcd ends an expired lease, because etcd checks leases only at intervals;
+/// nanoseconds.
 const LEASE_LATE_NS: u64 = 500_000_000;
 
 /// Size of an HTTP request and its response without content, bytes.
