@@ -148,7 +148,7 @@ impl Simulation<'_> {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
-    /// Returns true if a device refuses writes or has failed a flush.
+    /// Returns true if a device refuses writes, may fail flushes, or has failed a flush.
     pub(super) fn any_refuses(&self) -> bool {
         let refuses = |plan: &super::scenario::DevicePlan| plan.refuses || plan.faults.flush_error > 0;
         self.scenario.devices.iter().any(refuses) || self.failed_a_flush()
@@ -310,7 +310,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a failed command: its segments become free unless the cache had them before.
+    /// Handles a failed command: the segments that it would have given the cache become free.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);

@@ -306,8 +306,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that flash I/O stays inside the segments of the disk's cache and does not delay a
-    /// command.
+    /// Checks that flash I/O stays inside the segments of the disk's cache, and that no guest I/O
+    /// begins while a command waits for the I/O of that cache to end.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
         if io.op == IoOp::Flush {
