@@ -504,7 +504,7 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads per interval. The next field has the number of reads from flash.
+    /// Number of reads per interval. `hits` has the number of those that flash served.
     reads: Vec<u64>,
     hits: Vec<u64>,
 }

@@ -50,7 +50,7 @@ use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
 /// Part of the time limit within which every disk must be served after the last fault, nanoseconds.
-/// The limit also includes the length of a lease and the settling time.
+/// The limit also includes three lengths of a lease and the settling time.
 const HEALING_NS: u64 = 60_000 * MS;
 
 /// Maximum number of simulation steps per guest request of a history.

@@ -30,7 +30,7 @@ pub enum DeviceDefect {
     IgnoredFua,
     /// The backing acknowledges a write that takes effect only at the next write.
     EarlyAcknowledgement,
-    /// The device writes only the first half of long writes.
+    /// The backing writes only the first half of each write that is longer than 512 bytes.
     HalfWrite,
     /// The flash device acknowledges flushes without effect.
     EmptyFlashFlush,

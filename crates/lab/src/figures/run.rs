@@ -53,7 +53,7 @@ pub struct Report {
     pub published: &'static [Published],
     /// Path of the HTML page.
     pub page: PathBuf,
-    /// Duration of all simulations, seconds.
+    /// Real time that all simulations and evaluations took, seconds.
     pub elapsed_s: f64,
     /// Number of requests, including warm-ups.
     pub requests: u64,

@@ -70,7 +70,7 @@ const TAIL_REASON: &str = "The generator sends 4 % of its requests evenly to 94 
     a page of it is accessed three times. Without these requests, the same cache serves at least 99 %. The source's \
     tiles must have asked for less cold data.";
 
-/// Maximum ratio of mean latencies that counts as nearly constant.
+/// Maximum ratio of the highest to the lowest mean write latency that counts as nearly constant.
 const NEARLY_CONSTANT: f64 = 1.25;
 
 /// Maximum number of tiles to try.

@@ -7,7 +7,8 @@ use super::{Demand, Disk};
 /// Number of bisection steps to find the rate per share.
 const STEPS: usize = 100;
 
-/// Returns the demand of a disk, units per second.
+/// Returns the demand of a disk, units per second. A disk with a constant queue depth demands as
+/// much as its limit allows.
 pub(super) fn wants(disk: &Disk) -> f64 {
     let limit = disk.due.limit.map_or(f64::INFINITY, f64::from);
     match disk.demand {

@@ -317,7 +317,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Destroys a host with all its data, unless other hosts need the data.
+    /// Cuts the power of a host. If the dirty data of every disk is also elsewhere, the function
+    /// destroys the host with all its data.
     pub(super) fn destroy(&mut self, host: usize, down_ns: u64) -> Result<(), Violation> {
         let is_spare = (0..self.plan.disks).all(|disk| {
             let title = self.store.look(&disk.to_string()).title.map(|title| title.value);

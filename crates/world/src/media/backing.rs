@@ -251,7 +251,7 @@ impl Backing {
         self.faults.flush_error > 0
     }
 
-    /// Ends all faults and losses of the backing.
+    /// Ends all faults of the backing's I/Os.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

@@ -20,8 +20,8 @@ const LEASE_LATE_NS: u64 = 500_000_000;
 /// Size of an HTTP request and its response without content, bytes.
 const HEADS_BYTES: f64 = 600.0;
 
-/// Size of a key in a read request, bytes. The next constants are the sizes of a record or lock in
-/// a response, of a transaction with its response, and of a watch event.
+/// Size of a key in a read request, bytes. `ENTRY_BYTES` is the size of a record or lock in a
+/// response, `TAKE_BYTES` that of a transaction, and `NEWS_BYTES` that of a watch event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;
