@@ -110,8 +110,8 @@ impl File {
         };
     }
 
-    /// Makes all open handles of the file stale, as after a failover of an NFS server: requests with
-    /// them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
+    /// Makes all open handles of the file stale, as after a failover of an NFS server: requests
+    /// with them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
     pub fn expire_handles(&self) {
         self.refuses_opens.store(true, Ordering::SeqCst);
         self.handle.fetch_add(1, Ordering::SeqCst);

@@ -34,8 +34,7 @@ const FINISH_MAX: Duration = Duration::from_secs(120);
 /// Size of a pool device and of a cache.
 const CACHE: &str = "8M";
 
-/// Duration of a request flood. The next two constants are the number of clients and the number of
-/// requests per client.
+/// Duration of a request flood. `FLOOD_CLIENTS` clients send up to `FLOOD_REQUESTS` requests each.
 const FLOOD: Duration = Duration::from_secs(8);
 const FLOOD_CLIENTS: usize = 32;
 const FLOOD_REQUESTS: usize = 1000;

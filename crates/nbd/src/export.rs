@@ -49,8 +49,8 @@ pub struct ExportInfo {
 pub const CONTEXTS_MAX: usize = 64;
 
 impl ExportInfo {
-    /// Creates a writable export of `size_bytes` with all features, and with 1 B / 4 KiB / 32 MiB block
-    /// sizes.
+    /// Creates a writable export of `size_bytes` with all features, and with 1 B / 4 KiB / 32 MiB
+    /// block sizes.
     pub fn new(size_bytes: u64) -> Self {
         Self {
             size_bytes,
@@ -89,8 +89,8 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// Returns the flags to announce. A read-only export has no write commands, and DF needs structured
-    /// replies.
+    /// Returns the flags to announce. A read-only export has no write commands, and DF needs
+    /// structured replies.
     pub fn transmission_flags(&self, structured_replies: bool) -> TransmissionFlags {
         let writable = !self.read_only;
         let table = [

@@ -142,8 +142,8 @@ impl Request {
         Some(Self { command, flags, cookie: reader.u64()?, offset: reader.u64()?, length: reader.u32()? })
     }
 
-    /// Returns the bytes that follow the header on the wire. The payload of a refused WRITE must be read
-    /// and discarded too.
+    /// Returns the bytes that follow the header on the wire. The payload of a refused WRITE must be
+    /// read and discarded too.
     #[inline]
     pub const fn payload_len(&self) -> u32 {
         match self.command {

@@ -33,7 +33,7 @@ use raid::{Chunk, chunks};
 /// Operation of a request to the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads bytes from the media.
+    /// Reads bytes from the controller's read cache if it has all of them, or else from the media.
     Read,
     /// Writes bytes to the media, or to the controller's write cache if there is one.
     Write,

@@ -44,8 +44,8 @@ pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
 }
 
-/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache that
-/// admits all data. Returns `None` if the trace has hardly any writes.
+/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache
+/// that admits all data. Returns `None` if the trace has hardly any writes.
 pub(super) fn choose(
     held: &Held,
     options: &Options,

@@ -76,8 +76,8 @@ const NEARLY_CONSTANT: f64 = 1.25;
 /// Maximum number of tiles to try.
 const TILES_MAX: usize = 4;
 
-/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass without a
-/// cache.
+/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass
+/// without a cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
 
 const ARRAYS: [Array; 2] = [("20 disks", eight, 2), ("11 disks", four, 0)];

@@ -81,9 +81,9 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
     write_buffer_bytes: 32 << 20,
 };
 
-/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. Their 10 500 rpm and 260 MiB/s
-/// are assumed, not read from a data sheet, and the seek times are those of other 10K disks. The load uses the first part of the array, whose
-/// capacity is `spare` times larger.
+/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. Their 10 500 rpm and 260
+/// MiB/s are assumed, not read from a data sheet, and the seek times are those of other 10K disks.
+/// The load uses the first part of the array, whose capacity is `spare` times larger.
 fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     let rates = DriveConfig {
         outer_bytes_per_s: 272_600_000,

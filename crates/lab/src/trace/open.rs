@@ -249,8 +249,8 @@ fn explain(error: &io::Error, compression: Compression) -> String {
 /// its disks from 0 without gaps, the disks keep their numbers.
 ///
 /// **Invalid entries** are skipped and counted, or end the trace with an error, according to
-/// [`OnBad`]. Damaged compressed data is always an error, which the iterator returns after the intact
-/// records. After an error the iterator returns no more records.
+/// [`OnBad`]. Damaged compressed data is always an error, which the iterator returns after the
+/// intact records. After an error the iterator returns no more records.
 pub struct TraceReader {
     name: String,
     format: &'static FormatInfo,

@@ -145,8 +145,8 @@ fn error_chunk(
     }
 }
 
-/// Appends a BLOCK_STATUS chunk: 1 to [`EXTENTS_MAX`] extents of one context, the first starting at the request's
-/// offset.
+/// Appends a BLOCK_STATUS chunk: 1 to [`EXTENTS_MAX`] extents of one context, the first starting at
+/// the request's offset.
 pub fn push_block_status(
     out: &mut Vec<u8>,
     cookie: u64,

@@ -132,8 +132,8 @@ impl Arena {
     pub(crate) fn put_shared(&mut self, slice: BufferSlice, mut bytes: &[u8]) {
         for Part { to, len } in self.shared_parts(slice) {
             let (here, rest) = bytes.split_at(len);
-            // SAFETY: the part is mapped and writable while the buffer lives, and there is no reference to
-            // its bytes.
+            // SAFETY: the part is mapped and writable while the buffer lives, and there is no
+            // reference to its bytes.
             unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, len) };
             bytes = rest;
         }

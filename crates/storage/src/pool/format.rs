@@ -326,7 +326,8 @@ impl Superblock {
     }
 }
 
-/// Returns true if a segment size is valid: a power of two, [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`].
+/// Returns true if a segment size is valid: a power of two, [`SEGMENT_BYTES_MIN`] to
+/// [`SEGMENT_BYTES_MAX`].
 pub fn is_segment_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
 }

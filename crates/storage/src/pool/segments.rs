@@ -25,7 +25,8 @@ pub struct RingOnFlash {
 }
 
 impl Pool {
-    /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in turn.
+    /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in
+    /// turn.
     ///
     /// # Errors
     /// `Full`, or an error of a device.
@@ -253,8 +254,8 @@ impl Pool {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
         stored.inspect_err(|_| {
-            // Segments that were not recorded are free again; recorded ones are freed as soon as their
-            // device permits.
+            // Segments that were not recorded are free again; recorded ones are freed as soon as
+            // their device permits.
             let _ = self.release(segments);
         })
     }

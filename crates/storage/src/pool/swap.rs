@@ -206,8 +206,8 @@ mod tests {
         assert!(matches!(pool.allocate_swap(SWAP, 0, None, &[]), Err(PoolError::Unworkable { .. })));
     }
 
-    /// A crash during the write of the table: of an area of three pages only the last is written, or only
-    /// the first.
+    /// A crash during the write of the table: of an area of three pages only the last is written,
+    /// or only the first.
     #[test]
     fn incomplete_areas_are_distinguished_from_complete_ones() {
         for lost in [0..126, 126..200] {

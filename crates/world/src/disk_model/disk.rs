@@ -24,7 +24,7 @@ pub(super) struct Disk {
     /// Number of requests at the disk when the current request arrived, including the current
     /// request.
     depth: usize,
-    /// Positioning time of the last read, nanoseconds.
+    /// Positioning time of the last read of a read-modify-write, nanoseconds.
     last_positioning_ns: u64,
     arrived_at: u64,
 }

@@ -69,7 +69,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends a read to the host that may have the data, or to the backing if the backing is valid.
+    /// Sends a read to the host that may have the data, or to the backing if this host serves the
+    /// disk. In standby, the read fails if the host does not know a source.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");

@@ -114,8 +114,8 @@ pub(super) fn read_runs(
             }
         };
         std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, reader)?;
-        // Moved into the closure, so that the channels close at its end and the reader does not wait for
-        // ever.
+        // Moved into the closure, so that the channels close at its end and the reader does not
+        // wait for ever.
         let (give_back, filled) = (give_back, filled);
         for Filled { run, buffer, unreadable } in filled.iter() {
             let run = &runs[run];
