@@ -21,8 +21,8 @@ use crate::sim::{self, Point, Simulated};
 /// Factor from one tried size to the next smaller one, while a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
-/// Factor by which a cache is enlarged because the sample was too optimistic, and the maximum
-/// number of times.
+/// Factor by which a cache is enlarged because the sample was too optimistic. A cache is enlarged
+/// at most `ENLARGED_MAX` times.
 const ENLARGED: f64 = 1.1;
 const ENLARGED_MAX: u32 = 7;
 /// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
