@@ -54,7 +54,8 @@ const WRITES: [Workload; 3] = [
     Workload { name: FLUSH_16, rw: "randwrite", block: "4k", depth: 16, flushes: true },
 ];
 
-/// Required ratios of hob's write-back to qemu-nbd on a flash file.
+/// Required ratios of hob's write-back to qemu-nbd on a flash file, and maximum factor by which the
+/// journal increases flash writes.
 const WRITE_BARS: [Bar; 4] = [
     Bar { workload: WRITE_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
     Bar { workload: FLUSH_1, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
@@ -352,8 +353,8 @@ impl Bench {
         Ok(runs)
     }
 
-    /// Reads all data of a server once. hob is read until a whole pass consists of hits, because
-    /// hob writes flash copies after the replies.
+    /// Reads all data of a server once. hob is read again until nearly all reads of a pass are
+    /// hits, because hob fills its cache after the replies.
     fn warm(&self, server: &Server, size: u64) -> Result<()> {
         for pass in 1..=WARM_PASSES_MAX {
             let before = server.stats()?;

@@ -6,7 +6,8 @@
 //! second set, flushes take 50 ms. The disks of hob are files (FUSE); ext4 is on a loop device with
 //! direct I/O. A control group limits the page cache to less than the data. All disks of a set
 //! exist at the same time. Each round measures every workload on every disk, one after the other,
-//! in a rotating order. Results are medians of the rounds, without a first warm-up round.
+//! in a rotating order. Results are medians of the rounds. A first round warms the caches and is
+//! not counted.
 
 mod acceptance;
 mod disk;

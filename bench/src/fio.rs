@@ -32,8 +32,8 @@ pub(crate) enum Target {
     Uri(String),
     /// A file, opened with O_DIRECT.
     File(String),
-    /// A mounted file of a server, opened with O_DIRECT. FUSE does not support io_uring's
-    /// non-blocking mode, so io_uring would use a thread per request.
+    /// A mounted file of a server, opened with O_DIRECT. fio uses libaio: FUSE does not support
+    /// io_uring's non-blocking mode, so io_uring would use a thread per request.
     Mounted(String),
     /// An image in the Ceph pool `rbd`, through librbd.
     Rbd {
@@ -42,7 +42,7 @@ pub(crate) enum Target {
         /// Path of the Ceph configuration file.
         conf: String,
     },
-    /// A vhost-user-blk socket, which fio does not support.
+    /// A vhost-user-blk socket. fio does not support it, so the module `vhost` sends the requests.
     VhostUser(PathBuf),
 }
 

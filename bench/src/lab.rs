@@ -4,8 +4,8 @@
 //! The trace has twenty million reads of 4 KiB over a million blocks with a Zipf distribution
 //! (exponent 1), in hob's format. The caches have 1 % and 10 % of the touched blocks. Each cache is
 //! simulated alone in one thread, including the time to read the trace. The reference values were
-//! measured earlier with libCacheSim on a similar host and another random trace. If a reference is
-//! a range, the small cache, which misses more, uses the lower value.
+//! measured earlier with libCacheSim on a similar host and another random trace. If the reference
+//! speed is a range, the lower value applies to the small cache, which has more misses.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

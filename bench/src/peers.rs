@@ -1,9 +1,10 @@
 //! `cargo xtask bench peers` compares a cache of hob with Open CAS on real traces at equal
 //! capacity: read hits and bytes written to flash.
 //!
-//! The engine of Open CAS is the Open CAS Framework (OCF). It is compiled from its source, which the
-//! caller names, together with a program that plays a trace through it ([`PLAYER`]). Requests to OCF
-//! are widened to whole sectors of 4 KiB, as hob fills them; otherwise OCF fills parts of sectors.
+//! The engine of Open CAS is the Open CAS Framework (OCF). The benchmark compiles OCF from a source
+//! directory that the user names, together with a program that plays a trace through OCF
+//! ([`PLAYER`]). Requests to OCF are extended to whole sectors of 4 KiB, because hob fills whole
+//! sectors and OCF would fill parts of sectors.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -24,9 +25,10 @@ const PLAYER: &str = include_str!("peers/ocf.c");
 
 const SECTOR_BYTES: u64 = 4096;
 
-/// Maximum number of points by which hob may have fewer hits than OCF.
+/// Maximum number of percentage points by which hob may have fewer hits than OCF.
 const HITS_BEHIND_MAX: f64 = 0.5;
-/// Minimum number of points by which hob has more hits, if it writes more than OCF's default.
+/// Minimum number of points by which hob must have more hits if hob writes more to flash than OCF
+/// with its default settings.
 const HITS_AHEAD_MIN: f64 = 5.0;
 
 #[derive(Debug, clap::Args)]
@@ -50,7 +52,7 @@ pub(crate) struct Arguments {
     hob: Option<PathBuf>,
 }
 
-/// What OCF did with a trace. The fields are those that the player prints.
+/// Results of OCF for one trace and cache size. The fields are those that the player prints.
 #[derive(Clone, Debug, Deserialize)]
 struct Played {
     cache_bytes: u64,
@@ -73,12 +75,12 @@ struct Row {
     hob: Cell,
     /// OCF with its default settings, which admit every request.
     always: Played,
-    /// OCF with its other promotion policy.
+    /// OCF with its promotion policy `nhit`, which admits data only after several requests.
     nhit: Played,
 }
 
 impl Row {
-    /// Returns what hob misses, or an empty text.
+    /// Returns the requirements that hob's results miss, or an empty text.
     fn verdict(&self) -> &'static str {
         if self.always.cache_bytes.abs_diff(self.hob.cache_bytes) > SECTOR_BYTES {
             return "OCF has no cache this small";
@@ -189,7 +191,7 @@ fn find_c_files(directory: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the requests of a trace for the player, widened to whole sectors.
+/// Writes the requests of a trace for the player, extended to whole sectors.
 fn write_requests(trace: &Trace, to: &Path) -> Result<()> {
     let mut out = BufWriter::new(File::create(to)?);
     for record in trace::open(&trace.path, &OpenOptions::default())? {

@@ -11,7 +11,7 @@ use super::hob;
 use super::traces::{Caches, Cell, Selection, Trace, simulate};
 use crate::shell;
 
-/// The combinations among which the best one is searched.
+/// All values of policy, admission and block size. The best combination is searched among these.
 const ALL: Caches<'_> = Caches {
     policies: &["s3-fifo", "lru", "lirs", "wtinylfu", "arc", "clock2qplus", "2q"],
     admissions: &[
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
 struct Row {
     trace: String,
     best: Cell,
-    /// In the order of [`COMPARED`].
+    /// Results of the compared configurations, in the order of [`COMPARED`].
     compared: [Cell; COMPARED.len()],
 }
 
@@ -105,7 +105,8 @@ fn compare(hob: &std::path::Path, trace: &Trace, size: &str) -> Result<Vec<Row>>
     let mut rows = Vec::new();
     for (at, first) in compared[0].iter().enumerate() {
         let cells: [Cell; COMPARED.len()] = std::array::from_fn(|which| compared[which][at].clone());
-        // Sizes are rounded to blocks, so those of larger blocks differ a little.
+        // Cache sizes are rounded to whole blocks, so the size differs a little between block
+        // sizes.
         let is_size = |cell: &&Cell| {
             let room = cell.block_bytes.max(4096);
             cell.cache_bytes.abs_diff(first.cache_bytes) < room

@@ -110,7 +110,7 @@ struct Bench {
     control: String,
     seconds: u32,
     interrupt: Interrupt,
-    /// Processes, in the order in which they must end.
+    /// The processes are killed in this order when the value is dropped: hob first.
     _hob: Process,
     _server: Process,
     directory: tempfile::TempDir,
@@ -167,7 +167,7 @@ impl Bench {
         shell::output(Command::new(&self.binary).args(arguments).args(["--control", &self.control]))
     }
 
-    /// Runs one scenario. Returns the number of disks below their entitlement.
+    /// Runs one scenario. Returns the number of disks whose rate was not their entitlement.
     fn play(&self, scenario: &Scenario) -> Result<u32> {
         println!("\n{} (control {})", scenario.name, scenario.control);
         for (disk, (rules, ..)) in scenario.disks.iter().enumerate() {

@@ -14,16 +14,17 @@ pub(crate) struct Run {
     pub(crate) workload: &'static str,
     pub(crate) server: &'static str,
     pub(crate) figures: Figures,
-    /// CPU time of the server per request, microseconds; `None` for a bare file.
+    /// CPU time of the server per request, microseconds; `None` for a target without a server
+    /// process.
     pub(crate) cpu_us: Option<f64>,
     /// Share of the reads that were hits, if the server reports hits.
     pub(crate) hits: Option<f64>,
-    /// Bytes written to flash with the journal, divided by the bytes without the journal, if there
-    /// is a journal.
+    /// Bytes written to flash including the journal, divided by the bytes written without the
+    /// journal; `None` without a journal.
     pub(crate) journal: Option<f64>,
 }
 
-/// Result that is compared.
+/// The result of a run that a required ratio compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measure {
     Iops,
@@ -134,7 +135,8 @@ impl fmt::Display for Run {
 }
 
 impl Setting {
-    /// Returns the names in the order of their first runs.
+    /// Returns the different names of all runs (of workloads or servers), in the order of their
+    /// first runs.
     fn in_order(&self, name: impl Fn(&Run) -> &'static str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for run in &self.runs {
@@ -153,7 +155,7 @@ impl Setting {
     fn ratio(&self, bar: &Bar) -> Option<f64> {
         let own = self.median(bar.workload, HOB, bar.measure)?;
         if bar.measure == Measure::Journal {
-            // This result is already a ratio.
+            // The journal's factor is already a ratio and is not compared with another server.
             return Some(own);
         }
         let other = self.median(bar.workload, bar.against, bar.measure)?;

@@ -23,13 +23,14 @@ pub(crate) struct Server {
     pub(crate) name: &'static str,
     /// Target for fio.
     pub(crate) target: Target,
-    /// Process of the server; `None` for a bare file.
+    /// Process of the server; `None` for a bare file, and for librbd, which runs inside fio.
     process: Option<Process>,
     /// hob binary and control address, if the server is hob.
     control: Option<(PathBuf, String)>,
     /// True if the server's cache is emptied before each run.
     is_cold: bool,
-    /// Unmounts the file of a killed server. The field is dropped after the server's process.
+    /// Unmounts the server's file when this value is dropped. A killed server leaves its file
+    /// mounted, so this field is dropped after `process`.
     unmount: Option<Unmount>,
 }
 
@@ -92,7 +93,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts hob in write-back mode on one or two pool devices, with as many copies of dirty data.
+    /// Starts hob in write-back mode on one or two pool devices, with one copy of dirty data on
+    /// each device.
     pub(crate) fn write_back(
         binary: &Path,
         dir: &Path,
@@ -219,7 +221,7 @@ impl Server {
         Self { is_cold: true, ..self }
     }
 
-    /// Prepares a run: empties the server's cache if necessary.
+    /// Prepares a run: empties hob's cache if the server is [cold](Self::cold).
     pub(crate) fn prepare(&self) -> Result<()> {
         let (true, Some((binary, control))) = (self.is_cold, &self.control) else { return Ok(()) };
         let args = ["cache", "clear", "disk", "--control", control];

@@ -3,7 +3,8 @@
 //!
 //! One client with one request in flight sends each kind of change in turn. The result of a kind is
 //! the median latency, as a ratio of an aligned write of 4 KiB. Kinds with a flush after each
-//! change are compared with such a write and a flush. Issue 26 promises ratios of at most 1.5.
+//! change are compared with an aligned write of 4 KiB and a flush. Issue 26 promises ratios of at
+//! most 1.5.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,14 +25,14 @@ const DISK_BYTES: u64 = 512 * MIB;
 const CACHE_BYTES: u64 = 512 * MIB;
 const RATIO_MAX: f64 = 1.5;
 
-/// Distance of the changes of the first two areas.
+/// Distance between two changes in the clean or the dirty area, bytes.
 const BLOCK_BYTES: u64 = 16 * KIB;
 
-/// Area of the disk that is cached and clean before each round.
+/// Size of the clean area, at the start of the disk: cached and clean before each round, bytes.
 const CLEAN_BYTES: u64 = 32 * MIB;
-/// Area after the clean one, with dirty data that the journal has.
+/// Size of the dirty area, after the clean area: dirty data that the journal records, bytes.
 const DIRTY_BYTES: u64 = 32 * MIB;
-/// Area of the other changes, whose sectors are not cached at first.
+/// Start of the rest of the disk, bytes. Its sectors are not cached at first.
 const REST: u64 = CLEAN_BYTES + DIRTY_BYTES;
 
 #[derive(Debug, clap::Args)]
@@ -69,7 +70,7 @@ enum At {
     Dirty,
     /// Anywhere in the rest of the disk.
     Random,
-    /// One change after the other.
+    /// The changes follow each other in the rest of the disk.
     Sequential,
 }
 
@@ -169,13 +170,13 @@ impl SmallWrites {
         Ok(Self { client, daemon, dice: Noise::new(1), clean: vec![], dirty: vec![], _backing: backing })
     }
 
-    /// Makes the first area clean and cached, and the second one dirty in the journal.
+    /// Makes the clean area cached and clean, and the dirty area dirty and recorded in the journal.
     fn prepare(&mut self) -> Result<()> {
         let data = vec![1; MIB as usize];
         for at in (0..CLEAN_BYTES).step_by(MIB as usize) {
             self.client.write(at, &data)?;
         }
-        // The change of the mode drains the cache.
+        // Changing the mode to write-through drains the cache.
         self.daemon.ctl(&["cache", "set", "disk", "--mode", "write-through"]);
         self.daemon.ctl(&["cache", "set", "disk", "--mode", "write-back"]);
         for at in (CLEAN_BYTES..CLEAN_BYTES + DIRTY_BYTES).step_by(MIB as usize) {
@@ -215,8 +216,8 @@ impl SmallWrites {
         super::median(latencies.into_iter()).context("no change was measured")
     }
 
-    /// Returns `count` blocks for a kind, in random order. Blocks of the first two areas are used
-    /// only once in a round.
+    /// Returns `count` blocks for a kind of change, in random order. A block of the clean or the
+    /// dirty area is used only once in a round.
     fn blocks(&mut self, kind: &Kind, count: u32) -> Vec<u64> {
         let mut rest = shuffled(&mut self.dice, (DISK_BYTES - REST) / (64 * KIB));
         let all = match kind.at {
@@ -228,7 +229,7 @@ impl SmallWrites {
     }
 }
 
-/// Returns the position of a kind's change in its block.
+/// Returns the offset of a change in its block, bytes.
 fn lead(kind: &Kind) -> u64 {
     if matches!(kind.change, Change::Write(bytes) if bytes != 4 * KIB) { 512 } else { 0 }
 }

@@ -93,8 +93,8 @@ impl Behaviour {
         self.lose_at_flush.store(false, Ordering::Relaxed);
     }
 
-    /// Waits as the faults require. Returns false if `ended` returns true, which means that the
-    /// request was abandoned.
+    /// Waits until no fault delays the request any more. Returns false as soon as `ended` returns
+    /// true, which means that the request was abandoned.
     pub fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -111,8 +111,8 @@ impl Behaviour {
         }
     }
 
-    /// Returns the error of a request if a fault fails it. A failing flush may lose data of
-    /// `medium`.
+    /// Returns the error number of a request if a fault makes the request fail. A failing flush may
+    /// lose data of `medium`.
     pub fn error(&self, operation: Operation, range: &Range<u64>, medium: &mut Medium) -> Option<u32> {
         if operation == Operation::Flush && self.lose_at_flush.swap(false, Ordering::Relaxed) {
             medium.lose();

@@ -59,7 +59,8 @@ impl Daemon {
         self.dir.join("control.sock")
     }
 
-    /// Directory of the crash logs, which are in memory on a real host.
+    /// Returns the directory of the crash logs. It is on disk in the test; outside the test, hob
+    /// has crash logs in memory.
     fn crash_logs(&self) -> PathBuf {
         self.dir.join("memory")
     }
@@ -157,7 +158,8 @@ impl Daemon {
         let pages = |text: String| text.split(' ').next().and_then(|it| it.parse::<u64>().ok());
         let size =
             std::fs::read_to_string(format!("/proc/{pid}/statm")).ok().and_then(pages).unwrap_or(0) * 4096;
-        // Only the soft limit changes, because a process cannot raise a lowered hard limit again.
+        // Only the soft limit changes, because an unprivileged process cannot raise a lowered hard
+        // limit again.
         let limit =
             headroom.map_or("unlimited:unlimited".to_owned(), |more| format!("{}:unlimited", size + more));
         let tool =

@@ -110,8 +110,8 @@ impl File {
         };
     }
 
-    /// Makes all open handles of the file stale, as after a failover of an NFS server: requests with
-    /// them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
+    /// Makes all open handles of the file stale, as after a failover of an NFS server: requests
+    /// with them fail with ESTALE for ever. The file cannot be opened again before [`Self::admit`].
     pub fn expire_handles(&self) {
         self.refuses_opens.store(true, Ordering::SeqCst);
         self.handle.fetch_add(1, Ordering::SeqCst);
@@ -197,8 +197,8 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as the file's faults require. Calls `work` afterwards, unless a fault fails the
-    /// request.
+    /// Waits as long as the file's faults delay the request. Then calls `work`, unless a fault
+    /// makes the request fail. A stale handle fails immediately.
     fn act<T>(
         &self,
         (ino, handle): (INodeNo, FileHandle),

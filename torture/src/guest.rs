@@ -55,7 +55,7 @@ pub enum Order {
     Finish,
 }
 
-/// State of a test guest that the fault injector can access.
+/// State of a test guest that the thread which injects faults can also access.
 #[derive(Debug)]
 pub struct Shared {
     /// Name of the guest: disk and number.
@@ -70,8 +70,8 @@ pub struct Shared {
     abandon: AtomicBool,
     /// Time until which a fault explains errors.
     trouble_until: Mutex<Instant>,
-    /// Largest number of connections that ended during a fault and whose loss the daemon may still
-    /// report, each by one failed flush of a later connection.
+    /// Maximum number of failed flushes that the daemon may still send for earlier connections.
+    /// Each reports a loss of data to one connection that ended during a fault.
     owed: AtomicU32,
 }
 
@@ -112,7 +112,8 @@ impl Shared {
         *until = (*until).max(Instant::now() + time + GRACE);
     }
 
-    /// Returns true if the daemon may owe a report to an earlier connection, and counts it as given.
+    /// Returns true if the daemon may still report a loss for an earlier connection, and counts
+    /// this report as given.
     fn take_owed(&self) -> bool {
         self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |owed| owed.checked_sub(1)).is_ok()
     }
@@ -151,8 +152,8 @@ pub struct Habits {
     pub pause_us_max: u64,
     /// True if the guest sometimes writes an image header to the start of its region.
     pub headers: bool,
-    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests: if one of
-    /// them has not received a report of a loss, each connection gets one failed flush.
+    /// Another guest uses the disk. After a restart the daemon cannot distinguish guests. If a loss
+    /// was not reported to one of the guests, one flush fails on each connection.
     pub shares_disk: bool,
 }
 
@@ -177,7 +178,7 @@ pub struct Guest {
     habits: Habits,
     flying: BTreeMap<u64, (Instant, Flying)>,
     history: VecDeque<Note>,
-    /// A flush has failed since the guest connected.
+    /// A flush has failed on the guest's current connection.
     was_told: bool,
     first: u64,
     units: u64,
@@ -213,7 +214,8 @@ impl Guest {
         }
     }
 
-    /// Runs until the guest was ordered to finish and has finished.
+    /// Sends requests until the guest has carried out the order to finish, or is ordered to stop
+    /// immediately.
     pub fn live(mut self) {
         let mut link = None;
         loop {
@@ -232,8 +234,8 @@ impl Guest {
         }
     }
 
-    /// Connects to the disk. A link that supports this keeps its requests in flight. Returns `None`
-    /// if the guest was ordered to stop.
+    /// Connects to the disk. A vhost-user link keeps its requests in flight across a reconnect.
+    /// Returns `None` if the guest was ordered to stop.
     fn connect(&mut self, mut before: Option<Box<dyn Link>>) -> Option<Box<dyn Link>> {
         let start = Instant::now();
         let mut complained = false;
@@ -297,8 +299,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes the 512-byte units of uncertain content again, as a guest does after an error, and
-    /// flushes them.
+    /// Sends flushes until no flush in flight has failed. After 100 attempts, reports a violation.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {

@@ -121,7 +121,7 @@ impl Endpoint {
 
 struct Nbd {
     client: Client,
-    /// Reads in flight with their lengths.
+    /// Reads in flight: request number, and length in bytes.
     reads: Vec<(u64, usize)>,
 }
 
@@ -162,8 +162,9 @@ impl Link for Nbd {
     }
 }
 
-/// vhost-user-blk driver whose requests survive a server restart: the in-flight memory records
-/// them. The driver has no FUA, and uses write-zeroes for zeroes and discards.
+/// vhost-user-blk driver whose requests survive a restart of the server, because the in-flight
+/// memory of the vhost-user protocol records them. The driver has no FUA. For zeroes and discards,
+/// it sends ordinary writes of zero bytes.
 struct VhostUser {
     driver: Driver,
     socket: PathBuf,
@@ -218,7 +219,8 @@ impl Link for VhostUser {
 
     fn resume(&mut self) -> io::Result<bool> {
         self.driver.reconnect(&self.socket)?;
-        // The server may have missed chains that were offered while it was not running.
+        // The server has not seen the kicks of descriptor chains that were submitted while it was
+        // not running.
         self.driver.kick_anyway();
         Ok(true)
     }

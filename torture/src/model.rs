@@ -47,7 +47,7 @@ pub enum Kind {
 /// The guest's knowledge about a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The guest has no reply, or no reply that is still valid.
+    /// The guest has received no reply, or a fault has made the reply invalid.
     Open,
     /// The version is acknowledged: the next successful flush makes it durable.
     Acknowledged,
@@ -244,8 +244,8 @@ impl Model {
         Read { first, units, faults: self.faults }
     }
 
-    /// Checks the result of a read. Each wrong unit is accepted afterwards, so that it is reported
-    /// only once.
+    /// Checks the result of a read. The content of a wrong unit is allowed from then on, so that it
+    /// is reported only once.
     pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
         let certain = read.faults == self.faults;
         let (mut wrong, mut settled) = (Vec::new(), 0);
@@ -312,7 +312,8 @@ impl Model {
         self.interrupt();
     }
 
-    /// Records that the daemon was killed: acknowledged writes that were not flushed may be undone.
+    /// Records a fault, such as a kill of the daemon: acknowledged writes that were not flushed may
+    /// be undone.
     pub fn interrupt(&mut self) {
         self.faults += 1;
         for unit in self.units.iter_mut().filter(|unit| !unit.recent.is_empty()) {
@@ -320,7 +321,7 @@ impl Model {
         }
     }
 
-    /// Records an interruption after which the next flush guarantees nothing about earlier writes.
+    /// Records a fault after which the next flush guarantees nothing about earlier writes.
     pub fn withdraw(&mut self) {
         self.interrupt();
         self.withdrawn = self.faults;
@@ -345,7 +346,8 @@ impl Model {
         units.iter().all(|unit| unit.recent.iter().all(|version| version.fate != Fate::Open))
     }
 
-    /// Returns a new version that the test writes to the backing while the daemon is down.
+    /// Records a durable write that the test itself makes while the daemon is down. Returns the
+    /// bytes that the test must write to the backing.
     pub fn replace(&mut self, first: u64, count: u64) -> Vec<u8> {
         let write = self.begin_write(first, count, Kind::Data);
         let bytes = self.bytes(&write);
@@ -403,7 +405,8 @@ impl Unit {
             }
             Found::Stamp { .. } | Found::Garbage(_) => return Match::Wrong,
         };
-        // A newer discard may have left this content too, so the read shows nothing as lost.
+        // If a newer discard may have left this content, the read does not show whether the newer
+        // version was lost.
         let discard = matching(Kind::Discard);
         if let Some(version) = exact
             && discard.is_none_or(|discard| discard.number < version.number)

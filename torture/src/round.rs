@@ -34,8 +34,7 @@ const FINISH_MAX: Duration = Duration::from_secs(120);
 /// Size of a pool device and of a cache.
 const CACHE: &str = "8M";
 
-/// Duration of a request flood. The next constants are its number of clients, and the requests per
-/// client.
+/// Duration of a request flood. `FLOOD_CLIENTS` clients send up to `FLOOD_REQUESTS` requests each.
 const FLOOD: Duration = Duration::from_secs(8);
 const FLOOD_CLIENTS: usize = 32;
 const FLOOD_REQUESTS: usize = 1000;
@@ -131,7 +130,7 @@ struct Round<'a> {
 /// Runs a round in the empty directory `dir`. Violations go to the journal.
 ///
 /// # Errors
-/// Returns errors that prevent the round, except hob's own errors.
+/// Returns errors of the test environment. Errors of hob are violations and not returned.
 pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()> {
     let mut round = Round::prepare(run, plan, dir)?;
     let result = round.live(totals);
@@ -216,7 +215,7 @@ impl<'a> Round<'a> {
                 return Ok(());
             }
             if begin.elapsed() > plan.load * 2 || Instant::now() > self.run.end {
-                // The faults have taken too long.
+                // The time for faults is over.
                 break;
             }
         }
@@ -515,7 +514,8 @@ impl<'a> Round<'a> {
 
     /// Records that a fault explains errors of the disk's guests during this time.
     fn excuse(&self, disk: usize, time: Duration) {
-        // Requests that wait for the backing fail after their own timeout.
+        // Requests that wait for the backing may fail as late as their timeout after the end of the
+        // fault.
         let time = time + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
         self.disks[disk].guests.iter().for_each(|guest| guest.excuse(time));
     }
@@ -533,7 +533,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Kills the daemon with SIGKILL. Guests that got no error for a loss cannot get one any more.
+    /// Kills the daemon with SIGKILL. A killed daemon cannot report earlier losses of data that it
+    /// has not reported yet.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -558,7 +559,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the guests have received every reply that the daemon sent.
+    /// Waits until all guests have noticed the end of their connections, at most 10 seconds. They
+    /// have then received every reply that the daemon sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -567,8 +569,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose its volatile cache. If no guest is connected through the current
-    /// daemon, the daemon cannot report the loss.
+    /// Makes a backing lose its volatile cache. The daemon cannot report the loss to a guest that
+    /// is not connected to the current daemon process.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
@@ -591,13 +593,14 @@ impl<'a> Round<'a> {
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // A sample of clean sectors misses small changes.
+        // The changes are small, so that a sample of clean sectors misses them.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
             let units = [1, 1, 8, 16][self.noise.below(4) as usize];
             let mut tries = (0..20).map(|_| model.first() + self.noise.below(model.len() / 8 - units));
-            // A write that is executed again would replace the change.
+            // The range must have no unanswered write, because the daemon would execute this write
+            // again and overwrite the change.
             let Some(first) = tries.find(|first| model.is_answered(*first, units)) else { continue };
             let bytes = model.replace(first, units);
             disk.backing.change(first * UNIT as u64, &bytes);
@@ -648,7 +651,7 @@ impl<'a> Round<'a> {
             }
             match self.daemon.command(&["drain", &disk.name]) {
                 Ok((true, _)) => {}
-                // There was no space to enable it again.
+                // The pool had no space to enable the cache again after the fault that disabled it.
                 Ok((false, said)) if said.contains("has no cache") => {}
                 Ok((false, said)) => {
                     return self.broken("drain", &format!("{}: drain failed: {}", disk.name, said.trim()));

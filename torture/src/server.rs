@@ -114,7 +114,8 @@ impl Server {
     pub fn crash(&self, away: Duration) -> usize {
         self.set_away(away);
         let mut medium = self.medium();
-        // Requests that wait for the medium are dropped with the connection.
+        // The connection is closed while the medium is locked, so requests that wait for the medium
+        // are dropped.
         self.disconnect();
         medium.lose()
     }
@@ -136,8 +137,8 @@ impl Server {
         }
     }
 
-    /// Shuts the server down cleanly: refuses every request with ESHUTDOWN for `time`, flushes, and
-    /// closes the connection. No client can connect for `away`.
+    /// Shuts the server down cleanly: refuses every request with ESHUTDOWN for `time`, makes all
+    /// data durable, and closes the connection. No client can connect for `away`.
     pub fn shut_down(&self, time: Duration, away: Duration) {
         lock(&self.state.absence).shutting_down_until = Some(Instant::now() + time);
         std::thread::sleep(time);
@@ -173,8 +174,8 @@ impl State {
         while !self.stopped() {
             let away = lock(&self.absence).away_until.is_some_and(|until| until > Instant::now());
             match listener.accept() {
-                // The kernel's queue may have connections for an absent server; they are closed
-                // immediately.
+                // While the server is absent, clients can still connect to its listening socket.
+                // Their connections are closed immediately.
                 Ok((stream, _)) if away => drop(stream),
                 Ok((stream, _)) => {
                     // The server serves one connection at a time, so its requests end before the
@@ -264,7 +265,8 @@ impl State {
         }
     }
 
-    /// Executes a request. Returns the error number and the data of the reply.
+    /// Executes a request. Returns the error number and the data of the reply, or `None` if the
+    /// connection has ended.
     fn execute(&self, request: &Request, connection: &Connection) -> Option<(u32, Vec<u8>)> {
         if !self.behaviour.wait(|| connection.ended.load(Ordering::Relaxed) || self.stopped()) {
             return None;
@@ -294,7 +296,7 @@ impl State {
         Some((0, data))
     }
 
-    /// Returns the error that the current faults require.
+    /// Returns the error number that the current faults require for a request, if any.
     fn refusal(&self, request: &Request, medium: &mut Medium) -> Option<u32> {
         if lock(&self.absence).shutting_down_until.is_some_and(|until| until > Instant::now()) {
             return Some(ESHUTDOWN);

@@ -22,8 +22,8 @@ pub struct CacheKind {
     pub writes_back: bool,
 }
 
-/// Cache configurations of the test: every mode, both kinds of write-through, one and two copies,
-/// and each preset.
+/// Cache configurations of the test: every mode, volatile and persistent write-through, one and two
+/// copies, and each preset.
 pub const CACHES: &[CacheKind] = &[
     CacheKind { name: "none", settings: None, writes_back: false },
     CacheKind { name: "write-through", settings: Some("mode = \"write-through\""), writes_back: false },
@@ -71,7 +71,7 @@ pub const CACHES: &[CacheKind] = &[
 ];
 
 impl CacheKind {
-    /// Returns true for a cache that may do without a size of its own.
+    /// Returns true if the cache may have no size of its own and share the pool's space.
     fn can_share(&self) -> bool {
         self.settings.is_some() && self.name != "vfrc"
     }
@@ -342,7 +342,7 @@ impl Plan {
         let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut noise = Noise::new(seed);
         let mut disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
-        // Another generator, so that older seeds keep their faults.
+        // Separate random numbers, so that this choice does not change the other choices of a seed.
         let mut sharing = Noise::new(!seed);
         for disk in &mut disks {
             disk.shared = sharing.below(2) == 0 && disk.cache.can_share();

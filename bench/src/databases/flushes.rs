@@ -40,11 +40,12 @@ impl Aligned {
     }
 }
 
-/// Returns the p99 latency of fdatasync, microseconds. Each flush follows a direct write of 4 KiB to
-/// another file than that of the concurrent writer.
+/// Returns the p99 latency of fdatasync, microseconds. Each fdatasync follows a direct write of 4
+/// KiB to a log file. The concurrent writer writes to another file.
 pub(super) fn p99(disk: &mut Disk, scale: &Scale) -> Result<f64> {
     disk.forget_page_cache()?;
-    // Preset auto destages from a tenth of the cache on.
+    // The preset auto starts to destage when a tenth of the cache is dirty, so this file is larger
+    // than that.
     let bulk = written(&disk.path("bulk"), scale.cache_bytes / 6)?;
     let log = written(&disk.path("log"), LOG_BYTES)?;
     let before = disk.destaged_bytes();

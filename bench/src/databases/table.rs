@@ -29,7 +29,8 @@ impl Table {
         median(runs.map(|run| run.rate))
     }
 
-    /// Returns how good the median is relative to local flash; above 1 is better than local flash.
+    /// Returns the median relative to that of local flash, as a factor. A value above 1 is better
+    /// than local flash, for rates and for latencies.
     fn of_flash(&self, workload: &Workload, way: Way) -> Option<f64> {
         let ratio = self.median(workload.name, way)? / self.median(workload.name, Way::Flash)?;
         Some(if workload.better == Better::More { ratio } else { ratio.recip() })

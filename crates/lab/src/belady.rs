@@ -9,9 +9,10 @@
 //! Every use is of one whole block. The caller chooses the uses whose misses count, for example
 //! reads. Blocks are kept only for uses that count, because a write needs no cached block.
 //!
-//! A read of several blocks is a hit only if all of them are cached. The optimum of such reads is
-//! not known. [`NextUses::by_request`] gives an upper bound: for each read, it asks only for the
-//! block whose last use is longest ago. For reads of single blocks the bound is the optimum.
+//! A read of several blocks is a hit only if all of them are cached. The optimum of reads of
+//! several blocks is not known. [`NextUses::by_request`] gives an upper bound of their hits: a read
+//! counts as a hit if its block with the oldest last use is cached. For reads of single blocks the
+//! bound is the optimum.
 //!
 //! Time: O(n log n) for n requests and each cache size, where the logarithm has base 64. Memory: 4
 //! bytes per request, and about 30 bytes per distinct block while the next uses are computed. After
@@ -26,7 +27,7 @@ use anyhow::ensure;
 /// Marks a block without a later use. Request numbers are lower.
 const NEVER: u32 = u32::MAX;
 
-/// For each request of a trace, the number of the next request that uses the same block.
+/// For each use of a block in a trace, the number of the next use of this block.
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
@@ -58,8 +59,8 @@ impl NextUses {
     }
 
     /// Computes the next uses for requests of adjacent blocks, given in order, with a flag per
-    /// request that is true for a read. A read counts once: its misses are at least those of its
-    /// block whose last use is longest ago.
+    /// request that is true for a read. A read counts once, as a use of its block with the oldest
+    /// last use. The misses of this block are a lower bound of the read's misses.
     ///
     /// # Errors
     /// Returns an error if the requests use 2³² blocks or more.
@@ -69,7 +70,8 @@ impl NextUses {
             let last_use =
                 |block: &u64| building.last_use.get(block).map(|last| i64::from(*last)).unwrap_or(-1);
             let oldest = blocks.clone().min_by_key(last_use);
-            // The oldest block is first: it need not be cached together with later blocks.
+            // The block with the oldest last use is added first, so that the bound does not assume
+            // that the request's other blocks are cached with it.
             if let Some(oldest) = oldest {
                 building.add(oldest, is_read)?;
             }
@@ -100,8 +102,9 @@ impl NextUses {
     /// Returns the minimum number of counted misses with a cache of `blocks` blocks.
     pub fn misses(&self, blocks: u64) -> u64 {
         // The cache is a set of times: the next uses of its blocks. A time belongs to one block, so
-        // a request is a hit exactly if its own time is in the set. Blocks whose next use does not
-        // count, or that have none, are never in the set: they cannot become a counted hit.
+        // a request is a hit exactly if its own time is in the set. Blocks without a next use, and
+        // blocks whose next use does not count, are never in the set, because they cannot become a
+        // counted hit.
         let mut cached = Moments::new(self.next.len());
         let (mut held, mut misses) = (0u64, 0);
         for (now, next) in (0..).zip(&self.next) {

@@ -4,11 +4,11 @@
 //! request when its time is reached and the queue depth allows. The caller's thread receives
 //! replies. With a single thread, client and server could deadlock, each waiting for the other to
 //! read. The latency of a request starts just before the request is passed to the socket and ends
-//! when the whole reply has been read. Read data is not checked, and written data has no meaning.
+//! when the whole reply has been read. Read data is not checked, and writes send noise.
 //!
 //! [`drive`] sends a list of requests as fast as replies arrive. [`Connection::run`] sends requests
-//! one by one, each at its own time, for [`replay`](crate::replay). Before it sends a request, the
-//! driver refuses a queue depth of zero. In a list it also refuses accesses outside the export or
+//! one by one, each at its own time, for [`replay`](crate::replay). Before the first request, the
+//! driver refuses a queue depth of zero. [`drive`] also refuses accesses outside the export or
 //! against its block sizes, and writes to a read-only export.
 
 mod connection;

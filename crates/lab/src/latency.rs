@@ -6,9 +6,9 @@
 //! Both runs get the same requests, and each interval of the series is the same part of the trace
 //! in both runs. With a warm-up, the whole trace is run once before the measurement.
 //!
-//! Requests with times do not wait for slow devices. If the backing is too slow, requests queue,
-//! and latencies depend on the trace's length instead of the devices. A run with too slow devices
-//! is marked as overloaded.
+//! Requests with times do not wait for slow devices. If the backing is too slow, requests queue for
+//! longer and longer, and latencies then say more about the trace's length than about the devices.
+//! A run with too slow devices is marked as overloaded.
 //!
 //! Percentiles have three significant digits, or two in the series; means and maxima are exact.
 //! Requests that the engine refuses count only in the class of refused requests. Requests above the
@@ -43,13 +43,13 @@ pub const INTERVALS_MAX: usize = 200;
 const SPAN_NS_MAX: u64 = 100 * 31_557_600_000_000_000;
 /// Number of requests between two progress reports.
 const REQUESTS_A_REPORT: u64 = 4096;
-/// A run is overloaded if at least one of this many requests found the engine full and the next two
-/// conditions are true.
+/// A run is overloaded if three conditions hold. First, more than one in this many requests waited
+/// because the engine was full.
 const WAITED_SHARE: u64 = 100;
-/// An overloaded run continues after the last arrival for at least this fraction of the trace's
-/// duration, given as a divisor.
+/// Second, the run continues after the last arrival for more than the trace's duration divided by
+/// this number.
 const TAIL_SHARE: u64 = 20;
-/// An overloaded run continues after the last arrival for at least this time, nanoseconds.
+/// Third, the run continues after the last arrival for more than this time, nanoseconds.
 const TAIL_NS_MIN: u64 = 1_000_000_000;
 
 /// Settings of the runs.
@@ -504,7 +504,7 @@ struct Tally {
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Number of reads per interval. The next field has the number of reads from flash.
+    /// Number of reads per interval. `hits` has the number of those that flash served.
     reads: Vec<u64>,
     hits: Vec<u64>,
 }

@@ -58,7 +58,7 @@ const CHUNK_BITS: u32 = 30;
 /// Maximum number of chunks with blocks of 4 KiB, because a cache has 2³² block addresses.
 const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
 
-/// Requests of all disks of one host, in order of time.
+/// Requests of all disks of one host, in order of time after [`Host::sort`].
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     records: Vec<Record>,
@@ -93,7 +93,8 @@ impl Host {
         Ok(())
     }
 
-    /// Sorts the requests by time. The caller must call this after it has added the last disk.
+    /// Sorts the requests by time. The caller must call this function after it has added the last
+    /// disk.
     pub fn sort(&mut self) {
         self.records.sort_by_key(|record| record.at_ns);
     }
@@ -260,7 +261,8 @@ fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
     let mut next_round = 0;
     for record in &host.records {
         if record.at_ns >= next_round {
-            // Without a request in between, the partitioner decides nothing new.
+            // Periods without requests are skipped, because the partitioner would decide nothing
+            // new in them.
             let now = Instant(record.at_ns);
             next_round = record.at_ns + PERIOD_NS;
             for Change { disk, from, to } in round(&mut partitioner, now, pool, &segments, &samplers) {

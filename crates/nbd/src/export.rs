@@ -25,15 +25,15 @@ pub struct ExportInfo {
     pub can_fast_zero: bool,
     /// CACHE is understood.
     pub can_cache: bool,
-    /// Several connections see one coherent disk. A FLUSH on one connection covers completed writes
-    /// of all.
+    /// Several connections see one coherent disk. A FLUSH on one connection covers the completed
+    /// writes of all connections.
     pub can_multi_conn: bool,
     /// The disk has seek times; a hint for the client's scheduler.
     pub rotational: bool,
     /// Description of the export; clipped to 4096 bytes on the wire.
     pub description: String,
-    /// Requests' offsets and lengths must be multiples of this; a power of two from 1 to 64 KiB,
-    /// bytes.
+    /// Offsets and lengths of requests must be multiples of this number of bytes, a power of two
+    /// from 1 to 65536.
     pub block_size_min: u32,
     /// Preferred request size; a power of two, at least 512 and `block_size_min`, at most 32 MiB,
     /// bytes.
@@ -49,8 +49,8 @@ pub struct ExportInfo {
 pub const CONTEXTS_MAX: usize = 64;
 
 impl ExportInfo {
-    /// Creates a writable export of `size_bytes` with all features, and with 1 B / 4 KiB / 32 MiB block
-    /// sizes.
+    /// Creates a writable export of `size_bytes` with all features, and with 1 B / 4 KiB / 32 MiB
+    /// block sizes.
     pub fn new(size_bytes: u64) -> Self {
         Self {
             size_bytes,
@@ -81,15 +81,16 @@ impl ExportInfo {
         }
         let (min, preferred, max) = (self.block_size_min, self.block_size_preferred, self.block_size_max);
         check_block_sizes(min, preferred, max)?;
-        // Only hob's own exports must follow this rule: hob can use a server that breaks it.
+        // The maximum must not be below the preferred size, except for small disks. Only hob's own
+        // exports must follow this rule, because hob can use a server that breaks it.
         if u64::from(max) < u64::from(preferred).min(self.size_bytes) {
             return Err(ExportInfoError::BlockSizes { min, preferred, max });
         }
         Ok(())
     }
 
-    /// Returns the flags to announce. A read-only export has no write commands, and DF needs structured
-    /// replies.
+    /// Returns the flags to announce. A read-only export has no write commands, and DF needs
+    /// structured replies.
     pub fn transmission_flags(&self, structured_replies: bool) -> TransmissionFlags {
         let writable = !self.read_only;
         let table = [
@@ -144,7 +145,7 @@ pub enum ExportInfoError {
     },
 }
 
-/// Finds exports during negotiation. The front end implements it; its functions must return
+/// Finds exports during negotiation. The front end implements this trait. The functions must return
 /// immediately.
 pub trait ExportDirectory {
     /// Returns the export with this name. The empty name means the default export, if there is one.

@@ -103,7 +103,7 @@ impl std::ops::BitOr for CommandFlags {
     }
 }
 
-/// One request header. Only the magic number was checked.
+/// One request header. Decoding has checked only the magic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The command.
@@ -112,9 +112,9 @@ pub struct Request {
     pub flags: CommandFlags,
     /// The client's id of the request. The reply repeats it.
     pub cookie: u64,
-    /// First byte concerned.
+    /// Offset of the request, bytes; 0 for commands without a range.
     pub offset: u64,
-    /// Bytes concerned.
+    /// Length of the request, bytes.
     pub length: u32,
 }
 
@@ -142,8 +142,8 @@ impl Request {
         Some(Self { command, flags, cookie: reader.u64()?, offset: reader.u64()?, length: reader.u32()? })
     }
 
-    /// Returns the bytes that follow the header on the wire. The payload of a refused WRITE must be read
-    /// and discarded too.
+    /// Returns the bytes that follow the header on the wire. The payload of a refused WRITE must be
+    /// read and discarded too.
     #[inline]
     pub const fn payload_len(&self) -> u32 {
         match self.command {

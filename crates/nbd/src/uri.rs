@@ -47,7 +47,7 @@ pub enum Address {
 /// Why a URI is refused, and the form to use instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
-    /// Unknown scheme.
+    /// The text has no scheme of an NBD URI.
     #[error("{0:?} is not an NBD URI; write nbd://host/export or nbd+unix:///export?socket=/path")]
     Scheme(String),
     /// The URI's scheme requests TLS.
@@ -58,7 +58,7 @@ pub enum UriError {
     /// The URI's scheme requests a VM socket.
     #[error("{0}:// requests a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]
     Vsock(String),
-    /// No host.
+    /// The URI has no host.
     #[error(
         "the URI names no host; write nbd://host/export, or nbd+unix:///export?socket=/path for a socket"
     )]
@@ -66,33 +66,33 @@ pub enum UriError {
     /// A Unix socket URI contains a host.
     #[error("nbd+unix:// takes no host; write three slashes: nbd+unix:///export?socket=/path")]
     UnixHost,
-    /// No socket.
+    /// A Unix socket URI has no parameter `socket`.
     #[error("nbd+unix:// needs the socket's path; append ?socket=/path")]
     NoSocket,
     /// The socket's path is too long or empty.
     #[error("a socket's path must have 1 to 107 bytes; use a shorter one, perhaps through a symbolic link")]
     SocketLength,
-    /// Invalid host.
+    /// The host is not a valid name or address.
     #[error("{0:?} is not a host; percent-encode special characters, and put an IPv6 address into brackets")]
     Host(String),
-    /// Invalid port.
+    /// The port is not a number from 1 to 65535.
     #[error("{0:?} is not a port; write a number from 1 to 65535, or nothing for 10809")]
     Port(String),
-    /// Unknown or repeated parameter.
+    /// A parameter is unknown or repeated.
     #[error(
         "the parameter {0:?} is unknown or repeated; nbd+unix:// takes `socket` once, and nbd:// takes none"
     )]
     Parameter(String),
-    /// A fragment.
+    /// The URI has a fragment (`#…`).
     #[error("an NBD URI cannot have a fragment; write %23 for a # in a name")]
     Fragment,
-    /// Invalid percent-encoding.
+    /// A `%` is not followed by two hexadecimal digits.
     #[error("a % must be followed by two hexadecimal digits; write %25 for the % itself")]
     Percent,
-    /// Not UTF-8, or contains NUL.
+    /// The decoded text is not UTF-8, or contains NUL.
     #[error("the decoded URI is not UTF-8, or contains NUL")]
     NotText,
-    /// Too long.
+    /// The URI or its export name is too long.
     #[error("the URI or its export name is too long; an export name may have 4096 bytes at most")]
     TooLong,
 }

@@ -17,8 +17,8 @@
 //! The arena manages pages of 4 KiB; its interface uses bytes. A buddy system manages free pages,
 //! so that freed neighbours are joined. A buffer takes exactly the pages that it needs. If no block
 //! is large enough, a run of free pages is searched across blocks. A request of 32 MiB fits an
-//! arena of 64 MiB whenever such a run exists. Some recently freed buffers of each small size are
-//! kept for reuse, because their memory is still in the CPU's cache.
+//! arena of 64 MiB whenever such a run exists. Some recently freed buffers of each size up to 33
+//! pages are kept for reuse, because their memory is still in the CPU's cache.
 #![allow(unsafe_code)]
 
 mod buddy;
@@ -80,7 +80,7 @@ pub struct Arena {
     /// First pages of recently freed buffers, by length in pages.
     recent: Vec<Vec<u32>>,
     used_pages: usize,
-    /// Pages by disk.
+    /// Number of pages that the buffers of each disk occupy.
     shares: Shares,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each flash I/O uses one operation of the I/O ring and one slot of a table. The checksums of a
 //! completed transfer are in a vector that is reused. Discards are acknowledged without effect,
-//! because a thick pool keeps its space. Zeroing is not supported.
+//! because all space of a pool stays reserved. Zeroing is not supported.
 //!
 //! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the I/O ring
 //! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
@@ -10,10 +10,10 @@
 //!
 //! # Remote flash
 //! I/O to another host's flash uses a connection (`backing/nbd`), which is opened again after a
-//! failure. I/O that cannot be completed is kept: it neither completes nor fails. If it fails
-//! there, or waits longer than [`Flash::set_remote_wait`], [`Flash::poll_silent`] reports the
-//! device once. Only [`Flash::give_up`] fails the I/O, after its caller has ensured that the
-//! device's data is no longer used (docs/decisions/0022).
+//! failure. I/O that cannot be completed is kept: it neither completes nor fails. If an I/O fails
+//! on the other host, or waits longer than [`Flash::set_remote_wait`], [`Flash::poll_silent`]
+//! reports the device once. Only [`Flash::give_up`] fails the I/O, after its caller has ensured
+//! that the device's data is no longer used (docs/decisions/0022).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -37,14 +37,14 @@ pub const REMOTE_WAIT_DEFAULT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Flash {
     tokens: TokenSpace,
-    /// By device id.
+    /// Location of each attached device, by device id.
     devices: Vec<Option<DeviceLocation>>,
     /// Remote devices, including those that are being detached.
     remotes: Vec<Remote>,
     /// Time after which a waiting I/O to remote flash is reported, nanoseconds.
     remote_wait_ns: u64,
     now: Instant,
-    /// By device id.
+    /// Counters of each device, by device id.
     counts: Vec<DeviceCounts>,
     /// Number of failed flushes of each device at this shard's last flush, by device id.
     failures: Vec<u64>,
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Remote {
 pub struct DeviceCounts {
     /// Number of completed reads, writes and flushes.
     pub ios: u64,
-    /// Of these, failed.
+    /// Number of these I/Os that failed.
     pub errors: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -134,9 +134,9 @@ struct JournalRoom {
 /// A completed flash I/O.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FlashDone<'a> {
-    /// Which.
+    /// Id of the completed I/O.
     pub io: IoId,
-    /// How.
+    /// Result of the I/O.
     pub result: Result<(), IoError>,
     /// Checksums of the sectors that were read or written. Empty for other operations and errors.
     pub sums: &'a [u32],
@@ -277,7 +277,7 @@ impl Flash {
             return;
         };
         counts.ios += 1;
-        // I/O requested of a device that was already gone was never in flight.
+        // An I/O that was submitted to a detached device was never counted as in flight.
         counts.in_flight = counts.in_flight.saturating_sub(1);
         match (result, io.op) {
             (Err(_), _) => counts.errors += 1,
@@ -385,7 +385,8 @@ impl Flash {
             }
         }
         self.sums.clear();
-        // An error of an operation on guest memory may be caused by the guest.
+        // The guest may have caused an error of an operation on guest memory, so the error does not
+        // count as one of the device.
         let is_doubtful = io.slice.is_some_and(|slice| ring.arena().is_shared(slice.id));
         self.count(&io, if is_doubtful { Ok(()) } else { result });
         if let (Ok(()), Some(slice)) = (result, io.slice) {
@@ -411,7 +412,8 @@ impl Remote {
         }
     }
 
-    /// Returns the time since which the device has not replied to an I/O.
+    /// Returns the time from which on the device has left an I/O without a reply; the earliest time
+    /// if an I/O has failed.
     fn silent_since(&self) -> Option<Instant> {
         if self.failed.is_empty() { self.driver.waiting_since() } else { Some(Instant::default()) }
     }
@@ -419,7 +421,7 @@ impl Remote {
 
 /// I/O to flash devices on other hosts.
 impl Flash {
-    /// Sets the present time. Call it before other calls at this time.
+    /// Sets the present time. Call this function before other calls at that time.
     pub fn set_now(&mut self, now: Instant) {
         self.now = now;
     }

@@ -31,8 +31,8 @@ use mapping::Lack;
 /// useful.
 pub const BYTES_MIN: u64 = 1 << 20;
 
-/// Maximum size of a swap area in bytes. The kernel counts pages in 32 bits, and pages may be 4
-/// KiB.
+/// Maximum size of a swap area in bytes. The limit is below the kernel's maximum of 2³² pages,
+/// which is 16 TiB with pages of 4 KiB.
 pub const BYTES_MAX: u64 = 1 << 43;
 
 /// Highest swap priority that can be set.
@@ -57,14 +57,14 @@ impl FileId {
     /// Returns the identity of an open file.
     ///
     /// # Errors
-    /// The system's.
+    /// A system error.
     pub fn of(file: impl AsFd) -> io::Result<FileId> {
         let metadata = File::from(file.as_fd().try_clone_to_owned()?).metadata()?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
     }
 
-    /// Returns true if both are the same file or block device. A block device may have several
-    /// nodes with different inodes.
+    /// Returns true if both identities are those of one file or block device. A block device may
+    /// have several nodes with different inodes.
     fn is_same(self, other: FileId) -> bool {
         match (self.block_device, other.block_device) {
             (0, 0) => (self.device, self.inode) == (other.device, other.inode),
@@ -126,7 +126,7 @@ pub enum SwapError {
     /// The process lacks CAP_SYS_ADMIN.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
     NotAllowed,
-    /// No loop devices.
+    /// The kernel does not support loop devices.
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
     /// The host has too little memory for the swapped-out pages.
@@ -159,7 +159,7 @@ pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
 /// Returns the loop devices over any part of a file or block device.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
     let all = loops::in_use()?;
     Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
@@ -194,7 +194,7 @@ fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     table.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();
         let name = fields.next()?;
-        // The node may have been removed since.
+        // If the node of an active device was removed, /proc/swaps appends "(deleted)" to its path.
         if name.strip_suffix("\\040(deleted)").unwrap_or(name).as_bytes() != path.as_os_str().as_bytes() {
             return None;
         }
@@ -250,7 +250,7 @@ pub fn prepare(
     file.sync_data().map_err(write)
 }
 
-/// Activates swap on a prepared area that is not active. Returns the loop device.
+/// Activates swap on a prepared area that is not active. Returns the path of the new loop device.
 ///
 /// # Errors
 /// [`SwapError`]; in that case nothing has changed.
@@ -292,8 +292,8 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
 }
 
 /// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
-/// Deactivation can take long. A signal that ends the process stops it. **Do not call it in a
-/// daemon**: if memory runs out, the kernel kills this process first.
+/// Deactivation can take long. A signal that ends the process stops the deactivation. **Do not call
+/// it in a daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
 /// A system error, which [`SwapError::of_kernel`] interprets. The device is then still active.
@@ -318,7 +318,8 @@ impl SwapError {
     }
 }
 
-/// Checks that this process may create loop devices and activate swap.
+/// Checks that the kernel supports loop devices, and that this process may create them and activate
+/// swap.
 ///
 /// # Errors
 /// `NotAllowed`, `NoLoopDevices`, or a system error.
@@ -343,7 +344,7 @@ fn c_path(path: &Path) -> Result<CString, SwapError> {
 /// Returns the state of the host's memory.
 ///
 /// # Errors
-/// The system's.
+/// A system error.
 pub fn memory() -> io::Result<Memory> {
     Ok(parse_memory(&std::fs::read_to_string("/proc/meminfo")?))
 }

@@ -9,10 +9,11 @@
 //! wall clocks jump. A guest on each host writes and reads the disks that the host serves, even on
 //! hosts where no guest should run. The checkers verify:
 //!
-//! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
-//!   only one host acknowledges in each generation;
+//! - after a host acknowledged a request in one generation of the disk, no host acknowledges a
+//!   request in an earlier generation, and in each generation only one host acknowledges requests;
 //! - only one host at a time is allowed to acknowledge requests of a disk;
-//! - no write of an earlier generation than the last acknowledgement's reaches a backing;
+//! - after an acknowledgement in one generation, no write of an earlier generation reaches a
+//!   backing;
 //! - reads return the last acknowledged value, or an unacknowledged later one;
 //! - dirty data in a host's flash is lost only if the operator forces a takeover, even if the host
 //!   is destroyed while another host has a replica;
@@ -48,8 +49,8 @@ pub use plan::Report;
 use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
-/// Time after the last fault within which every disk must be served, nanoseconds. The length of a
-/// lease and the settling time are added.
+/// Part of the time limit within which every disk must be served after the last fault, nanoseconds.
+/// The limit also includes three lengths of a lease and the settling time.
 const HEALING_NS: u64 = 60_000 * MS;
 
 /// Maximum number of simulation steps per guest request of a history.
@@ -109,7 +110,8 @@ pub enum Sabotage {
     BelievesDeposed,
     /// The host keeps the disks that it acquired under an etcd lease that has expired.
     IgnoresEnd,
-    /// A host that loses its replica continues without it before the ownership record permits that.
+    /// A host that loses its replica acknowledges writes before the ownership record ceases to name
+    /// the replica.
     FailsEarly,
     /// The ownership record names a replica before the replica is complete.
     SaysCopyEarly,
@@ -183,7 +185,7 @@ enum Event {
         revision: u64,
         news: ClusterEvent,
     },
-    /// A host checks a disk.
+    /// A host checks the state of a disk and starts the actions that the disk needs.
     Poll {
         host: usize,
         life: u32,
@@ -245,7 +247,7 @@ enum Event {
         loan: u64,
         op: u64,
     },
-    /// An I/O has completed, with the value of a read.
+    /// An I/O of a request has completed. `result` is the value that a read returned.
     Done {
         host: usize,
         life: u32,
@@ -464,7 +466,8 @@ impl<'a> Simulation<'a> {
     }
 
     fn end_hung(&mut self, host: usize) -> Result<(), Violation> {
-        // A renewal may have been in flight when the shard began to hang.
+        // A renewal that was in flight when the shard began to hang may extend the lease once more,
+        // so the lease ends after at most two lease lengths.
         let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
         let holds = self.hosts[host].term.is_some_and(|term| term.is_valid(self.clock(host)));
         ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
@@ -484,7 +487,8 @@ impl<'a> Simulation<'a> {
                 host.paused_until = host.paused_until.max(now + time);
             }
             Fault::Kill(host, time) => self.crash(host, time, false)?,
-            // A host takes time to boot.
+            // Booting a host takes longer than the settling time and the longest pause before a
+            // write.
             Fault::PowerCut(host, time) => {
                 self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true)?;
             }
@@ -492,7 +496,8 @@ impl<'a> Simulation<'a> {
             Fault::NoBacking(host, time) => {
                 self.hosts[host].no_backing_until = now + time;
                 if self.plan.fences {
-                    // Another host may have broken its lock on the backing.
+                    // Another host may have opened the fencing backing, which then refuses this
+                    // host's writes.
                     self.reopen(host);
                 }
             }
@@ -557,8 +562,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Checks that late writes of other hosts have not changed the backing. A host that has the
-    /// block cached would not notice such a write.
+    /// Checks that late writes of other hosts have not changed the backing. Reads do not show such
+    /// a write if the owner has the block in its cache.
     fn check_backing(&self, disk: usize, owner: usize) -> Result<(), Violation> {
         let cache = &self.hosts[owner].kept[disk].cache;
         for (block, value) in self.backings[disk].blocks() {

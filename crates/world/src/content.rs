@@ -40,7 +40,8 @@ pub fn is_garbage(tag: Tag) -> bool {
     tag >> 63 == 1
 }
 
-/// Journal pages, which are written as bytes. Each unit of a page has a tag.
+/// Content of journal pages. Unlike other content, it is kept as bytes; each unit of a page gets a
+/// tag, which the simulated device stores.
 #[derive(Debug, Default)]
 pub struct Written {
     units: Vec<Box<[u8]>>,

@@ -33,7 +33,7 @@ use raid::{Chunk, chunks};
 /// Operation of a request to the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads bytes from the media.
+    /// Reads bytes from the controller's read cache if it has all of them, or else from the media.
     Read,
     /// Writes bytes to the media, or to the controller's write cache if there is one.
     Write,
@@ -204,8 +204,8 @@ impl ArrayModel {
     }
 
     /// Submits a request that arrives at `now_ns` and returns its completion time, both in
-    /// nanoseconds of virtual time. Arrival times should not decrease. A request with an earlier
-    /// arrival time counts as late.
+    /// nanoseconds of virtual time. Arrival times should not decrease: the disks serve requests in
+    /// the order of the calls.
     ///
     /// # Panics
     /// Panics if a read or write extends beyond the capacity. The caller must check the range of a

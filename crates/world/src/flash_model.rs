@@ -56,8 +56,8 @@ pub struct FlashConfig {
 impl FlashConfig {
     /// Returns a SATA SSD with 39 500 random 4 KiB reads per second at queue depth 32, the value in
     /// the Flash Read Cache study. The Intel SSD 320 (300 GB, 2011) has this rating, 23 000 random
-    /// writes per second, 270 and 205 MB/s, ten channels and latencies below 0.1 ms. The model
-    /// programs four pages at a time in 1.2 ms.
+    /// writes per second, 270 and 205 MB/s, ten channels and latencies below 0.1 ms. In the model,
+    /// each die programs a page of 4 KiB in 0.15 ms.
     pub const fn sata_ssd() -> Self {
         FlashConfig {
             queue_depth_max: 32,

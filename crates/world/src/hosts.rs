@@ -53,8 +53,8 @@ pub use report::Report;
 /// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// Maximum number of simulation steps per guest request, with an additional allowance of 50
-/// requests.
+/// Maximum number of simulation steps of a history, divided by the number of guest requests plus
+/// 50.
 const STEPS_MAX: u64 = 4000;
 
 /// Seed of the separate random numbers of histories with journals.
@@ -65,8 +65,8 @@ const JOURNAL_SALT: u64 = 0x6a6f_7572;
 pub struct Options {
     /// Number of guest requests in the history.
     pub requests: u32,
-    /// Hosts crash, the network loses messages, devices and backings fail, and actions and records
-    /// fail.
+    /// True if the simulation injects faults: crashes of hosts, lost messages, errors of devices
+    /// and backings, and failures of actions and record writes.
     pub faults: bool,
     /// One crash at this step replaces the random crashes of the seed.
     pub crash: Option<Crash>,
@@ -112,9 +112,9 @@ impl Default for Options {
 /// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The destination reports the end of an invalidation before the cache is invalidated.
+    /// The destination reports that ranges of its cache are invalidated before they are.
     EarlyForgotten,
-    /// The destination invalidates nothing.
+    /// The destination reports that ranges of its cache are invalidated and invalidates nothing.
     NothingForgotten,
     /// The source reports a record as durable before it is.
     EarlyRecord,
@@ -134,7 +134,7 @@ pub enum Sabotage {
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,
-    /// Writes during the copy of the cache are not recorded.
+    /// The source does not record writes that guests make while the cache is copied.
     Unwatched,
     /// A restarted destination acknowledges flushes without flushing the backing.
     UnflushedStandby,
@@ -164,17 +164,17 @@ enum Event {
     Act(usize, u32),
     /// The write of a record has ended, with success or failure.
     Recorded(usize, u32),
-    /// A read of another host's flash timed out.
+    /// A read that was sent to another host timed out.
     ReadAgain(usize, u32, u64),
     /// A host may pull more data.
     Pull(usize, u32),
-    /// Requests a page of the list of data to pull, unless the page has arrived.
+    /// A host requests this page of the list of cached data again, unless the page has arrived.
     ListAgain(usize, u32, usize),
     /// The guest makes its next request.
     Guest,
     /// The guest resumes on this host.
     Resume(usize),
-    /// A guest that has only read since its move stays on its host or moves back.
+    /// A guest that has made no change since its move decides whether to stay or to move back.
     Decide,
     /// A client uses a host on which the guest does not run.
     Rogue,
@@ -183,7 +183,7 @@ enum Event {
     Crash(usize),
     Restart(usize),
     PowerCut,
-    /// The network is partitioned, or restored after this time.
+    /// The network is partitioned for this many nanoseconds, until the event `Heal`.
     Part(u64),
     Heal,
 }
@@ -315,7 +315,8 @@ impl<'a> Simulation<'a> {
         self.now = at;
         let until = self.stopped_until(&event);
         if until > at {
-            // In order of time: the event that has waited longest runs first.
+            // Events of a paused process keep their order: the event that has waited longest runs
+            // first.
             self.queue.push(until, event);
             return Ok(());
         }

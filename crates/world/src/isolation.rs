@@ -3,8 +3,8 @@
 //! Many disks share one engine. A datastore may hang at any time: none of its I/Os ends before the
 //! end of the history. Guests send as many requests to disks of a hung datastore as the engine
 //! accepts. The simulation watches one disk of a healthy datastore. The engine must accept the
-//! watched disk's requests immediately, up to the disk's guaranteed number in flight. Each reply
-//! must take exactly the latency of the watched disk's backing.
+//! watched disk's requests immediately, up to the disk's guaranteed number in flight. No reply may
+//! take longer than the latency of the watched disk's backing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,11 +23,11 @@ const STEPS: u64 = 200;
 const WATCHED: DiskId = DiskId(0);
 const DISK_BYTES: u64 = 1 << 20;
 
-/// Deliberate defects, which the check must detect.
+/// Deliberate defects. The simulation must report an error for each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Requests to hung disks count as requests of the watched disk, as if the engine had no
-    /// shares.
+    /// Requests to hung disks are sent as requests of the watched disk, as if the engine did not
+    /// limit each datastore's part of its request slots.
     OneShare,
     /// I/Os of the watched disk wait behind I/Os of hung datastores.
     OneQueue,
@@ -54,7 +54,7 @@ struct Isolation {
     sabotage: Option<Sabotage>,
     /// The simulation sends requests of a hung disk with the watched disk's id.
     is_posing: bool,
-    /// I/Os that will complete, by completion time.
+    /// I/Os of datastores that do not hang, by completion time.
     due: BTreeMap<(Instant, u32), Io>,
     stuck: Vec<Io>,
     /// Requests of the watched disk in flight, with their arrival times.

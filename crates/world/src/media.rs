@@ -4,8 +4,8 @@
 //! A write takes effect unit by unit, some units at submission and some at completion. A read sees
 //! each unit at one of these two times. Overlapping I/Os thus mix as on a real device, and a failed
 //! write may take effect in part. A write that overlaps another I/O in flight is a
-//! [`Violation`](crate::Violation), because the engine must send such I/Os one after the other. Two
-//! exceptions are a write of equal content to flash, and a read by another host.
+//! [`Violation`](crate::Violation), because the engine must send overlapping I/Os one after the
+//! other. Two exceptions are a write of equal content to flash, and a read by another host.
 
 mod backing;
 mod flash;
@@ -30,7 +30,7 @@ pub enum DeviceDefect {
     IgnoredFua,
     /// The backing acknowledges a write that takes effect only at the next write.
     EarlyAcknowledgement,
-    /// The device writes only the first half of long writes.
+    /// The backing writes only the first half of each write that is longer than 512 bytes.
     HalfWrite,
     /// The flash device acknowledges flushes without effect.
     EmptyFlashFlush,

@@ -7,9 +7,10 @@
 //!
 //! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
 //! backing. The backing is not compared until the cache is drained. A crash ends all changes in
-//! progress and lowers the floors to the durable state. Values that a read returned since the last
-//! crash do not change, nor do values that were read before a flush. After a discard, a unit may
-//! have its old content or zeroes. Once this content was read and flushed, it must not change.
+//! progress and lowers the floors to the durable state. After a read returned a unit's value, later
+//! reads must return the same value until the next change or crash. If a flush followed the read, a
+//! crash does not change the value either. After a discard, a unit may have its old content or
+//! zeroes. The first read of the unit decides which.
 //!
 //! The model allows overlapping changes to take effect in any order.
 
@@ -28,8 +29,8 @@ pub enum Kind {
     Data,
     /// The change writes zeroes.
     Zero,
-    /// The change leaves the old content, zeroes, or a mixture. On a disk that lags, it may also
-    /// leave the backing's content.
+    /// The change leaves the old content, zeroes, or a mixture. If the backing lags, the change may
+    /// also leave the backing's content.
     Discard,
 }
 
@@ -106,8 +107,8 @@ pub struct Model {
     units: Vec<Unit>,
     /// Changes that are acknowledged and not durable.
     unflushed: Vec<u32>,
-    /// Changes that were acknowledged and not durable when dirty data was given up. The backing may
-    /// lose the changes that it has.
+    /// Changes that were acknowledged and not durable when hob discarded dirty data. The backing
+    /// may have some of them, and may lose them until the next flush.
     given_up: Vec<u32>,
     /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
     in_flash: BTreeSet<u32>,
@@ -116,7 +117,8 @@ pub struct Model {
     doubtful: Vec<(u32, u32)>,
     /// Number of losses so far.
     losses: u32,
-    /// Failed flushes of each session: the number of losses at that time, and when the flush began.
+    /// Failed flushes of each session: the number of losses when the flush failed, and the time at
+    /// which the flush began.
     told: BTreeMap<u32, Vec<(u32, u32)>>,
     /// Time of the last loss of the backing.
     lost: u32,
@@ -125,13 +127,13 @@ pub struct Model {
     lags: bool,
     /// Time of the last crash.
     crashed: u32,
-    /// True if the content after the last crash is durable: since then the power failed or a flush
-    /// was acknowledged, and no data was given up meanwhile.
+    /// True if the content after the last crash is durable: the crash was a power cut, or a flush
+    /// was acknowledged after it, and hob discarded no data since.
     settled: bool,
-    /// Time at which data was last given up.
+    /// Time at which hob last discarded data.
     forgot: u32,
-    /// Changes with a lower index may be lost although they were durable, because the owner gave
-    /// them up when it discarded the cache.
+    /// Changes with a lower index may be lost although they were durable, because hob discarded the
+    /// cache that had them.
     forgotten: usize,
 }
 
@@ -237,9 +239,9 @@ impl Model {
         self.changes.len() as u32
     }
 
-    /// Records the end of a change. If the change was acknowledged and nothing overlapped it, the
-    /// backing must have it: `now` is the backing's content, and `durable` is the part that
-    /// survives a power cut.
+    /// Records the end of a change. `now` is the backing's content, and `durable` is the content
+    /// that survives a power cut. A backing that does not lag must have every acknowledged write,
+    /// unless another change overlapped the write or data was lost meanwhile.
     pub fn end_change(
         &mut self,
         serial: u32,
@@ -257,7 +259,7 @@ impl Model {
         let in_doubt = ok && !fua && self.unreported > 0 && change.began < self.lost;
         let in_flash = self.in_flash.contains(&serial);
         let in_doubt = in_doubt && !in_flash;
-        // The engine may have acknowledged the change just before the dirty data was given up.
+        // The engine may have acknowledged the change just before hob discarded the dirty data.
         let given_up = ok && in_flash && change.began < self.forgot;
         let is_unsure = in_doubt || given_up;
         for at in change.first..change.end {
@@ -349,8 +351,9 @@ impl Model {
         }
     }
 
-    /// Records that the backing lost data and the engine does not know that yet. Until it knows, it
-    /// may acknowledge changes that were in flight at the loss.
+    /// Records that the backing lost data and the engine does not know that yet. Until
+    /// [`report_loss`](Self::report_loss), the engine may acknowledge changes that were in flight
+    /// at the loss.
     pub fn hide_loss(&mut self) {
         self.unreported += 1;
     }
@@ -368,7 +371,7 @@ impl Model {
 
     /// Records that a flush of this session failed. The error reports all losses so far of changes
     /// that were acknowledged before the flush began. Returns false if the flush began before the
-    /// last loss, so that another flush may have to report later changes.
+    /// last loss or discard of data, so that another flush may have to report later changes.
     pub fn flush_failed(&mut self, session: u32, began: u32) -> bool {
         self.told.entry(session).or_default().push((self.losses, began));
         began > self.lost.max(self.forgot)
@@ -393,7 +396,8 @@ impl Model {
                 continue;
             }
             self.changes[*serial as usize - 1].durable = true;
-            // Overlapping changes take effect in any order, so an earlier one may be the last.
+            // Overlapping changes take effect in any order, so a change that began earlier may have
+            // overwritten this one.
             let overlapping = |other: &&Change| other.began < change.began && other.ended > change.began;
             let others: Vec<_> = self.changes.iter().filter(overlapping).collect();
             for at in change.first..change.end {
@@ -463,7 +467,7 @@ impl Model {
         self.tick();
         let disk = self.disk;
         assert_eq!(seen.len(), reading.floors.len());
-        // A read that began before data was given up, or lost, may have seen that data.
+        // A read that began before data was discarded or lost may have returned that data.
         let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
         for (i, (value, floor)) in seen.iter().zip(&reading.floors).enumerate() {
             let at = reading.first + i as u32;
@@ -490,16 +494,17 @@ impl Model {
         if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
-    /// Checks that a read saw all or nothing of a concurrent write. If the read saw neither the
-    /// write nor older data, another change may have been last.
+    /// Checks that a read saw all or nothing of a concurrent write: the read must not return the
+    /// write's data in one unit and older data in another. Units with data of other changes are not
+    /// checked.
     fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
         let end = reading.first + seen.len() as u32;
-        // Any part of the given-up data may be left.
+        // Changes before a discard of data are skipped, because any part of their data may be left.
         for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
         {
             let may_fail = change.ended != PENDING && !change.ok;
             let overlaps = change.first < end && reading.first < change.end;
-            // A loss may have taken any part of a change in progress.
+            // A loss of the backing may have removed any part of a change that was in progress.
             let is_broken = may_fail || change.began < self.lost;
             if change.kind != Kind::Data || is_broken || !overlaps || change.ended < reading.began {
                 continue;
@@ -558,8 +563,9 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the `floor` of each unit after a power cut: the begin of the last durable change
-    /// that no discard can have undone. A discard may take effect at any time until it ends.
+    /// Returns the `floor` of each unit after a power cut: the start time of the last durable
+    /// change that no discard request can have undone. A discard may take effect at any time until
+    /// it ends.
     fn durable_floors(&self) -> Vec<u32> {
         let units = |change: &Change| change.first as usize..change.end as usize;
         let mut undone = vec![0; self.units.len()];
@@ -633,7 +639,7 @@ impl Model {
         self.unreported = 0;
     }
 
-    /// Records that all data that is not on the backing was given up. `backing` is the backing's
+    /// Records that hob discarded all data that is not on the backing. `backing` is the backing's
     /// content. Each unit may read as the backing's value or a newer value.
     pub fn forget(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         for (at, value) in backing.iter().enumerate() {
@@ -646,7 +652,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data was given up. The remaining content is on the backing, and no flush has
+    /// Records that hob discarded data. The remaining content is on the backing, and no flush has
     /// made it durable.
     fn note_forgotten(&mut self) {
         self.forgot = self.tick();

@@ -63,7 +63,7 @@ pub struct Ask {
     pub tag: u32,
 }
 
-/// An answered request of a replay.
+/// An answered request, as the replay reports it to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The answered request.
@@ -89,7 +89,7 @@ pub struct Run {
     pub began: Instant,
     /// End of the last request of the run, including cache fills. Later destaging is not included.
     pub ended: Instant,
-    /// Maximum number of unanswered requests in the engine.
+    /// Highest number of unanswered requests that the engine had at a time.
     pub in_flight_max: u32,
 }
 
@@ -411,7 +411,7 @@ impl Replay {
             served(&Served { ask, client, at, latency_ns: self.now - at, outcome });
         }
         while self.engine.poll_release().is_some() {}
-        // The outcomes show stalls and resumptions of an overloaded device.
+        // Other events are ignored. Stalls of an overloaded device are visible in the outcomes.
         while let Some(event) = self.engine.poll_event() {
             if let Event::Done { result, .. } = event {
                 self.done = Some(result.map(|_| ()));

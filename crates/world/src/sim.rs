@@ -85,7 +85,8 @@ use traffic::{Buffer, InFlight};
 /// Maximum duration of a simulated history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// How long an engine without pending work may need no timer call, nanoseconds.
+/// Time after the last action of a guest or the daemon at which an engine without requests and
+/// commands counts as idle, nanoseconds.
 const CALM_NS: u64 = 15_000_000_000;
 
 /// Maximum number of daemon commands per guest request of a history.
@@ -94,7 +95,8 @@ const COMMANDS_MAX: u64 = 20;
 /// Maximum number of simulation steps per guest request of a history.
 const STEPS_MAX: u64 = 2000;
 
-/// Maximum number of consecutive timeouts after which the next is due: a search may take many steps.
+/// Maximum number of consecutive timeouts after each of which the engine's next timeout is already
+/// due. A search of the engine may take many such steps.
 const DUE_AGAIN_MAX: u32 = 64;
 
 /// Seed of the separate random numbers that choose reads without promotion.
@@ -149,8 +151,8 @@ pub struct Options {
     /// In some histories guests use disks while their caches are being recovered.
     pub early: bool,
     /// Guests may use a disk before its recovered cache is in service, even if devices or backings
-    /// may fail. A daemon does not allow this early use. The engine supports it as long as the
-    /// recovery succeeds.
+    /// may fail. The engine supports this as long as the recovery succeeds. A daemon does not allow
+    /// it.
     pub hasty: bool,
     /// The last of several flash devices holds only replicas, like flash of a remote host.
     pub peer: bool,
@@ -265,7 +267,7 @@ struct Disk {
     size: u64,
     model: Model,
     access: Access,
-    /// The last command for this disk added it and did not remove it.
+    /// The engine has the disk: the last command that added or removed it was an addition.
     present: bool,
     /// The removal of the disk is in progress.
     leaving: bool,
@@ -282,8 +284,8 @@ struct Disk {
     gated: bool,
     /// The disk's cache, if it is being recovered while guests use the disk.
     recovering: Option<Recovering>,
-    /// The disk's journal was lost on a working device, and the daemon has not created another
-    /// journal yet.
+    /// The journal of the disk's cache was lost although no device loses data, and the daemon has
+    /// not created another journal yet.
     lost_ring: bool,
     /// The engine discards the dirty data of the disk's recovered cache when the new journal ring
     /// is complete.
@@ -294,7 +296,7 @@ struct Disk {
     attempts: u32,
     /// The disk's cache reported the loss of dirty data.
     dirty_lost: bool,
-    /// Value of `Simulation::clock` since when all writes of the disk go to the backing.
+    /// Value of `Simulation::clock` from which on all writes of the disk go to the backing.
     writes_through_since: Option<u64>,
     /// Last value of `Simulation::clock` at which the disk had no request in flight.
     quiet_at: u64,
@@ -600,11 +602,12 @@ impl<'a> Simulation<'a> {
             let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
             let idle = self.queue.len() == self.ios.len() + self.restarts_due();
             if idle && rests && self.now >= self.busy_until + calm_ns {
-                // Scrubbing never ends, and some I/O stays in flight if I/Os hang repeatedly.
+                // The history ends here although timeouts and I/Os remain: scrubbing never ends,
+                // and some I/Os hang repeatedly.
                 return Ok(());
             }
             if let Some(due) = due {
-                // An I/O that a QoS limit delays has only its timeout.
+                // With QoS limits, an I/O may wait for a timeout while no I/O is in flight.
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none() && self.qos.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);

@@ -12,8 +12,9 @@ use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
 use crate::trace::Op;
 
-/// Maximum number of sectors in the blocks of one curve. A curve of 64 times as many sectors would
-/// need 1 GB of memory.
+/// Maximum number of sectors in the blocks of one curve; larger block sizes are left out. Memory
+/// grows with this number, and blocks of 256 KiB can have 64 times as many sectors as the sample
+/// touches.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Number of points of a curve in the report.
 const POINTS: u32 = 64;
@@ -35,8 +36,8 @@ pub(super) struct Start {
 }
 
 /// Computes the LRU miss-ratio curve of a write-through cache for each block size. A read is a hit
-/// only if the cache has all its blocks. Block sizes that are too large for the touched data are
-/// left out.
+/// only if the cache has all its blocks. Block sizes whose blocks would have more than
+/// [`BLOCK_SECTORS_MAX`] sectors are left out.
 pub(super) fn by_block_size<'a>(sample: &'a Sample<'a>, threads: usize) -> Result<Vec<BlockCurve<'a>>> {
     let sizes: Vec<u64> = (12..=REGION_BYTES.ilog2()).map(|shift| 1 << shift).collect();
     let blocks = sample.blocks(&sizes);

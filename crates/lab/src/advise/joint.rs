@@ -4,8 +4,9 @@
 //! of policy and admission are simulated there. The best few of them are simulated with several
 //! block sizes and cache sizes. For each combination, the smallest size that reaches the target
 //! counts, and the combination that takes the least flash for five years wins. Worn-out flash is
-//! replaced, so many flash writes take more flash than the cache's size. Last, each property is
-//! compared with its alternatives while the others stay, which gives the runners-up.
+//! replaced, so many flash writes take more flash than the cache's size. At the end, each property
+//! of the winner is compared with its alternatives while the other properties stay unchanged. This
+//! gives the runners-up.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;
@@ -23,11 +24,12 @@ const SIZES: [f64; 4] = [0.6, 0.8, 1.0, 1.25];
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
 /// Number of times to narrow the smallest sufficient size.
 const NARROWED: u32 = 2;
-/// Number of combinations of policy and admission that are kept, by hits and by flash writes each.
+/// Number of combinations of policy and admission that are kept for their hits, and number that are
+/// kept for their few flash writes.
 const PAIRS_KEPT: usize = 2;
 /// Combinations with this many fewer hits than the best one are not tried with other sizes.
 const HITS_BEHIND_MAX: f64 = 5.0 * POINT;
-/// Flash needs within this factor count as equal.
+/// Amounts of flash that differ by at most this factor count as equal.
 const COST_ALIKE: f64 = 1.05;
 /// Maximum number of changes of one property after the joint choice.
 const CHANGES_MAX: u32 = 3;
@@ -55,7 +57,8 @@ impl Costs {
     }
 }
 
-/// The alternatives of a cache: all values of one property while the others stay.
+/// The alternatives to a cache: all values of one property while the other properties stay
+/// unchanged.
 pub(super) struct Around {
     pub(super) cache: Trial,
     pub(super) policies: Vec<Trial>,
@@ -136,8 +139,8 @@ fn pairs(trials: &Trials<'_, '_>, first: Setting, costs: &Costs) -> Result<Vec<S
     Ok(unique)
 }
 
-/// Returns the trial that takes the least flash. Among equal ones, the most hits count, and then
-/// the least memory.
+/// Returns the trial that takes the least flash. Among trials with equal amounts, the one with the
+/// most hits wins, and then the one with the least memory.
 fn cheapest<'a>(candidates: &[&'a Trial], costs: &Costs) -> Option<&'a Trial> {
     let cost = |trial: &Trial| costs.flash_bytes(trial);
     let least = candidates.iter().map(|trial| cost(trial)).min_by(f64::total_cmp)?;
@@ -203,15 +206,16 @@ pub(super) fn around(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max:
     unreachable!("the number of changes is limited")
 }
 
-/// Returns whether a trial is better than another one in hits or writes, and not worse in both.
+/// Returns true if `trial` has at least as many hits as `own` and clearly fewer flash writes, or
+/// clearly more hits and no more flash writes.
 fn dominates(trial: &Trial, own: &Trial) -> bool {
     let hits = trial.read_hit_ratio - own.read_hit_ratio;
     let writes = trial.flash_write_bytes as f64 / own.flash_write_bytes.max(1) as f64;
     (hits >= 0.0 && writes < 0.9) || (hits > POINT && writes <= 1.0)
 }
 
-/// Returns the best other value of a property: the most hits, and of those within a point the
-/// fewest flash writes.
+/// Returns the best other value of a property: of the values whose hit ratios are within a point of
+/// the best one, the value with the fewest flash writes.
 pub(super) fn runner_up<'a>(chosen: &Trial, trials: &'a [Trial]) -> Option<&'a Trial> {
     let others: Vec<Trial> = trials.iter().filter(|trial| trial.setting != chosen.setting).cloned().collect();
     let picked = (!others.is_empty()).then(|| trials::pick(&others, 0.0).setting)?;

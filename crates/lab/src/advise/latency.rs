@@ -24,11 +24,13 @@ use crate::trace::Record;
 const WINDOW_MAX: usize = 50_000;
 /// Maximum number of requests that warm the cache before the measured requests.
 const WARM_MAX: usize = 150_000;
-/// The backing is overloaded if reads are this many times slower than one at a time, and if it needs
-/// more than the trace's time for the requests one at a time.
+/// The backing counts as overloaded if reads at the trace's times take this many times longer than
+/// reads sent one at a time, and if the requests, sent one at a time, take longer than in the
+/// trace.
 const OVERLOAD: f64 = 10.0;
-/// A trace has no times if the times between its requests vary less than this. The times of such a
-/// trace are request numbers.
+/// Minimum variation of the times between requests (standard deviation divided by mean). If the
+/// variation is smaller, the times are taken for request numbers, and the trace counts as one
+/// without times.
 const VARIATION_MIN: f64 = 0.01;
 
 /// Arrival times of the measured requests.
@@ -141,7 +143,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
 }
 
 /// Returns the expected latencies, or `None` if the window has no suitable reads. The second value
-/// is that of a write-through cache.
+/// has the mean latencies with `cache` in write-through mode.
 pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<(Latency, Means)>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
@@ -150,8 +152,8 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
     let (mut without, mut timing) = (alone, Timing::OneAtATimeNoTimes);
     if seconds(held).is_some() {
         (without, timing) = (play(None, Timing::Original)?, Timing::Original);
-        // Bursts also make queues. A backing that serves the requests one at a time in less than
-        // their time in the trace is not overloaded.
+        // Long queues can also come from bursts. A backing is not overloaded if it serves the
+        // requests, sent one at a time, faster than they arrive in the trace.
         let asked_ns =
             window.last().map_or(0, |last| last.at_ns) - window.first().map_or(0, |first| first.at_ns);
         let is_slow = mean(without.reads()).is_none_or(|ns| ns > alone_ns * OVERLOAD);

@@ -32,7 +32,8 @@ const READS_TELLING: u64 = 10_000;
 /// Minimum duration of measurements for an estimate of daily writes, seconds.
 const SECONDS_TELLING: f64 = 60.0;
 const DAY_S: f64 = 86_400.0;
-/// Relative difference below which a cache size counts as right.
+/// Relative difference from the recommended size below which the present cache size counts as
+/// right.
 const NEAR: f64 = 0.1;
 /// Sizes to show, relative to the recommended size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
@@ -73,7 +74,8 @@ pub struct LiveRecent {
     pub reads: u64,
     /// Share of the recent reads that flash or memory served.
     pub read_hit_ratio: f64,
-    /// Share of the recent reads whose data had never been read or written before.
+    /// Share of the recent reads of data that had not been read or written since the measurement
+    /// began.
     pub first_share: f64,
 }
 
@@ -428,7 +430,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // Smallest cache with the same hit ratio as the present cache.
+    // Smallest cache with nearly the hit ratio of the present cache.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(

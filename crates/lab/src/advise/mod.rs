@@ -259,7 +259,8 @@ pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>
     let target = target(&curves, unlimited, options.target_hit);
     let mut advice = blank(&held, options, target, sample.rate);
     let start = curves::start(&curves, target.read_hit_ratio).or_else(|| {
-        // The curves can miss all hits of a trace whose writes cover parts of sectors.
+        // In the curves, a partial write makes its sectors invalid. So the curves may show no hits
+        // although a real cache has some.
         let (cache_bytes, block_bytes) = (held.profile.footprint.bytes, 4096);
         (unlimited > 0.0).then_some(Start { block_bytes, cache_bytes, block_bytes_max: block_bytes })
     });

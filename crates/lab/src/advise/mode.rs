@@ -2,9 +2,9 @@
 //! flash.
 //!
 //! Both modes play the same requests in virtual time. Write-back keeps two copies of dirty data, as
-//! the preset `auto` does, because the only copy on a lost device is lost data. It is chosen only if
-//! the gain is large: dirty data is not on the backing until it is destaged, so backups, snapshots
-//! and other hosts must not read the backing without hob.
+//! the preset `auto` does, because the only copy on a lost device is lost data. Write-back is
+//! chosen only if the gain is large: dirty data is not on the backing until it is destaged, so
+//! backups, snapshots and other hosts must not read the backing without hob.
 
 use anyhow::Result;
 use hob_engine::admission::Admission;
@@ -39,13 +39,13 @@ pub struct ModeChoice {
     pub life_years: Option<f64>,
 }
 
-/// The preset whose write-back settings are recommended.
+/// Returns the preset whose write-back settings the advice recommends.
 pub(super) fn preset() -> &'static Preset {
     PRESETS.iter().find(|preset| preset.name == "auto").expect("hob has this preset")
 }
 
-/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache that
-/// admits all data. Returns `None` if the trace has hardly any writes.
+/// Compares write-back with write-through, whose latencies are `through`. `always` is the cache
+/// that admits all data. Returns `None` if the trace has hardly any writes.
 pub(super) fn choose(
     held: &Held,
     options: &Options,
@@ -69,7 +69,8 @@ pub(super) fn choose(
     let flash_writes = back.flash_write_bytes as f64 / through.flash_write_bytes.max(1) as f64;
     let life_years = wear.map(|wear| wear.life_years / flash_writes.max(1e-9));
     let lasts = |years: f64| years >= WARRANTY_YEARS;
-    // Flash that write-through wears out as well is no reason against write-back.
+    // Wear is a reason against write-back only if the flash would last long enough with
+    // write-through.
     let is_worn =
         life_years.is_some_and(|back| !lasts(back)) && wear.is_some_and(|wear| lasts(wear.life_years));
     let is_faster = (back.all_ns as f64) < through.all_ns as f64 * GAIN_MIN;

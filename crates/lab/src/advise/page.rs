@@ -61,8 +61,9 @@ fn cards(advice: &Advice) -> Vec<Card> {
     cards
 }
 
-/// Returns the block sizes whose curves are drawn: the advised one, a quarter and four times of it,
-/// and 4 KiB. Other curves lie between these and only hide them; the table has all block sizes.
+/// Returns the block sizes whose curves are drawn: the advised block size, a quarter and four times
+/// of that size, and 4 KiB. Other curves lie between these and only hide them; the table has all
+/// block sizes.
 pub(super) fn curves_shown(advice: &Advice) -> impl Iterator<Item = &BlockSize> {
     let advised = advice.recommendation.as_ref().map(|advised| advised.cache.setting.block_bytes);
     let middle = advised.map_or(64 << 10, u64::from);

@@ -21,8 +21,8 @@ use crate::sim::{self, Point, Simulated};
 /// Factor from one tried size to the next smaller one, while a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
-/// Factor by which a cache is enlarged because the sample was too optimistic, and the maximum number
-/// of times.
+/// Factor by which a cache is enlarged because the sample was too optimistic. A cache is enlarged
+/// at most `ENLARGED_MAX` times.
 const ENLARGED: f64 = 1.1;
 const ENLARGED_MAX: u32 = 7;
 /// Maximum number of smaller sizes to try. The smallest is a twelfth of the size that LRU needs.
@@ -44,7 +44,8 @@ const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// An admission may have this much fewer hits if it writes at most [`SPARING_PART`] as much to
 /// flash.
 pub(super) const SPARING_LOSS: f64 = 2.0 * POINT;
-/// Flash writes of a sparing admission, as a share of the flash writes of another one.
+/// Maximum flash writes of a *sparing* admission, as a share of the flash writes of the admission
+/// that it replaces.
 const SPARING_PART: f64 = 0.1;
 /// Admissions to try, which the daemon has.
 pub(super) const ADMISSIONS: [&str; 6] = [
@@ -187,7 +188,7 @@ fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial 
     }
 }
 
-/// Rounds a size up to a value that is easy to type: whole MiB, at most 1/64 larger.
+/// Rounds a size up to a value that is easy to type: whole MiB, and at most 1/64 or 1 MiB larger.
 pub(super) fn rounded(bytes: f64) -> u64 {
     let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
     bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
@@ -254,7 +255,8 @@ fn best(trials: &[Trial]) -> f64 {
 }
 
 /// Returns the trial with the fewest flash writes among the trials within one point of the best hit
-/// ratio. Trials with at least `enough` hits are preferred. The first of equal trials wins.
+/// ratio. If a trial reaches the hit ratio `enough`, trials below `enough` are left out. The first
+/// of equal trials wins.
 pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
@@ -281,13 +283,14 @@ fn choose_admission(trials: &Trials<'_, '_>, setting: Setting) -> Result<Setting
     Ok(sparing(&results).setting)
 }
 
-/// Returns the trial that [`pick`] returns, or a sparing one instead.
+/// Returns the trial that [`pick`] returns, or a sparing trial instead: one with nearly as many
+/// hits and few flash writes.
 pub(super) fn sparing(trials: &[Trial]) -> &Trial {
     sparing_of(pick(trials, 0.0), trials.iter(), best(trials) - SPARING_LOSS)
 }
 
-/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if it
-/// writes only a small part as much.
+/// Returns `picked`, or the trial with at least `least_hits` that writes least to flash, if its
+/// flash writes are at most [`SPARING_PART`] of those of `picked`.
 pub(super) fn sparing_of<'a>(
     picked: &'a Trial,
     trials: impl Iterator<Item = &'a Trial>,

@@ -105,8 +105,8 @@ pub struct Dialogue {
 }
 
 impl Dialogue {
-    /// Takes over a connection on which no request was sent yet. `silence_max` is the timeout for
-    /// the next data of a reply.
+    /// Takes over a connection on which no request was sent yet. `silence_max` is the maximum time
+    /// for which [`Dialogue::receive`] waits without receiving data.
     ///
     /// # Errors
     /// Returns errors of the socket.

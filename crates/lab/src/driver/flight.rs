@@ -30,8 +30,8 @@ const SEND_BYTES_MAX: usize = 128 << 10;
 /// Sends the requests of `source`, each at its own time, with up to `depth` requests in flight.
 /// `done` is called for every reply.
 ///
-/// After an error or a stop, the earlier calls of `done` are the result. The requests must fit the
-/// export.
+/// After an error or a stop, the calls of `done` up to then are the result. The requests must fit
+/// the export.
 pub(super) fn fly(
     connection: Connection,
     source: impl Iterator<Item = Result<Timed>> + Send,
@@ -192,8 +192,8 @@ impl Flight {
             }
             // The count grows first, so that the receiving thread does not stop too early.
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
-            // The time is taken last: the last slot of a batch may have become free after its first
-            // request was encoded.
+            // The sending time is taken after the whole batch is encoded, because the last slot of
+            // the batch may have become free after the first request was encoded.
             let now_ns = self.clock.now_ns();
             for (cookie, timed) in batch.drain(..) {
                 self.slots[cookie].fill(number, &timed, now_ns);

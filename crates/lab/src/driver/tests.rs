@@ -1,4 +1,5 @@
-//! Tests of the driver with a small server, written from the specification without code of `hob_nbd`.
+//! Tests of the driver with a small server, written from the specification without code of
+//! `hob_nbd`.
 
 use std::io::{Read, Result as IoResult, Write};
 use std::net::TcpListener;

@@ -21,8 +21,8 @@ const PUBLISHED: [(u32, f64); 8] = [
     (512 << 10, 1185.0),
 ];
 
-/// Block sizes whose latencies fix the three fitted parameters. The latencies of the other sizes are
-/// checks.
+/// Block sizes whose latencies fix the three fitted parameters. The latencies of the other sizes
+/// are checks.
 const FITTED_BYTES: [u32; 3] = [4 << 10, 8 << 10, 512 << 10];
 
 /// Mean latency without a cache that the source of the figure ([`INFO`]) published, nanoseconds.

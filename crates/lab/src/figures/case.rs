@@ -65,7 +65,7 @@ impl Case {
         self
     }
 
-    /// Adds the setting that omits the warm-up, for a run without a cache.
+    /// Adds a setting that omits the warm-up, for a run without a cache.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -83,7 +83,8 @@ pub(super) enum CaseCache {
     Blocks(FlashConfig, u32),
     /// A cache with this share of the plan's size.
     Share(FlashConfig, f64),
-    /// A cache with the preset of this name. The plan's size does not include permanent replicas.
+    /// A cache with the preset of this name. If the preset keeps two copies of all data, the cache
+    /// has twice the plan's size.
     Preset(FlashConfig, &'static str),
 }
 
@@ -91,10 +92,11 @@ pub(super) enum CaseCache {
 pub(super) enum Backing {
     /// A device with this fixed latency in nanoseconds, for sources that publish only a mean.
     FixedNs(u64),
-    /// A disk array that holds this many bytes.
+    /// A disk array. The function returns the array's configuration for the total size of the
+    /// disks.
     Array(fn(u64) -> ArrayConfig),
-    /// LUNs of an array, each with the configuration for its bytes. The plan's disks lie on the
-    /// LUNs in turn.
+    /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
+    /// The plan's disks are distributed over the LUNs in turn.
     Luns(usize, fn(u64) -> ArrayConfig),
 }
 
@@ -114,7 +116,8 @@ pub(super) struct Measured {
     pub(super) by_op: [Part; 2],
     /// Results by the plan's disks, even if the disks were combined into one.
     pub(super) parts: Vec<Part>,
-    /// Results of writes, in [`PORTIONS`] equal portions of the total size of the disks.
+    /// Results of writes: one entry for each hundredth ([`PORTIONS`]) of the total size of the
+    /// disks that was written.
     pub(super) portions: Vec<Portion>,
     /// Samples of a preset's cache, one per [`SAMPLED_REQUESTS`] replies.
     pub(super) samples: Vec<Sample>,
@@ -251,7 +254,7 @@ impl Tally {
 pub(super) struct Tagged {
     pub(super) requests: u64,
     pub(super) hits: u64,
-    /// Time of the last reply, nanoseconds since the start of the run.
+    /// Time of the last reply, nanoseconds of virtual time.
     pub(super) ended_ns: u64,
 }
 
@@ -293,7 +296,8 @@ impl Measured {
         self.transactions.response_ns as f64 / self.transactions.whole as f64 / 1e9
     }
 
-    /// Returns requests per second and hit ratio of each tag. The tags must be consecutive.
+    /// Returns requests per second and hit ratio of each tag. The requests of a tag must follow
+    /// those of the previous tag, and the run must begin at virtual time 0.
     pub(super) fn passes(&self) -> Vec<(f64, f64)> {
         let mut began = 0;
         let pass = |tagged: &Tagged| {

@@ -69,10 +69,12 @@ fn judge(runs: &[Measured]) -> Result<Findings> {
         Line::new("read hits", Unit::Percent, with.stats.read_hit_ratio())
             .published(0.89)
             .by_construction("the layout and skew of the database"),
-        // Not fitted: the cache relieves the disks, so those reads that miss are faster too.
+        // Not fitted: with the cache, the disks have fewer requests, so reads that miss the cache
+        // are faster than without a cache.
         Line::new("mean disk read, cache against none", Unit::Percent, disk(with) / disk(without))
             .check("below 90 %", disk(with) < 0.9 * disk(without)),
-        // Not fitted: the users' time is think time, flash and disks, and the cache adds nothing.
+        // Not fitted: the response time consists of think time, flash reads and disk reads. The
+        // cache itself adds no time.
         Line::new(
             "response time against think time, flash and disks",
             Unit::Percent,

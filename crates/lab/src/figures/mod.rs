@@ -91,7 +91,8 @@ pub struct FigureInfo {
     work: Work,
 }
 
-/// An input that was fitted to a published result. What follows from it is no check.
+/// An input that was fitted to a published result. Results that follow from this input are not
+/// checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fitted {
     /// Parameter of the workload generator, or part of the device model.

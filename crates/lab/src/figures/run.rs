@@ -53,7 +53,7 @@ pub struct Report {
     pub published: &'static [Published],
     /// Path of the HTML page.
     pub page: PathBuf,
-    /// Duration of all simulations, seconds.
+    /// Real time that all simulations and evaluations took, seconds.
     pub elapsed_s: f64,
     /// Number of requests, including warm-ups.
     pub requests: u64,
@@ -166,7 +166,7 @@ fn play_all(
     let jobs: VecDeque<(usize, &Case)> = cases.iter().flatten().enumerate().collect();
     let runs_total = jobs.len();
     let (jobs, results) = (Mutex::new(jobs), Mutex::new(Vec::with_capacity(runs_total)));
-    // A separate function holds the lock only while it takes a job.
+    // This closure takes a job, so that the lock is not held while the job runs.
     let next = || jobs.lock().expect("a run panicked").pop_front();
     let work = || {
         while !stop.load(Ordering::Relaxed)

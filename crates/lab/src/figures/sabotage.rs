@@ -209,7 +209,8 @@ fn a_single_disk(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 1, ..many_disks(bytes) }
 }
 
-/// Number of tiles in the figure of tiles, with as many runs for each array and cache.
+/// Highest number of tiles that the figure of tiles tries. Each combination of array and cache has
+/// one run for each number of tiles.
 const TILES: usize = 4;
 
 #[test]
@@ -255,12 +256,13 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
     let sabotages: [(&[&str], Change); 2] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
-            // The array's write cache hides the first seconds.
+            // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
     ];
-    // A small desktop has few pages, so a steeper skew has the same share of hits.
+    // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
+    // full-size desktop.
     let small = ["scale=1024", "theta=2.5", "boot-s=5", "login-s=5", "work-s=60"];
     sabotaged("fast-cache-desktops", &small, &sabotages);
 }

@@ -8,7 +8,8 @@ use serde::Serialize;
 pub struct Published {
     /// Section of SYSTEMS and the result.
     pub result: &'static str,
-    /// Name of the figure in [`FIGURES`](super::FIGURES); `None` if no figure reproduces the result.
+    /// Name of the figure in [`FIGURES`](super::FIGURES); `None` if no figure reproduces the
+    /// result.
     pub figure: Option<&'static str>,
     /// Part of the result that the figure does not reproduce, or the reason why there is no figure.
     /// Empty for a complete figure.

@@ -43,17 +43,17 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     work: Work::Play { cases: share_cases, judge: judge_share },
 };
 
-/// Returns a LUN of eight 10K disks, as the tiles have two of on 20 disks.
+/// Returns a LUN of eight 10K disks. In the array of 20 disks, the tiles use two of these LUNs.
 fn eight(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 8, level: Level::Raid0, ..ArrayConfig::raid5_of_ten_10k(bytes) }
 }
 
-/// Returns a LUN of four 10K disks, as the tiles have two of on 11 disks.
+/// Returns a LUN of four 10K disks. In the array of 11 disks, the tiles use two of these LUNs.
 fn four(bytes: u64) -> ArrayConfig {
     ArrayConfig { disks: 4, ..eight(bytes) }
 }
 
-/// LUNs with tiles on each array. A third LUN has no tiles.
+/// Number of LUNs of each array that have tiles. A third LUN has no tiles.
 const LUNS: usize = 2;
 
 fn settings(size: Size) -> [&'static str; 2] {
@@ -70,14 +70,14 @@ const TAIL_REASON: &str = "The generator sends 4 % of its requests evenly to 94 
     a page of it is accessed three times. Without these requests, the same cache serves at least 99 %. The source's \
     tiles must have asked for less cold data.";
 
-/// Maximum ratio of mean latencies that counts as nearly constant.
+/// Maximum ratio of the highest to the lowest mean write latency that counts as nearly constant.
 const NEARLY_CONSTANT: f64 = 1.25;
 
 /// Maximum number of tiles to try.
 const TILES_MAX: usize = 4;
 
-/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass without a
-/// cache.
+/// A disk array: name, configuration of a LUN for a number of bytes, and number of tiles that pass
+/// without a cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
 
 const ARRAYS: [Array; 2] = [("20 disks", eight, 2), ("11 disks", four, 0)];

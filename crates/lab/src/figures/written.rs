@@ -81,9 +81,9 @@ pub(super) const SSD_960: FlashConfig = FlashConfig {
     write_buffer_bytes: 32 << 20,
 };
 
-/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. Their 10 500 rpm and 260 MiB/s
-/// are assumed, not read from a data sheet, and the seek times are those of other 10K disks. The load uses the first part of the array, whose
-/// capacity is `spare` times larger.
+/// Returns an array of the source's disks, Toshiba SAS disks of 2.4 TB. Their 10 500 rpm and 260
+/// MiB/s are assumed, not read from a data sheet, and the seek times are those of other 10K disks.
+/// The load uses the first part of the array, whose capacity is `spare` times larger.
 fn disks(count: usize, bytes: u64, spare: u64) -> ArrayConfig {
     let rates = DriveConfig {
         outer_bytes_per_s: 272_600_000,
@@ -138,8 +138,8 @@ fn cases(generator: &'static str, scale: &str, depth: &str) -> Vec<Case> {
     };
     let vsan = CaseCache::Preset(SSD_960, "vsan");
     let zbs = CaseCache::Preset(SSD_960, "zbs");
-    // The elevator writes the more blocks in a row, the more of the range is dirty, so random writes
-    // have the source's range.
+    // The larger the dirty part of a range, the more blocks the elevator writes in a row. Random
+    // writes therefore use the same range as the source.
     let span = if generator == "seq-write" { "span=500GiB" } else { "span=300GiB" };
     let mut cases = vec![
         case(CaseCache::Off, "cache=894GiB", span, group),
@@ -212,7 +212,8 @@ fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {
     }
 }
 
-/// Returns the scale of a figure's cases, computed from the bytes that ZBS wrote of 500 GB.
+/// Returns the scale of a figure's cases: 500 GiB divided by the bytes that the first run of preset
+/// zbs wrote.
 fn scale(runs: &[Measured]) -> f64 {
     let written: u64 = runs[2].portions.iter().map(|portion| portion.bytes).sum();
     (500.0 * GIB / written as f64).round()
@@ -246,9 +247,10 @@ fn judge(
     let fall = share("vSAN, last against first", vsan.last / vsan.first)
         .published(published.1 / published.0)
         .near(0.2);
-    // A run with the cause of the difference removed confirms the reason. With random writes, no
-    // write may bypass the buffer at the source's rate. With sequential writes, the fall must be the
-    // published one.
+    // A second run without the supposed cause confirms the reason for a difference. For random
+    // writes, the writers pause so that they write at the source's rate, and no write may bypass
+    // the buffer. For sequential writes, the disks are slower, and the fall must be the published
+    // one.
     let (is_confirmed, confirming, reason) = match is_random {
         true => {
             let line = line("vSAN, last tenth, writers that pause", other.last).by_construction("think-us");
@@ -291,8 +293,8 @@ fn judge(
     for one_disk in rest {
         lines.push(share("vSAN, last against first, on one disk", one_disk.last / vsan.first));
     }
-    // Large writes that bypass the buffer are a second sequential stream, and the disks are fastest
-    // with one stream.
+    // Sequential writes have no such check: those that bypass the buffer are a second stream, and
+    // the disks are fastest with one stream.
     if is_random {
         lines.push(
             Line::new("vSAN, last against its disks alone", Unit::Times, vsan.last / disks.last)

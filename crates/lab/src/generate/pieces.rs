@@ -82,7 +82,7 @@ pub(super) fn check_theta(name: &str, theta: f64) -> Result<(), String> {
     within(name, theta, 0.0..=5.0)
 }
 
-/// Minimum distance of hot spots, bytes. Two hot spots are never in the same 32 KiB.
+/// Size of a slot, bytes. A slot is an aligned range of the disk with at most one hot spot.
 pub(super) const SLOT_BYTES: u64 = 32 << 10;
 
 /// Hot spots: small extents scattered over a disk, with Zipf popularity. Each spot has a fixed

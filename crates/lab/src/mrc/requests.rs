@@ -1,11 +1,11 @@
 //! Computes exact curves for whole requests with Olken's LRU stack. For each sector, the state has
 //! the smallest cache size in which the sector is still valid.
 //!
-//! A block stays in an LRU cache of c blocks while its stack distances are at most c. Take the
-//! largest stack distance of a sector's block since the sector became valid. The sector is still
-//! valid in all caches of at least that size. This distance is stored for each sector. A second
-//! maximum, since the sector's last write, gives the smallest size in which the sector is dirty in
-//! write-back. One pass over the trace thus gives the results of all sizes.
+//! A block stays in an LRU cache of c blocks while its stack distances are at most c. For each
+//! sector, the state stores the largest stack distance of the sector's block since the sector
+//! became valid. The sector is still valid in all caches of at least that many blocks. A second
+//! maximum, counted from the sector's last write, gives the smallest cache size in which the sector
+//! is dirty in write-back. One pass over the trace thus gives the results of all sizes.
 //!
 //! The cache's content at the arrival of a request decides between hit and miss. The blocks of one
 //! request do not evict each other. Discards and partial writes make sectors invalid and do not

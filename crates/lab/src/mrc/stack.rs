@@ -91,7 +91,7 @@ impl Stack {
     }
 
     /// Returns the smallest cache size that still has this block: one more than the number of
-    /// blocks used since its last use.
+    /// distinct other blocks that were used after this block's last use.
     #[inline]
     pub(super) fn distance(&self, number: u32) -> u32 {
         match self.slots[number as usize] {

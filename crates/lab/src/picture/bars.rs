@@ -13,7 +13,7 @@ use super::words;
 
 /// Height of a vertical bar chart without its legend, pixels.
 const HEIGHT: i32 = 520;
-/// Thickness of a horizontal bar, pixels. The next constant is the gap between groups.
+/// Thickness of a horizontal bar, pixels. `GAP` is the distance between groups.
 const THICK: f64 = 20.0;
 const GAP: f64 = 18.0;
 /// Maximum thickness of a vertical bar, pixels.

@@ -1,12 +1,12 @@
 //! Replays a trace in real time: sends each request to a real disk at its time in the trace.
 //!
-//! A [`Survey`] first reads the whole trace, and [`replay`] reads the trace a second time. Memory
-//! does not grow with the trace. Before the first request, hob reads the trace once and checks that
-//! it fits the target and that its writes are permitted ([`Changes`]). A request is due at its time
-//! since the first request, divided by the factor of the [`Pace`]. If `depth` requests are in
-//! flight, the next request waits for a reply and is late. The [`Report`] has the lateness of
-//! requests. On an idle host, requests are late by a few microseconds. On a busy host, the wait for
-//! a processor is added.
+//! A [`Survey`] first reads the whole trace. [`replay`] checks that the trace fits the target and
+//! that its writes are permitted ([`Changes`]), reads the trace a second time, and sends the
+//! requests. Memory does not grow with the trace. A request is due at its time since the first
+//! request, divided by the factor of the [`Pace`]. If `depth` requests are in flight, the next
+//! request waits for a reply and is late. The [`Report`] has the lateness of requests. On an idle
+//! host, requests are late by a few microseconds. On a busy host, the wait for a processor is
+//! added.
 
 mod file;
 mod pace;

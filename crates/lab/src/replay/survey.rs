@@ -130,8 +130,8 @@ impl Fit {
     }
 
     /// Returns the access for a record, or `None` for a record that is not sent. Offsets beyond the
-    /// target are reduced modulo its size. A request that would cross the end is moved to just
-    /// before it.
+    /// target are reduced modulo its size. A request that would cross the target's end is moved
+    /// back, so that it ends at or just before the target's end.
     pub(super) fn place(&self, record: &Record) -> Option<Access> {
         if !self.sends[record.op as usize] {
             return None;

@@ -1,13 +1,14 @@
-//! Computes the entitlement of each disk of a model: one rate per share for all disks, so that the
-//! datastore's total rate is used. A disk gets at most its demand and its limit, and at least its
-//! reservation if it demands that much.
+//! Computes the entitlement of each disk of a model: the entitlements follow from one rate per
+//! share for all disks, chosen so that they add up to the datastore's total rate. A disk gets at
+//! most its demand and its limit, and at least its reservation if it demands that much.
 
 use super::{Demand, Disk};
 
 /// Number of bisection steps to find the rate per share.
 const STEPS: usize = 100;
 
-/// Returns the demand of a disk, units per second.
+/// Returns the demand of a disk, units per second. A disk with a constant queue depth demands as
+/// much as its limit allows.
 pub(super) fn wants(disk: &Disk) -> f64 {
     let limit = disk.due.limit.map_or(f64::INFINITY, f64::from);
     match disk.demand {

@@ -71,7 +71,7 @@ pub struct Scale {
 pub(crate) enum Demand {
     /// A constant queue depth.
     Depth(u32),
-    /// A constant rate of I/Os per second, independent of completions.
+    /// A constant mean rate of I/Os per second, independent of completions.
     Rate(u32),
 }
 
@@ -148,8 +148,8 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
 }
 
 /// Creates the disks of a model with common numbers of shares. One disk in ten has a reservation,
-/// one in ten has a limit, and one in four has a small demand. The last host has seven times more
-/// disks than the first.
+/// one in ten has a limit, and one in four has a small demand. The last host has about seven times
+/// as many disks as the first.
 fn disks(scale: &Scale) -> Vec<Disk> {
     let mut dice = Prng::new(scale.seed);
     let fair = (scale.servers as f64 * 1e9 / scale.service_ns as f64 / scale.disks as f64).max(1.0);
@@ -187,8 +187,8 @@ struct Reports {
     /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// For each host, its last report that the other hosts have received. The next field has the
-    /// report in transit with its arrival time.
+    /// For each host, its last report that the other hosts have received. `coming` has the reports
+    /// in transit: arrival time, sender and report.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,

@@ -13,7 +13,7 @@ pub(super) enum Event {
     Arrival(usize),
     /// An I/O of a disk, sent at `began`, completes.
     Done { disk: usize, began: u64 },
-    /// A host must be checked.
+    /// The rate limits of a host's disks may allow more I/O, so the host must try to send.
     Look(usize),
 }
 

@@ -32,7 +32,8 @@ pub(super) struct Input {
     line: Vec<u8>,
     line_bytes_max: usize,
     place: Place,
-    /// True if the last line ended with CR. A following LF belongs to the same line end.
+    /// True if the line that was read last ended with CR. An LF that follows belongs to this line
+    /// end.
     after_cr: bool,
 }
 
@@ -42,7 +43,7 @@ impl Input {
         Input { reader, line: Vec::new(), line_bytes_max, place: Place::Line(0), after_cr: false }
     }
 
-    /// Returns the position of the last line or record.
+    /// Returns the position of the line or record that was read last.
     pub(super) fn place(&self) -> Place {
         self.place
     }

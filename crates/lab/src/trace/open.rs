@@ -62,7 +62,8 @@ pub struct OpenOptions {
     pub format: Option<&'static FormatInfo>,
     /// Treatment of invalid entries.
     pub on_bad: OnBad,
-    /// Number of the only disk whose requests are returned. The requests keep the disk number.
+    /// Number of the disk whose requests are returned; `None` returns the requests of all disks.
+    /// The requests keep the disk number.
     pub disk: Option<u16>,
     /// Page size in bytes for formats with pages of undefined size: arc, spc and oracle-general.
     /// The default is 512.
@@ -240,16 +241,16 @@ fn explain(error: &io::Error, compression: Compression) -> String {
 /// **Time** counts from the first returned record, which has the time 0. Records are returned in
 /// order of time. The reader sorts records within a window ([`Limits::window_records`]), and
 /// records with equal times keep the order of the file. A record that is too late for the window
-/// gets the previous record's time, and [`late`](TraceReader::late) counts it. A record is invalid
-/// if its time is more than 36 years away from the middle of the first window, or later from the
-/// start.
+/// gets the previous record's time, and [`late`](TraceReader::late) counts it. A record of the
+/// first window is invalid if its time is more than 36 years away from the window's median time. A
+/// later record is invalid if its time is more than 36 years away from the start of the trace.
 ///
 /// **Disks** with names get numbers in the order in which they first appear. If the trace numbers
 /// its disks from 0 without gaps, the disks keep their numbers.
 ///
 /// **Invalid entries** are skipped and counted, or end the trace with an error, according to
-/// [`OnBad`]. Damaged compressed data is always an error, which the iterator returns after the intact
-/// records. After an error the iterator returns no more records.
+/// [`OnBad`]. Damaged compressed data is always an error, which the iterator returns after the
+/// intact records. After an error the iterator returns no more records.
 pub struct TraceReader {
     name: String,
     format: &'static FormatInfo,

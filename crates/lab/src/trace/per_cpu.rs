@@ -2,8 +2,8 @@
 //! of time.
 //!
 //! The result is a stream of blktrace records, as if one processor had written all of them. Memory
-//! is limited to a buffer of 64 KiB and one record for each file. The files of other processors are
-//! needed for a complete trace, so one of them stands for all.
+//! is limited to a buffer of 64 KiB and one record for each file. A trace is complete only with the
+//! files of all processors, so the path of one file opens all of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -4,8 +4,9 @@
 //! The profile needs one pass and limited memory. [`footprint`](Footprint) is exact up to about 1.8
 //! million touched chunks of 2 MiB, and above that an estimate from a sample. The exact part needs
 //! 150 MB of memory. The exact footprint can cover 3.5 TiB of dense requests, or 7 GiB of isolated
-//! sectors. The profile includes reads and writes; discards and flushes are only counted. A
-//! *sector* has 4 KiB. A *touch* is the use of one sector by one request.
+//! sectors. Footprint, sizes and sequential requests are those of reads and writes. Discards and
+//! flushes count only as requests and in the arrival times. A *sector* has 4 KiB. A *touch* is the
+//! use of one sector by one request.
 
 mod arrivals;
 mod footprint;
@@ -24,8 +25,13 @@ pub use arrivals::{ARRIVAL_BUCKETS_MAX, ArrivalBucket, Arrivals};
 
 /// Size of a sector, bytes.
 pub const SECTOR_BYTES: u64 = 4096;
+<<<<<<< HEAD
 /// Number of request ends that are remembered. A request that begins at one of them is sequential,
 /// and its own end replaces that one.
+=======
+/// Number of streams that are followed, of all disks together. A request is sequential if it begins
+/// where the newest request of one of these streams ended.
+>>>>>>> words2
 const STREAMS: usize = 16;
 /// Maximum number of distinct request sizes that are counted individually.
 const SIZES_MAX: usize = 1 << 16;
@@ -107,7 +113,8 @@ pub struct SizeBucket {
     pub writes: u64,
 }
 
-/// Reads and writes that begin at the end of one of the last 16 requests of the same disk.
+/// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest of
+/// these ends that no request has continued are known, of all disks together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Sequential {
     /// Share of sequential requests, per cent.

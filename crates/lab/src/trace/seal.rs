@@ -8,7 +8,7 @@ use std::io;
 
 use super::binary::{RECORD_BYTES, VERSION_UNSEALED};
 
-/// Number of records before a seal. Only the last group is smaller.
+/// Number of records of a group. Only the last group may be smaller.
 pub(super) const GROUP_RECORDS: usize = 1023;
 /// Size of a whole group with its seal in bytes.
 pub(super) const GROUP_BYTES: usize = (GROUP_RECORDS + 1) * RECORD_BYTES;
@@ -53,7 +53,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Starts behind the header of a trace of this version.
+    /// Creates a reader that begins after the header of a trace of this version.
     pub(super) fn new(version: u32) -> Groups {
         let bytes = vec![0; GROUP_BYTES];
         Groups { version, bytes, total: 0, unsealed: 0, torn_bytes: 0, is_sealed: false, ended: false }
@@ -91,7 +91,7 @@ impl Groups {
         };
         let is_last = last[0x15] == 1;
         let expected = seal(records.as_flattened(), self.total + records.len() as u64, is_last);
-        // Data follows the last seal only if it is damaged, or if another file was appended.
+        // Data follows the last seal only if this seal is damaged, or if another file was appended.
         if *last != expected || is_last != self.ended || !torn.is_empty() {
             self.ended = true;
             return Err(damage(self.total, records.len()));

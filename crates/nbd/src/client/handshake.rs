@@ -1,13 +1,13 @@
 //! Client side of NBD negotiation.
 //!
 //! To connect, the client requests structured replies, then `base:allocation`, then the export with
-//! GO. The first two are optional for the server. If the server does not support GO, the client
-//! sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. Only one option is in
-//! flight at a time, so every reply has one meaning.
+//! GO. The server may refuse structured replies and `base:allocation`. If the server does not
+//! support GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT.
+//! Only one option is in flight at a time, so every reply has one meaning.
 //!
 //! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.
-//! The client also refuses replies to other options, replies after the end, and replies longer than
-//! [`LIST_BYTES_MAX`]. Lengths are in bytes.
+//! The client also refuses replies to other options, replies after the end, replies longer than
+//! [`REPLY_BYTES_MAX`], and lists of exports that exceed [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
 use crate::bytes::{Intake, Reader, readable};
 use crate::export::{EXPORT_NAME_BYTES_MAX, check_block_sizes};
@@ -43,7 +43,7 @@ pub struct Negotiated {
     pub size_bytes: u64,
     /// Features of the export that the server announced.
     pub flags: TransmissionFlags,
-    /// Requests' offsets and lengths must be multiples of this; a power of two, bytes.
+    /// Offsets and lengths of requests must be multiples of this number of bytes, a power of two.
     pub block_size_min: u32,
     /// Request size that the server prefers; a power of two, bytes.
     pub block_size_preferred: u32,
@@ -188,8 +188,9 @@ impl Handshake {
         new
     }
 
-    /// Handles bytes from the server and returns how many were consumed. The function consumes
-    /// nothing after the negotiation's end, and after a reply to which the client responds.
+    /// Handles bytes from the server and returns how many were consumed. The function consumes no
+    /// further bytes after the negotiation has ended, and while output waits in
+    /// [`poll_output`](Self::poll_output).
     pub fn handle_input(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.state != State::Ended && self.intake.fill(&mut rest) {

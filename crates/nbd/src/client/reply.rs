@@ -23,10 +23,10 @@ use crate::wire::{
     chunk,
 };
 
-/// Minimum length of an error chunk in bytes: 4 for the code, 2 for the message length.
+/// Minimum payload of an error chunk in bytes: 4 for the code, 2 for the message length.
 const ERROR_BYTES_MIN: u32 = 6;
-/// Maximum length of an error chunk in bytes: with the longest message, and the 8-byte offset of
-/// some kinds.
+/// Maximum payload of an error chunk in bytes: with the longest message, and the 8-byte offset that
+/// ERROR_OFFSET has.
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
 /// Length of the magic number at the start of every reply header, bytes.
 const MAGIC_BYTES: usize = 4;
@@ -40,11 +40,12 @@ pub struct Expected {
     pub command: Command,
     /// First byte of the request on the disk.
     pub offset: u64,
-    /// Bytes asked for.
+    /// Length of the request, bytes.
     pub length: u32,
 }
 
-/// The caller's table of requests in flight. Closures implement it too.
+/// The caller's table of requests in flight. Closures that return an [`Expected`] for a cookie
+/// implement this trait too.
 pub trait InFlight {
     /// Returns the request with this cookie. `None` ends the connection.
     fn find(&self, cookie: u64) -> Option<Expected>;
@@ -77,27 +78,27 @@ pub enum ReplyEvent {
     /// report them with [`ReplyDecoder::payload_received`]. The range is inside the request and was
     /// not received before.
     Data {
-        /// The READ.
+        /// Cookie of the READ.
         cookie: u64,
         /// First byte of the data on the disk.
         offset: u64,
-        /// Bytes that follow.
+        /// Number of payload bytes that follow.
         length: u32,
     },
     /// This range of the disk reads as zeroes. The range is inside the request and was not received
     /// before.
     Hole {
-        /// The READ.
+        /// Cookie of the READ.
         cookie: u64,
         /// First byte of the hole on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length of the hole, bytes.
         length: u32,
     },
     /// Extents of `base:allocation` from the request's offset on. The list has at least one extent,
     /// and the last extent may reach past the request.
     BlockStatus {
-        /// The BLOCK_STATUS request.
+        /// Cookie of the BLOCK_STATUS request.
         cookie: u64,
         /// Extents in order and without gaps.
         extents: Vec<Extent>,
@@ -105,7 +106,7 @@ pub enum ReplyEvent {
     /// The server reported an error. More events of the request may follow, and its `Done` carries
     /// the first error code.
     Error {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
         /// The error code.
         code: ErrorCode,
@@ -117,7 +118,7 @@ pub enum ReplyEvent {
     /// The reply is complete and the cookie can be reused. After a READ without error, all data has
     /// arrived.
     Done {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
         /// `None` for success.
         error: Option<ErrorCode>,
@@ -136,7 +137,7 @@ pub enum ReplyError {
     /// The reply breaks the protocol.
     #[error("the server broke the NBD protocol in its reply to cookie {cookie:#x}: {what}")]
     Protocol {
-        /// The request.
+        /// Cookie of the request.
         cookie: u64,
         /// What is wrong.
         what: &'static str,
@@ -341,7 +342,8 @@ impl ReplyDecoder {
             ));
         }
         let extents = u64::from(length.saturating_sub(4) / 8);
-        // Bytes needed to check the chunk, and whether its length and command are valid.
+        // Number of payload bytes to read before the chunk is handled, and true if the chunk's
+        // length and the request's command fit the chunk's type.
         let (fixed, sound) = match kind {
             chunk::NONE => (0, length == 0 && is_last(header)),
             chunk::OFFSET_DATA => (8, length > 8 && expected.command == Command::Read),

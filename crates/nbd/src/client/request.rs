@@ -42,7 +42,7 @@ pub fn trim(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; 
     encode(Command::Trim, flags, cookie, offset, length)
 }
 
-/// WRITE_ZEROES; `flags` may hold FUA, NO_HOLE, FAST_ZERO.
+/// Encodes a WRITE_ZEROES; `flags` may contain FUA, NO_HOLE and FAST_ZERO.
 #[inline]
 pub fn write_zeroes(cookie: u64, offset: u64, length: u32, flags: CommandFlags) -> [u8; REQUEST_BYTES] {
     encode(Command::WriteZeroes, flags, cookie, offset, length)
@@ -62,7 +62,7 @@ pub fn block_status(cookie: u64, offset: u64, length: u32, flags: CommandFlags) 
 }
 
 /// Encodes a DISC. The server completes requests in flight and closes the connection without a
-/// reply, so flush first.
+/// reply. If written data must be durable, flush first.
 #[inline]
 pub fn disconnect() -> [u8; REQUEST_BYTES] {
     encode(Command::Disconnect, CommandFlags::NONE, 0, 0, 0)

@@ -3,9 +3,9 @@
 //! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT,
 //! SET_META_CONTEXT, STARTTLS if [`Tls`] allows it, and ABORT. Metadata contexts are
 //! `base:allocation` and the export's other contexts. The server replies ERR_UNSUP to any other
-//! option and continues. The server closes the connection if no error reply is possible: unknown
-//! client flags, a wrong magic number, an EXPORT_NAME that it cannot serve, an option over the
-//! drain limit, or too many options. Lengths are in bytes.
+//! option and continues. The server closes the connection for unknown client flags, a wrong magic
+//! number, an EXPORT_NAME that it cannot serve, an option over the drain limit, and too many
+//! options. Lengths are in bytes.
 //!
 //! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the reply to one
 //! option.
@@ -89,10 +89,10 @@ pub enum Tls {
     Absent,
     /// The client may start TLS (SELECTIVETLS). Every export is also served without TLS.
     Offered,
-    /// The client must start TLS first (FORCEDTLS). Without TLS it learns nothing, not even whether
-    /// an export exists.
+    /// The client must start TLS first (FORCEDTLS). Without TLS, the client learns nothing, not
+    /// even whether an export exists.
     Required,
-    /// TLS was started, and the bytes were received through it.
+    /// TLS was started, and all further messages are inside TLS.
     Started,
 }
 
@@ -116,7 +116,7 @@ pub enum HandshakeOutcome {
 /// protocol allows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The client sent unknown flags: it is newer, or not an NBD client.
+    /// The client sent unknown flags: the client is newer than hob, or is not an NBD client.
     #[error("client flags {0:#010x} contain unknown bits; is this an NBD client?")]
     ClientFlags(u32),
     /// An option did not start with its magic number, so the stream cannot be parsed.
@@ -136,7 +136,7 @@ pub enum HandshakeError {
     /// The client sent too many options without choosing an export.
     #[error("client sent more than {0} options without choosing an export")]
     TooManyOptions(u32),
-    /// The client sent EXPORT_NAME outside TLS. The protocol has no error reply to it.
+    /// The client sent EXPORT_NAME outside TLS. The protocol has no error reply to this option.
     #[error("client asked for an export without TLS, which this server requires")]
     NoTls,
     /// The server cannot serve the export of an EXPORT_NAME, to which the protocol has no error
@@ -429,8 +429,8 @@ impl Handshake {
         let export = lookup(directory, query.name)?;
         let flags = export.transmission_flags(self.structured_replies);
         self.info(option, info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags.0.to_be_bytes()]);
-        // The server sends this item without a request for it. A client that does not know the item
-        // ignores it.
+        // The server sends this information item even if the client did not request it. A client
+        // that does not know the item ignores the item.
         self.info(
             option,
             info::BLOCK_SIZE,
@@ -471,7 +471,7 @@ impl Handshake {
     }
 
     fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
-        // The client's earlier choice of contexts is invalid even if this option fails.
+        // This option cancels the client's earlier choice of contexts, even if the option fails.
         self.choice = None;
         let (query, export) = self.meta_query(payload, directory)?;
         let mut choice =

@@ -38,8 +38,8 @@ pub(super) fn parse_info(payload: &[u8]) -> Result<InfoQuery<'_>, Refusal> {
         match reader.u16().ok_or(SHORT)? {
             info::NAME => query.wants_name = true,
             info::DESCRIPTION => query.wants_description = true,
-            // Size and block sizes are always sent. The protocol requires servers to ignore unknown
-            // items.
+            // The reply always has the size and the block sizes, so a client need not request them.
+            // The protocol requires servers to ignore requests for unknown items.
             _ => {}
         }
     }

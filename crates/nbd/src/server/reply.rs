@@ -59,8 +59,8 @@ pub fn push_simple_ok(out: &mut Vec<u8>, cookie: u64) {
     out.extend_from_slice(&simple_header(cookie, 0));
 }
 
-/// Appends a simple error reply without data. With structured replies, it is allowed for all
-/// commands except READ and BLOCK_STATUS.
+/// Appends a simple error reply without data. If structured replies were negotiated, a simple error
+/// reply is allowed for all commands except READ and BLOCK_STATUS.
 #[inline]
 pub fn push_simple_error(out: &mut Vec<u8>, cookie: u64, error: ErrorCode) {
     out.extend_from_slice(&simple_header(cookie, error.to_wire()));
@@ -145,8 +145,8 @@ fn error_chunk(
     }
 }
 
-/// Appends a BLOCK_STATUS chunk: 1 to [`EXTENTS_MAX`] extents of one context, the first starting at the request's
-/// offset.
+/// Appends a BLOCK_STATUS chunk: 1 to [`EXTENTS_MAX`] extents of one context, the first starting at
+/// the request's offset.
 pub fn push_block_status(
     out: &mut Vec<u8>,
     cookie: u64,

@@ -111,8 +111,9 @@ fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
 #[inline]
 fn check_range(request: &Request, negotiated: &Negotiated) -> Result<(), ErrorCode> {
     let info = &negotiated.info;
-    // Negotiation refuses a minimum that is not a power of two. If the caller changed it later, no
-    // request counts as aligned, because a mask from such a minimum accepts misaligned requests.
+    // Negotiation refuses a minimum that is not a power of two. If the caller changed the minimum
+    // afterwards, no request counts as aligned: a mask computed from an invalid minimum would
+    // accept misaligned requests.
     let unaligned = match info.block_size_min {
         min if min.is_power_of_two() => u64::from(min) - 1,
         _ => u64::MAX,

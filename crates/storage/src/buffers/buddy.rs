@@ -3,7 +3,7 @@
 //! Free blocks of one order form a doubly linked list in arrays, so that any block can be removed
 //! in O(1). The allocator handles only page numbers, no memory.
 
-/// No page.
+/// Page number that means "no page".
 const NONE: u32 = u32::MAX;
 
 /// Value of `free_order` for a page that is not the first of a free block.

@@ -1,8 +1,9 @@
 //! Buffers outside the arena: guest memory, into which reads go without a copy.
 //!
 //! # Rules
-//! The guest and its client may write to this memory at any time, and may truncate it. So its bytes
-//! are never borrowed. Reads fill it through the kernel, and checksums read each byte once.
+//! The guest and its vhost-user client may write to this memory at any time, and may truncate the
+//! file behind it. So Rust code never borrows the bytes. The kernel fills the memory when it reads
+//! a file, and checksums read each byte once.
 //! * The memory stays mapped while the buffer exists, because the buffer holds the memory's owner.
 //!   Operations in the I/O ring hold the buffer.
 //! * The memory consists of whole pages. So O_DIRECT accepts it like the arena, and no sector is
@@ -131,8 +132,8 @@ impl Arena {
     pub(crate) fn put_shared(&mut self, slice: BufferSlice, mut bytes: &[u8]) {
         for Part { to, len } in self.shared_parts(slice) {
             let (here, rest) = bytes.split_at(len);
-            // SAFETY: the part is mapped and writable while the buffer lives, and there is no reference to
-            // its bytes.
+            // SAFETY: the part is mapped and writable while the buffer lives, and there is no
+            // reference to its bytes.
             unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, len) };
             bytes = rest;
         }

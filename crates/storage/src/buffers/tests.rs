@@ -25,8 +25,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// No two buffers share a byte, contents stay, and an allocation fails only if there was no run of free
-    /// pages.
+    /// No two buffers share a byte, contents stay, and an allocation fails only if there was no run
+    /// of free pages.
     #[test]
     fn buffers_never_overlap(steps in steps()) {
         const PAGES: usize = 300;

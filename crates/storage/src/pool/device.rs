@@ -1,9 +1,10 @@
 //! One device of a pool: opening, checks, reservation, locking.
 //!
-//! A device has two descriptors. The first is for the caches' data, with O_DIRECT if the filesystem
-//! supports it. The second, buffered, is for superblock and segment table. The two descriptors
-//! never access the same 4 KiB. The lock is on the first descriptor. Shards have duplicates of it,
-//! so the lock lasts as long as any writer.
+//! A device has two descriptors. The first descriptor is for the caches' data, with O_DIRECT if the
+//! filesystem supports it. The second descriptor is for superblock and segment table, with buffered
+//! I/O. The two descriptors never access the same 4 KiB. The lock is on the first descriptor.
+//! Shards have duplicates of the first descriptor, so the lock lasts as long as any shard can write
+//! to the device.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -35,16 +36,16 @@ const HEAD_BYTES: usize = 256 << 10;
 pub struct DeviceSpec {
     /// Path of a file, a block device, or a socket that connects to another host's device.
     pub path: PathBuf,
-    /// Size of a file that does not exist yet, bytes. All of it is reserved.
+    /// Size of a file that does not exist or is empty, bytes. All its space is reserved.
     pub size_bytes: Option<u64>,
 }
 
-/// Whether existing data may be destroyed.
+/// Whether hob may overwrite data that it finds on a new device of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// A device with data is refused.
+    /// A device is refused if its first 256 KiB are not empty, or if it has a superblock of hob.
     Refuse,
-    /// Yes.
+    /// The data is overwritten, unless the kernel uses the device through a loop device.
     Force,
 }
 
@@ -237,7 +238,8 @@ impl OpenDevice {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device that contains any data.
+    /// Refuses a device that has a superblock of hob, or whose first [`HEAD_BYTES`] bytes are not
+    /// all zero. Data further on is not noticed.
     pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
@@ -262,7 +264,8 @@ impl OpenDevice {
         match over.map(|mut over| over.pop()) {
             Ok(None) => Ok(()),
             Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
-            // A process that may not list loop devices has not created one either.
+            // The check is skipped: a process that may not list loop devices cannot have created
+            // one for a swap area.
             Err(error) => {
                 tracing::debug!(%error, "cannot list the loop devices");
                 Ok(())
@@ -327,7 +330,8 @@ impl Device {
         let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Otherwise the device would be refused next time, because it has a pool.
+            // Otherwise the next attempt would refuse the device, because it may have a superblock
+            // or a segment table.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)
@@ -390,8 +394,8 @@ impl Device {
     }
 }
 
-/// Returns the UUID in a file's superblock; `None` if it has none. The function changes nothing,
-/// and works while the file is open elsewhere.
+/// Returns the UUID in a file's superblock; `None` if the file has no valid superblock. The
+/// function changes nothing, and needs no lock, so another process may use the file.
 pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).ok()?;
@@ -410,8 +414,8 @@ fn missing_bytes(file: &File, size_bytes: u64) -> Option<u64> {
     Some(size_bytes.saturating_sub(allocated))
 }
 
-/// Returns the free bytes of a file's filesystem for this process; the maximum if it does not
-/// report them.
+/// Returns the free bytes of a file's filesystem for this process; `u64::MAX` if the filesystem
+/// does not report them.
 fn free_bytes(file: &File) -> u64 {
     let Ok(status) = rustix::fs::fstatvfs(file) else { return u64::MAX };
     let blocks = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };

@@ -24,7 +24,7 @@ pub enum PoolError {
     Foreign {
         /// The device.
         path: PathBuf,
-        /// What was found.
+        /// Kind of the data that was found.
         what: String,
     },
     /// The devices belong to different pools.
@@ -54,9 +54,9 @@ pub enum PoolError {
     TooSmall {
         /// The device.
         path: PathBuf,
-        /// Present bytes.
+        /// Size of the device, bytes.
         bytes: u64,
-        /// Required bytes.
+        /// Required size, bytes.
         needed: u64,
     },
     /// The filesystem of the device's file is full.
@@ -114,9 +114,9 @@ pub enum PoolError {
          {devices}; add a device, make a cache smaller, or keep fewer copies"
     )]
     TooFewDevices {
-        /// Requested copies.
+        /// Requested number of copies.
         copies: usize,
-        /// Segments of each.
+        /// Number of segments of each copy.
         segments: u64,
         /// Number of devices with allocation on and space for a copy.
         devices: usize,
@@ -126,7 +126,7 @@ pub enum PoolError {
     DeviceBusy {
         /// The device.
         device: DeviceId,
-        /// Segments in use.
+        /// Number of segments in use.
         segments: u64,
     },
     /// The pool has no such device.

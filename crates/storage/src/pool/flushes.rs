@@ -1,16 +1,16 @@
 //! The flushes of one flash device by all shards.
 //!
-//! A failed flush may lose all data that is not durable yet, also that of other shards. The device
-//! and Linux report it only once, and a later flush then succeeds. So each shard compares the
-//! number of failures of the device with the number at its previous flush. A successful flush also
-//! waits for the flushes that began before it: one of them may have failed first, and its shard may
-//! not have handled that yet.
+//! A failed flush may lose all data that is not durable yet, including data that other shards
+//! wrote. The device and Linux report the failure only once, and a later flush then succeeds
+//! although the data is lost. So each shard compares the number of failures of the device with the
+//! number at its previous flush. A successful flush also waits for the flushes that began before
+//! it: one of them may have failed first, and its shard may not have handled that yet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::ring::Waker;
 
-/// The flushes of one device. All clones are equal.
+/// The flushes of one device. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceFlushes {
     state: Arc<Mutex<State>>,
@@ -24,7 +24,8 @@ struct State {
     in_flight: Vec<u64>,
     /// Number of failed flushes.
     failures: u64,
-    /// Successful flushes that wait for earlier ones, and whom to wake.
+    /// Successful flushes that wait for earlier flushes: serial number, and the waker of the
+    /// shard's ring.
     waiting: Vec<(u64, Waker)>,
 }
 

@@ -326,7 +326,8 @@ impl Superblock {
     }
 }
 
-/// Returns true if a segment size is valid: a power of two, [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`].
+/// Returns true if a segment size is valid: a power of two, [`SEGMENT_BYTES_MIN`] to
+/// [`SEGMENT_BYTES_MAX`].
 pub fn is_segment_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
 }
@@ -402,7 +403,8 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a table page of `count` entries; `None` if it is damaged or another page.
+/// Decodes a table page of `count` entries; `None` if the page is damaged, or if it is not page
+/// `index` of this device.
 pub(super) fn decode_page(
     bytes: &[u8],
     device_uuid: Uuid,

@@ -1,12 +1,13 @@
 //! The pool: the flash devices of this host, divided into segments that caches own.
 //!
-//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Calls
-//! of the pool are rare: caches are created, removed and resized. Shards have their own descriptors
-//! ([`Pool::file`]) and perform cache I/O without the pool. `docs/FORMAT.md` specifies the format
-//! of the devices.
+//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Such
+//! calls are rare, for example when a cache is created, removed or resized. Shards have their own
+//! descriptors ([`Pool::file`]) and perform cache I/O without the pool. `docs/FORMAT.md` specifies
+//! the format of the devices.
 //!
 //! # Rules
-//! * A segment has one owner. It is recorded on the device before an `allocate` function returns.
+//! * A segment has one owner. The owner is recorded on the device before an `allocate` function
+//!   returns.
 //! * Segments of volatile caches are free when a pool is opened, because the index of their
 //!   contents was lost. Segments of persistent caches and of swap areas belong to their owner until
 //!   they are released.
@@ -91,7 +92,7 @@ pub struct LocalFlash {
 /// Whether new segments are allocated on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Yes.
+    /// New segments are allocated on the device.
     In,
     /// No new segments are allocated; segments in use stay.
     Out,
@@ -333,7 +334,8 @@ impl Pool {
             Admission::In => SuperblockFlags(out.0 & !SuperblockFlags::OUT.0),
             Admission::Out => out,
         };
-        // Nothing should be stored on a device that cannot record this.
+        // A device that cannot record the change is probably failing, so allocation on it is
+        // forbidden in either case.
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
@@ -374,7 +376,8 @@ impl Pool {
         self.free_segments_beyond(0)
     }
 
-    /// Returns the number of free segments on these devices, without `spare` of each device.
+    /// Returns the number of free segments as [`free_segments`](Self::free_segments) does, without
+    /// `spare` segments of each device.
     pub fn free_segments_beyond(&self, spare: u64) -> u64 {
         let devices = self.devices.iter().filter(|device| admits_all(device));
         devices.map(|device| device.table.free().saturating_sub(spare)).sum()
@@ -431,7 +434,8 @@ fn admits(device: &Device) -> bool {
     device.superblock.flags.0 & SuperblockFlags::OUT.0 == 0
 }
 
-/// Returns true if data of every kind can be allocated on the device.
+/// Returns true if allocation is on and the device is on this host, so that data of every kind can
+/// be allocated on it.
 fn admits_all(device: &Device) -> bool {
     admits(device) && !device.is_remote()
 }

@@ -86,7 +86,8 @@ impl Devices {
         }
     }
 
-    /// Returns the remote devices of which a read failed. Devices with failed reads may be gone.
+    /// Returns the remote devices of which a read failed, perhaps because the other host does not
+    /// lend them any more.
     pub(super) fn unread(&self) -> Vec<DeviceId> {
         let is_unread = |source: &Source| match source {
             Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),

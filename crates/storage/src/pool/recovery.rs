@@ -3,13 +3,14 @@
 //! `hob_engine::journal` interprets the pages. This module reads them. A ring is read twice, in
 //! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
 //! After that, the daemon reads and checksums the sectors of the journal tail that the journal
-//! alone cannot confirm, several at a time. Nothing is written: the new owner writes a new journal
-//! ring, and a crash before that changes nothing.
+//! alone cannot confirm, several at a time. The recovery writes nothing to flash. The engine that
+//! opens the recovered cache writes a new journal ring, and a crash before the new ring is complete
+//! changes nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one. An unreadable page counts as missing. A
-//! page that differs in the second reading is left out, and everything is read again. A device that
-//! does this often is an error. If segments are missing because their device is missing, the
+//! page that differs in the second reading is left out, and everything is read again. After 16 such
+//! pages, the next one is an error. If segments are missing because their device is missing, the
 //! journal shows what is lost. But if a journal's only copy is on a missing device, the cache seems
 //! to have no journal. So call `recover` only if all devices of the pool are present, or the
 //! operator decided to continue without the missing ones.
@@ -65,7 +66,7 @@ pub struct RecoveredPool {
 }
 
 impl Found {
-    /// Returns the segments.
+    /// Returns the segments of the cache, whatever the result of the recovery.
     pub fn remains(&self) -> &RecoveredPool {
         match self {
             Found::Nothing(remains) | Found::Recovered(_, remains) | Found::Damaged { remains, .. } => {

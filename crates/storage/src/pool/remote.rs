@@ -1,9 +1,9 @@
 //! A pool device on another host, served as an NBD export at a socket of this host.
 //!
-//! The listener at the socket connects to the other host. The listener ensures that the same device
-//! answers, from the same running process. So no acknowledged write is lost with a connection.
-//! `RemoteFile` reads and writes superblock and segment table, on threads that may block. Cache I/O
-//! uses a separate connection of each shard ([`RemoteFlash`]).
+//! The listener at the socket connects to the other host. The listener ensures that each connection
+//! reaches the same device, served by the same process of the other host. So a broken connection
+//! loses no acknowledged write. `RemoteFile` reads and writes superblock and segment table, on
+//! threads that may block. Cache I/O uses a separate connection of each shard ([`RemoteFlash`]).
 //!
 //! # Refused
 //! An export that cannot flush, or is read-only. A request without a reply within [`WAIT_MAX`]
@@ -40,7 +40,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(2);
 /// otherwise each time out.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Time limit of a shard's I/O. I/O to a remote device is kept until it is failed explicitly.
+/// Time limit of a shard's I/O: a year, because I/O to a remote device is kept until the device is
+/// abandoned.
 const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
 
 /// Maximum payload of one request, bytes. Every server accepts this size.

@@ -25,10 +25,11 @@ pub struct RingOnFlash {
 }
 
 impl Pool {
-    /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in turn.
+    /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in
+    /// turn.
     ///
     /// # Errors
-    /// `Full`, or a device's own.
+    /// `Full`, or an error of a device.
     pub fn allocate(&mut self, owner: OwnerId, count: u64) -> Result<Vec<Segment>, PoolError> {
         self.allocate_beyond(owner, count, 0)
     }
@@ -53,7 +54,7 @@ impl Pool {
     /// on, in turn. The segments get the lowest numbers that the owner does not use.
     ///
     /// # Errors
-    /// `Full`, or a device's own.
+    /// `Full`, or an error of a device.
     pub fn allocate_data(&mut self, owner: OwnerId, count: u64) -> Result<Vec<DataSegment>, PoolError> {
         self.allocate_data_beyond(owner, count, 0)
     }
@@ -253,8 +254,8 @@ impl Pool {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
         stored.inspect_err(|_| {
-            // Segments that were not recorded are free again; recorded ones are freed as soon as their
-            // device permits.
+            // Segments that were not recorded are free again; recorded ones are freed as soon as
+            // their device permits.
             let _ = self.release(segments);
         })
     }
@@ -339,7 +340,8 @@ impl Pool {
     /// # Errors
     /// An error of a device. After an error, the journal rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
-        // No page on flash has this number, so none belongs to a journal ring with it.
+        // The rings get a number that no page on flash has, so the pages on flash belong to no
+        // journal ring any more.
         let number = self.ring_number_max(owner).saturating_add(1);
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
@@ -356,8 +358,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// Frees all journal rings of a persistent cache besides the ring in use. The next change of a
-    /// device's table records that, so a crash before it changes nothing.
+    /// Frees all journal rings of a persistent cache besides the ring in use. A device records this
+    /// with the next write of its segment table. After a crash before that write, the rings still
+    /// belong to the cache.
     pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {

@@ -1,8 +1,8 @@
 //! Segments of swap areas: consecutive on one device, and found again by their owner.
 //!
-//! A swap area is allocated at the end of the smallest free range that is large enough, on the
-//! device with the most free space. Caches use the lowest free segments, so that both stay apart as
-//! long as possible.
+//! A swap area is allocated on the device with the most free space among the devices that have a
+//! large enough free range. The area is at the end of the smallest such range. Caches use the
+//! lowest free segments, so that caches and swap areas stay apart as long as possible.
 
 use std::collections::BTreeMap;
 
@@ -206,8 +206,8 @@ mod tests {
         assert!(matches!(pool.allocate_swap(SWAP, 0, None, &[]), Err(PoolError::Unworkable { .. })));
     }
 
-    /// A crash during the write of the table: of an area of three pages only the last is written, or only
-    /// the first.
+    /// A crash during the write of the table: of an area of three pages only the last is written,
+    /// or only the first.
     #[test]
     fn incomplete_areas_are_distinguished_from_complete_ones() {
         for lost in [0..126, 126..200] {

@@ -1,7 +1,8 @@
 //! A device's segment table, in memory and on the device: the owner of each segment.
 //!
 //! A changed page is written over its older copy, with the next generation number. The newer copy
-//! stays intact until that write is durable. So a torn write loses only its own change.
+//! stays intact until that write is durable. So a torn write loses only the changes that it should
+//! have written.
 
 use std::io;
 
@@ -109,7 +110,7 @@ impl Table {
     /// Writes both copies of every page, for a new device.
     ///
     /// # Errors
-    /// The system's.
+    /// A system error.
     pub(super) fn format(&mut self, file: &ControlFile) -> io::Result<()> {
         self.store(file)?;
         self.pages.iter_mut().for_each(|page| page.dirty = true);
@@ -123,7 +124,7 @@ impl Table {
         Some(self.lowest_free)
     }
 
-    /// Changes one row.
+    /// Changes the entry of one segment.
     pub(super) fn set(&mut self, segment: usize, entry: Entry) {
         let old = std::mem::replace(&mut self.entries[segment], entry);
         self.pages[segment / ENTRIES_PER_PAGE as usize].dirty = true;

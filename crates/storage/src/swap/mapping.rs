@@ -34,7 +34,7 @@ struct Extent {
     reserved: [u32; 3],
 }
 
-/// `struct fiemap`, with room.
+/// `struct fiemap`, followed by space for [`EXTENTS`] extents.
 #[repr(C)]
 struct Map {
     start: u64,

@@ -35,8 +35,8 @@ impl Simulation<'_> {
         local.epoch = Backing::open(&mut self.backings[disk]);
     }
 
-    /// Returns true if the host has the replica that the ownership record names. Owners learn later
-    /// than others that a lending host was destroyed.
+    /// Returns true if the host has the replica that the ownership record names. A host that
+    /// replaced a destroyed lending host has no replica, but the record may still name one.
     fn has_loan(&self, host: usize, title: &Found<OwnershipRecord>) -> bool {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.as_str());
         self.hosts[host].lent.values().any(|lent| Some(lent.loan.to_string().as_str()) == loan)
@@ -129,7 +129,7 @@ impl Simulation<'_> {
     }
 
     /// Handles etcd's reply about a disk in failover: the revision of the new ownership record, or
-    /// `None` if the result is unknown.
+    /// `None` if etcd refused the change or the result is unknown.
     pub(super) fn adopting_answered(
         &mut self,
         host: usize,

@@ -59,7 +59,8 @@ pub(super) struct Copy {
     pub(super) half_done: BTreeMap<u64, u64>,
     /// Writes in progress that went only to the owner's flash.
     pub(super) alone: BTreeSet<u64>,
-    /// True if a change of the ownership record may have been made, because etcd has not answered.
+    /// True if etcd has not answered a request to change the ownership record, so that the change
+    /// may have been made.
     pub(super) in_doubt: bool,
 }
 
@@ -199,7 +200,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Drops the invalid replica: waiting requests continue without it.
+    /// Drops the replica after the ownership record has ceased to name it. Requests that waited for
+    /// the lending host continue without the replica.
     pub(super) fn go_on_alone(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let copy = std::mem::take(&mut self.hosts[host].local[disk].copy);
         trace!(self, "host {host} goes on alone with disk {disk}");
@@ -316,7 +318,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Destroys a host with all its data, unless other hosts need the data.
+    /// Cuts the power of a host. If the dirty data of every disk is also elsewhere, the function
+    /// destroys the host with all its data.
     pub(super) fn destroy(&mut self, host: usize, down_ns: u64) -> Result<(), Violation> {
         let is_spare = (0..self.plan.disks).all(|disk| {
             let title = self.store.look(&disk.to_string()).title.map(|title| title.value);

@@ -62,7 +62,8 @@ impl Simulation<'_> {
 
     // Lease handling.
 
-    /// Handles the lease manager's events, makes its next call, and schedules the next check.
+    /// Handles the lease manager's events, sends its next request to etcd, and schedules the next
+    /// call of this function.
     pub(super) fn keep(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(told) = self.hosts[host].keeper.poll_event() {
             trace!(self, "host {host}: {told:?}");
@@ -76,7 +77,8 @@ impl Simulation<'_> {
                 Told::Renewed(term) => self.renewed(host, term)?,
                 Told::Ended(lease) => self.ended(host, lease),
                 Told::NameTaken(member) => {
-                    // A destroyed host's replacement may find a lease under the old name.
+                    // A host that replaces a destroyed host may find the destroyed host's lease,
+                    // because both have the same name.
                     ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
                 }
             }
@@ -227,8 +229,9 @@ impl Simulation<'_> {
         self.tell(&before)
     }
 
-    /// Delivers watch events to the hosts. Each host gets its events in order with its own delay,
-    /// or misses them. `before` has the earlier ownership records.
+    /// Delivers watch events to the hosts. Each event reaches each host after a random delay, so
+    /// events may arrive in another order, or the host misses the event. `before` has the ownership
+    /// records before etcd handled the request.
     fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
             let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
@@ -264,7 +267,8 @@ impl Simulation<'_> {
             is_asked_for && before.value.dirty && before.value.member.id != member.id && adopts.is_none();
     }
 
-    /// Checks that a failed owner's writes had time to settle.
+    /// Checks that a disk of a failed owner is taken over only when the settling time has passed
+    /// after the disk's ownership lock vanished.
     fn check_settled(&self, disk: usize, before: Option<&Found<OwnershipRecord>>) -> Result<(), Violation> {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(gone)) = (before, after, self.gone_at[disk]) else {
@@ -458,8 +462,8 @@ impl Simulation<'_> {
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
-                // The acquisition succeeded and its reply was lost, or the lease has ended. The
-                // next reply shows which.
+                // Either an earlier request to give the disk back succeeded and its reply was lost,
+                // or the lease has ended. The next snapshot shows which.
                 let local = &mut self.hosts[host].local[disk];
                 (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
@@ -515,7 +519,8 @@ impl Simulation<'_> {
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
         match verdict {
-            // Earlier requests in doubt cannot succeed once the ownership record is put again.
+            // Requests whose result is unknown cannot succeed any more after the ownership record
+            // was written again.
             Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
                 let continued = wish.known == Some(title.value.generation);
                 let txn = self.hosts[host].local[disk].seat.mark(term.lease, &title, title.value.dirty);
@@ -524,7 +529,7 @@ impl Simulation<'_> {
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
             Verdict::Mine(title) => {
-                // An earlier attempt lost its reply or its backing.
+                // The host locked the disk before, but the reply was lost or the backing failed.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
@@ -568,8 +573,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Opens a disk whose ownership lock the host has in etcd. The host's lease may have ended
-    /// since.
+    /// Opens a disk after the host got its ownership lock in etcd, or continues to serve the disk
+    /// if the host was serving it and no other host owned it meanwhile.
     fn took(
         &mut self,
         host: usize,
@@ -634,7 +639,8 @@ impl Simulation<'_> {
         let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
         self.report.outdated += u64::from(is_outdated && kept.is_dirty());
         if !(continued || believes || is_outdated && believes_adopted) {
-            // The dirty data was given up when another host took the disk by force.
+            // Dirty data in this cache was counted as lost when another host took the disk by
+            // force.
             self.report.not_believed += u64::from(!kept.cache.is_empty());
             kept.cache.clear();
         }

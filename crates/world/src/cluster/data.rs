@@ -144,7 +144,7 @@ impl Simulation<'_> {
             return Ok(());
         }
         self.report.changes_stopped += 1;
-        // The disk may have been lost with its requests.
+        // If the host has lost the disk meanwhile, the request does not exist any more.
         let local = &mut self.hosts[host].local[disk];
         if local.ops.contains_key(&op) {
             local.held_changes.push(op);
@@ -204,7 +204,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Delivers or drops the writes in flight of a dead process.
+    /// Delivers or drops the writes to backings that a dead process had in flight.
     pub(super) fn end_io(&mut self, host: usize) -> Result<(), Violation> {
         let mut kept = Vec::new();
         while let Some((at, event)) = self.queue.pop() {
@@ -258,7 +258,8 @@ impl Simulation<'_> {
         self.both_done(host, disk, number, value)
     }
 
-    /// Handles a request that is complete on all targets.
+    /// Handles a request that is complete at this host and, if it was also sent to the replica,
+    /// there.
     pub(super) fn both_done(
         &mut self,
         host: usize,
@@ -354,7 +355,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Destages some dirty data.
+    /// Starts to destage one dirty block: always if the cache is draining, otherwise sometimes.
     pub(super) fn begin_destaging(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let is_urgent = self.hosts[host].local[disk].draining;
         if !is_urgent && !self.rng.chance(300) {

@@ -13,7 +13,7 @@ use super::copies::{Copy, Lent};
 /// Unit of clock rates: parts per million.
 const PPM: u64 = 1_000_000;
 
-/// State of a disk at a host that survives the process.
+/// State of a disk at a host. This state survives the end of the host's process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
     /// Generation in which the host last served the disk.
@@ -62,7 +62,8 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// The host from which a disk is acquired.
+/// From whom a host acquires a disk: from nobody (at the first time, or after another host gave the
+/// disk back), from itself, from a failed host, or by force from a host with dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -102,7 +103,9 @@ pub(super) struct Local {
     pub(super) asked: Option<(u64, Purpose)>,
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) busy: BTreeSet<u32>,
-    /// Writes that wait for the lease. The next field has the waiting replies with their values.
+    /// Operations whose writes to the backing wait until the lease is known to be valid.
+    /// `held_answers` has the operations whose replies wait for this, and the values of the
+    /// replies.
     pub(super) held_changes: Vec<u64>,
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
@@ -155,7 +158,7 @@ impl Local {
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) me: Member,
-    /// Number of processes that the host has started.
+    /// Number of times that the host's process was started again.
     pub(super) life: u32,
     pub(super) up: bool,
     /// Time until which the host's process is paused.

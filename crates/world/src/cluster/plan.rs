@@ -17,9 +17,10 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) lease_ns: u64,
     pub(super) settle_ns: u64,
-    /// The backing refuses writes that an owner of an earlier generation sends.
+    /// The backing refuses writes that were sent under an earlier open of the backing.
     pub(super) fences: bool,
-    /// Rates by which the hosts' clocks are slow and etcd's clock is fast, parts per million.
+    /// Rates by which the hosts' clocks are slow, parts per million. `fast_ppm` is the rate by
+    /// which etcd's clock is fast.
     pub(super) slow_ppm: Vec<u64>,
     pub(super) fast_ppm: u64,
     pub(super) lease_late_ns: u64,

@@ -70,7 +70,7 @@ pub struct Store {
     /// Time until which the deposed leader answers.
     deposed_until: Instant,
     pub(super) leases_ended: u64,
-    /// Changes of disks' keys since the last `take_news`, with their revisions.
+    /// Watch events since the last `take_news`: disk, revision and event.
     news: Vec<(String, u64, ClusterEvent)>,
 }
 
@@ -91,8 +91,8 @@ impl Store {
         }
     }
 
-    /// Returns the watch events since the last call: changes of ownership records and locks, in
-    /// order.
+    /// Returns the watch events since the last call: changes of ownership records and removals of
+    /// ownership locks, in order.
     pub fn take_news(&mut self) -> Vec<(String, u64, ClusterEvent)> {
         std::mem::take(&mut self.news)
     }

@@ -24,7 +24,7 @@ pub(super) struct Disk {
     /// Number of requests at the disk when the current request arrived, including the current
     /// request.
     depth: usize,
-    /// Positioning time of the last read, nanoseconds.
+    /// Positioning time of the last read of a read-modify-write, nanoseconds.
     last_positioning_ns: u64,
     arrived_at: u64,
 }
@@ -72,8 +72,8 @@ impl Disk {
     pub(super) fn write(&mut self, now: u64, position: u64, len: u64, gain: &QueueGain) -> u64 {
         let start = now.max(self.busy_until);
         let positioning = self.geometric_ns(start, position) * gain.remaining(self.depth) / 1000;
-        // A request that waited and starts a little further on needs no seek: the head passes over
-        // the gap.
+        // A request that waited for the previous one, and starts shortly after its end, needs no
+        // seek: the head passes over the gap.
         let follows_without_pause = start == self.busy_until && start > 0;
         let gap = position.checked_sub(self.head).filter(|_| follows_without_pause);
         let gap_ns = gap.map(|gap| self.transfer_ns(self.head, gap)).filter(|ns| *ns < self.rotation_ns);

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Configuration of a read cache in the array controller. Reads that it has completely need no
-/// disk. All read and written data enters the read cache.
+/// Configuration of a read cache in the array controller. A read needs no disk if the read cache
+/// has all its data. All read and written data enters the read cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadCache {
     /// Size of the read cache, bytes.

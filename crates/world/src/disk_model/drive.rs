@@ -20,7 +20,8 @@ pub struct SeekCurve {
     pub base_ns: f64,
     /// Coefficient of `sqrt(d)` in the seek time up to the knee, nanoseconds.
     pub root_ns: f64,
-    /// Seek distance from which the seek curve continues as its own tangent.
+    /// Seek distance up to which the seek time grows with the square root of the distance. Beyond
+    /// this distance, the curve is a line: the tangent of the square root at the knee.
     pub knee: f64,
 }
 

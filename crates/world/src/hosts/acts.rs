@@ -160,7 +160,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Adds the disk to the destination in standby, with an empty cache.
+    /// Adds the disk to the destination in standby, with an empty cache. If the disk is already
+    /// there in standby, its cache is emptied, or the disk is removed and added again.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
         if !self.flush_for_standby(host)? {
             return self.acted(host, Actor::Destination, ticket, false);
@@ -189,7 +190,7 @@ impl Simulation<'_> {
     }
 
     /// Flushes writes that an earlier process of the host acknowledged, before the guest can send a
-    /// flush to this process.
+    /// flush to this process. Returns false if the flush failed.
     fn flush_for_standby(&mut self, host: usize) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if !ram.must_flush || self.strikes(Sabotage::UnflushedStandby) {
@@ -229,7 +230,8 @@ impl Simulation<'_> {
         self.ask_for(host, Op::Forget, &ranges, Actor::Destination, ticket)
     }
 
-    /// Makes the host serve the disk.
+    /// Prepares the host's reads for serving the disk: from now on, pulls and misses may read from
+    /// the former owner. The caller makes the engine serve the disk.
     fn take_over(&mut self, host: usize) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;

@@ -2,9 +2,10 @@
 //! hand-over, the new owner reads from the former owner's flash.
 //!
 //! Only the owner answers standby reads, and never a host that has handed the disk over. Otherwise
-//! the standby host could get stale data: it may have served the disk, written, and crashed before
-//! recording this. A former owner answers only the process that took over. The new owner's process
-//! requests only ranges that were not changed since the hand-over.
+//! the standby host could get stale data: an earlier process of the standby host may have served
+//! the disk, written to it, and crashed before recording this. A former owner answers only the
+//! process that took over. The new owner's process requests only ranges that were not changed since
+//! the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
@@ -68,7 +69,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sends a read to the host that may have the data, or to the backing if the backing is valid.
+    /// Sends a read to the host that may have the data, or to the backing if this host serves the
+    /// disk. In standby, the read fails if the host does not know a source.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -114,7 +116,7 @@ impl Simulation<'_> {
         ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
             if self.hosts[host].ram.is_none() {
-                // A result was the step at which the host crashes.
+                // The host crashed at a step of an earlier read's result.
                 break;
             }
             self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
@@ -147,7 +149,8 @@ impl Simulation<'_> {
     fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
         read.tries += 1;
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
-        // Requests that wait for a pull would wait for a host that answers only in another attempt.
+        // A pull is not retried. The owner answers pulls only in their migration attempt, and guest
+        // requests that wait for the pull would wait forever.
         let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
         if gives_up && ram.engine.role(DISK) == Some(Role::Standby) {
             return self.read_elsewhere(host, read.io, Err(IoError::Failed));
@@ -183,7 +186,7 @@ impl Simulation<'_> {
                 self.unanswered_read(host, read)
             }
             None => {
-                // The other host is not available; retry later.
+                // The other host has no answer now. The timeout retries the read.
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
                 ram.peer_reads.insert(number, read);
                 Ok(())
@@ -259,7 +262,8 @@ impl Simulation<'_> {
         };
         pulling.page_tries += 1;
         if pulling.after && (!pulling.reads_former() || pulling.page_tries > PAGE_TRIES_MAX) {
-            // No host has the list any more, or retrying is not worthwhile.
+            // The host stops asking: no host has the list any more, or the page was requested too
+            // often.
             pulling.has_list = true;
             return self.pull(host);
         }

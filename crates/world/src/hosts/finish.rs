@@ -27,7 +27,8 @@ impl Simulation<'_> {
         let mut calm = self.now;
         for host in &mut self.hosts {
             host.flash.soothe();
-            // Events for a paused process stay at their position in the queue.
+            // The pause ends, but events that were delayed until its end stay at that time in the
+            // queue.
             calm = calm.max(host.stopped_until);
             host.stopped_until = self.now;
         }

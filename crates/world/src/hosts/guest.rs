@@ -16,7 +16,8 @@ pub(super) enum Doing {
     Runs,
     /// The guest waits for its requests and then moves to this host.
     Stops(usize),
-    /// The guest has flushed, as QEMU does before it hands a disk over.
+    /// The guest flushes the disk, as QEMU does before it hands a disk over, and then moves to this
+    /// host.
     Flushes(usize),
     /// The guest is moving to another host.
     Moves,
@@ -35,7 +36,7 @@ pub(super) struct Guest {
     pub(super) is_due: bool,
     /// Host from which the guest moved, if the guest has not written since.
     came_from: Option<usize>,
-    /// Number of guest turns without a possible request.
+    /// Number of successive guest turns in which the guest could not use the disk on its host.
     stuck: u32,
     /// First 512-byte units of the ranges to which most guest requests go.
     hot: Vec<u64>,

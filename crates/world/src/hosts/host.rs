@@ -192,7 +192,7 @@ pub(super) struct Several {
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
-/// The continuation after the end of an engine command.
+/// What the host does when an engine command has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum After {
     Nothing,
@@ -239,9 +239,10 @@ pub(super) struct Ram {
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
     pub(super) pulling: Option<Pulling>,
     pub(super) former: Option<Former>,
-    /// The disk is leaving the host, so the host sends no more reads to other hosts.
+    /// The disk is being removed from the host, so reads that another host does not answer are not
+    /// retried.
     pub(super) hangs_up: bool,
-    /// A guest write waits for the disk.
+    /// A guest write waits for the hand-over.
     pub(super) wanted: bool,
 }
 

@@ -63,7 +63,8 @@ impl Network {
 }
 
 impl Simulation<'_> {
-    /// Cuts some connections for a while, some of them in one direction only.
+    /// Cuts all connections of a random host for `ns` nanoseconds, in both directions or only for
+    /// packets that this host sends.
     pub(super) fn part(&mut self, ns: u64) -> Result<(), Violation> {
         let hosts = self.hosts.len();
         let from = self.rng.below(hosts as u64) as usize;

@@ -146,8 +146,8 @@ impl Plan {
         self.flash_faults = FlashFaults::default();
     }
 
-    /// Returns the pause of a process in the history of this seed. It is drawn from separate random
-    /// numbers, so that the rest of the history does not change.
+    /// Returns the pause of a process in the history of this seed. The pause is drawn from separate
+    /// random numbers, so that the rest of the history does not change.
     pub(super) fn draw_stop(seed: u64) -> Option<(Crash, u64)> {
         let mut rng = SimRng::new(seed ^ STOP_SALT);
         let at = Crash { host: rng.below(2) as usize, step: rng.between(1, 60) };

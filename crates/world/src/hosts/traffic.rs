@@ -51,7 +51,7 @@ impl Simulation<'_> {
     }
 
     fn check_roles_unless_sabotaged(&self) -> Result<(), Violation> {
-        // The checkers must detect the late thaw by the host's actions.
+        // Other checkers must detect this sabotage; this check would report it too early.
         if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
     }
 
@@ -71,7 +71,7 @@ impl Simulation<'_> {
         trace!(self, "host {host}: {event:?}");
         match event {
             EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
-            // No data is lost in histories of several hosts.
+            // Devices and backings lose no acknowledged data in histories of several hosts.
             EngineEvent::WritesInDoubt(_) | EngineEvent::FailuresOwed { .. } => Ok(()),
             EngineEvent::ChangeWaits(_) => {
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -80,7 +80,8 @@ impl Simulation<'_> {
                 ram.destination.handle_wanted();
                 Ok(())
             }
-            // While its process was paused, no I/O ended.
+            // A pause of the process delays completions, so the engine may have reported a stalled
+            // device.
             EngineEvent::Stalled(_) | EngineEvent::Resumed(_) if self.hosts[host].stopped_until.0 > 0 => {
                 Ok(())
             }
@@ -101,7 +102,8 @@ impl Simulation<'_> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(false) };
         let is_guest = matches!(who, Who::Guest | Who::Rogue);
         if is_guest && !ram.engine.has_room(DISK) {
-            // Reads of other hosts count too. They arrive together after a paused process continues.
+            // Reads of other hosts use slots too. When a paused process continues, many of these
+            // reads arrive at once.
             let in_flight = ram.engine.in_flight();
             ensure!(in_flight >= SLOTS_MIN, "no free slot with {in_flight} in flight");
             return Ok(false);

@@ -63,8 +63,9 @@ impl Backing {
         }
     }
 
-    /// Lets several hosts use the backing. The I/O ids distinguish the hosts. One host may write
-    /// while another host reads, because an engine orders only its own I/Os.
+    /// Lets several hosts use the backing. The I/O ids distinguish the hosts. Overlapping I/Os of
+    /// different hosts are permitted if one of them is a read, because an engine orders only its
+    /// own I/Os.
     pub fn share(&mut self) {
         self.shared = true;
     }
@@ -80,7 +81,7 @@ impl Backing {
         self.loses
     }
 
-    /// Restarts the backing. It loses a random part (none, some or all) of the data that is not
+    /// Restarts the backing, which loses a random part (none, some or all) of the data that is not
     /// durable.
     pub fn lose(&mut self, rng: &mut SimRng) {
         self.medium.lose(rng);
@@ -108,8 +109,8 @@ impl Backing {
         self.medium.durable()
     }
 
-    /// Submits an I/O to the backing. Returns a [`Violation`] if a write overlaps another I/O: the
-    /// engine must order them.
+    /// Submits an I/O to the backing. Returns a [`Violation`] if a write overlaps another I/O in
+    /// flight: the engine must send such I/Os one after the other.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, rng: &mut SimRng) -> Result<(), Violation> {
         let mut transfer = Transfer::new(io, payload, rng);
         ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
@@ -250,7 +251,7 @@ impl Backing {
         self.faults.flush_error > 0
     }
 
-    /// Ends all faults and losses of the backing.
+    /// Ends all faults of the backing's I/Os.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

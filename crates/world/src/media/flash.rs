@@ -16,14 +16,14 @@ use crate::{Violation, ensure};
 pub struct FlashFaults {
     /// Share of reads that fail, per mille.
     pub read_error: u32,
-    /// Share of writes that fail, per mille.
+    /// Share of writes and flushes that fail, per mille.
     pub write_error: u32,
     /// Share of writes that corrupt one unit, per mille.
     pub corruption: u32,
     /// Share of writes that are acknowledged without effect, per mille.
     pub lost_write: u32,
-    /// Share of flushes that fail, per mille. Part of the volatile data then stays volatile until
-    /// the next power cut, and later flushes do not make it durable.
+    /// Share of flushes that fail in addition to `write_error`, per mille. Part of the volatile
+    /// data then stays volatile until the next power cut, and later flushes do not make it durable.
     pub flush_error: u32,
     /// Share of I/Os that take longer than the stall limit, per mille.
     pub stuck: u32,
@@ -34,7 +34,7 @@ pub struct FlashFaults {
 pub enum DeviceFailure {
     /// Every I/O of the device fails.
     Dead,
-    /// All writes to the device fail.
+    /// All writes and flushes of the device fail.
     ReadOnly,
     /// The content of the device is replaced by garbage.
     Scrambled,
@@ -170,7 +170,7 @@ impl Flash {
         fresh
     }
 
-    /// Returns true if the next I/O of the device hangs.
+    /// Draws at random whether an I/O of the device hangs.
     pub fn is_stuck(&self, rng: &mut SimRng) -> bool {
         rng.chance(self.faults.stuck)
     }
@@ -221,7 +221,8 @@ impl Flash {
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
-            // The checksums are those of a success, to prove that the engine ignores them.
+            // The checksums are those of a successful I/O, so that an engine that uses checksums of
+            // a failed I/O is detected.
             transfer.tags.fill_with(|| content::garbage(rng.roll()));
         } else if self.defect == Some(DeviceDefect::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);
@@ -284,7 +285,7 @@ impl Flash {
         self.dead = false;
     }
 
-    /// Makes a read-only device accept writes again.
+    /// Makes a read-only device accept writes and flushes again.
     pub fn heal(&mut self) {
         self.read_only = false;
     }
@@ -302,7 +303,8 @@ impl Flash {
         self.spared.extend(first..first + tags.len());
     }
 
-    /// Makes the device's content durable, unless the device has a defect.
+    /// Makes the device's content durable, unless the device is dead or has the defect
+    /// [`DeviceDefect::EmptyFlashFlush`].
     pub fn flush(&mut self) {
         if !self.dead && self.defect != Some(DeviceDefect::EmptyFlashFlush) {
             self.medium.secure(0..self.intended.len());

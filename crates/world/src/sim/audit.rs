@@ -190,14 +190,15 @@ impl Simulation<'_> {
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
                 None => (ios, expected),
-                // Flushes of flash are shared between disks, so their disk is unknown.
+                // With journals, flash I/O is not compared: disks share flushes of flash, so the
+                // simulation does not know the disk of a flush.
                 Some(_) => ((0, 0, ios.2, ios.3), (0, 0, expected.2, expected.3)),
             };
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
             let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
-            // Each session gets one error for each event in which writes were lost or discarded,
-            // and additional errors for flushes that began too early to report it.
+            // Each session gets at most one error for each event in which writes were lost or
+            // discarded. Flushes that began too early to report an event are additional errors.
             let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
             let told = told + self.report.flushes_failed_early;
             ensure!(

@@ -302,8 +302,8 @@ impl Simulation<'_> {
         id
     }
 
-    /// Tells the model that the disk's unflushed writes may be lost. The backing keeps the writes
-    /// that it has.
+    /// Tells the model that hob discarded the disk's dirty data. The backing keeps its data, but
+    /// may still lose what is not durable.
     pub(super) fn forget(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         for held in [state.backing.now(), state.backing.durable()] {
@@ -382,8 +382,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Takes some free segments, rarely from fenced devices. Takes some free segments of the pool,
-    /// rarely from fenced devices.
+    /// Takes some free segments of the pool, rarely from fenced devices.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.rng.chance(50);
         let mut wanted = self.rng.below(6) as usize;

@@ -1,7 +1,8 @@
 //! Memory that outlives a killed engine process: the crash logs of journals.
 //!
-//! Most histories have it for each disk. Then a killed process loses no acknowledged write. A power
-//! failure empties the memory. The other histories show that hob works without it.
+//! In most histories each disk has a crash log, and a killed process then loses no acknowledged
+//! write. A power failure empties the crash log. The other histories have no crash logs, and show
+//! that hob works without them.
 
 #![allow(clippy::disallowed_types, reason = "engine and simulation share the memory in one thread")]
 

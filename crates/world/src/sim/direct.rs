@@ -1,10 +1,11 @@
 //! Simulates reads directly into guest memory. The guest may write to the memory while the engine
 //! reads flash into it.
 //!
-//! If the guest writes before the checksums are computed, the engine must neither trust the data
-//! nor drop cached data. Later guest writes have no effect. The engine must not read the guest
-//! memory after the reply, so the simulation overwrites it with noise. A read that the engine
-//! declines is sent again with a daemon buffer. The model sees one read.
+//! If the guest writes before the checksums are computed, the checksums are wrong. The engine must
+//! then neither use the data nor drop the cached data as damaged. Guest writes after that have no
+//! effect on the engine. The engine must not read the guest memory after the reply, so the
+//! simulation overwrites it with noise. A read that the engine declines is sent again with a daemon
+//! buffer. The model sees one read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,7 +37,7 @@ pub(super) enum Scribbles {
     #[default]
     NotIts,
     Nothing,
-    /// The guest's writes to the memory are in no checksum.
+    /// The guest wrote to the memory, but no checksum includes the data that it wrote.
     Unseen,
     /// A checksum includes the guest's writes to the memory, or the read into the memory failed.
     Seen,

@@ -20,7 +20,7 @@ const SALT: u64 = 0x6669_6c6c;
 #[derive(Debug)]
 pub(super) struct Fills {
     rng: SimRng,
-    /// For each disk, the content of its backing when the last extra fill had read it.
+    /// For each disk, the content of its backing at the last extra fill.
     before: Vec<Vec<Tag>>,
 }
 

@@ -117,7 +117,8 @@ impl Simulation<'_> {
         state.present && !state.gated && state.recovering.is_none()
     }
 
-    /// Drains the disk's cache completely.
+    /// Drains the disk's cache. If the drain fails because flash lost dirty data, discards that
+    /// data and drains again.
     fn drain_cache(&mut self, disk: usize) -> Result<(), Violation> {
         if self.disks[disk].config.is_none() {
             return Ok(());

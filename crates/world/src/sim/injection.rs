@@ -4,11 +4,11 @@
 //!
 //! A [`Case`] is a small fixed workload, an operation with concurrent guest requests, and a
 //! failure. [`inject`] runs the case once. The failure hits the `nth` write or flush of flash (data
-//! or journal). The caller increments `nth` until the operation has no `nth` write. In addition to
-//! the checks of every history, the simulation verifies:
+//! or journal). The caller increments `nth` until the operation has no `nth` write or flush. In
+//! addition to the checks of every history, the simulation verifies:
 //!
-//! - the operation ends, and fails only if flash refuses writes permanently or the engine would
-//!   refuse the operation anyway;
+//! - the operation ends, and fails only if flash refuses writes permanently, if a flush of flash
+//!   has failed, or if the engine would refuse the operation anyway;
 //! - the disk continues to serve requests with or without its cache, and no data is lost;
 //! - after a crash, recovery finds all durable data, and the cache can be drained and removed.
 //!
@@ -58,7 +58,7 @@ pub enum Operation {
     Grow,
     /// Shrinks the cache.
     Shrink,
-    /// Moves the cache from one flash device to another.
+    /// Moves the part of the cache that is on one flash device to another device.
     Leave,
     /// Grows the disk.
     GrowDisk,
@@ -170,12 +170,12 @@ pub struct Injected {
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// The injection counts writes and flushes from now on.
+    /// The operation has begun, so I/Os are counted.
     armed: bool,
-    /// Number of writes and flushes up to and including the failing one.
+    /// Number of I/Os until the failure, including the failing I/O.
     left: u32,
     struck: bool,
-    /// A flush of flash failed, so its device may have lost unflushed data.
+    /// The failure hit a flush of flash, so the device may have lost unflushed data.
     flush_failed: bool,
     /// Number of reported journal losses that the simulated daemon has not handled yet.
     pub(super) lost_journals: u32,
@@ -380,7 +380,8 @@ impl Simulation<'_> {
         taken
     }
 
-    /// Writes flushed, unflushed and clean data before the operation.
+    /// Prepares the cache before the operation: writes flushed data, reads clean data, and then
+    /// writes unflushed data or, for [`Content::Clean`], drains the cache.
     fn prepare(&mut self, case: &Case) -> Result<(), Violation> {
         for (offset, len) in [(0, 16), (32, 8), (136, 4)] {
             self.write(offset * KIB, len * KIB)?;
@@ -419,7 +420,7 @@ impl Simulation<'_> {
         }
         self.begin(Op::Read, 400 * KIB, 8 * KIB)?;
         if case.failure.is_of_backing() {
-            // This write bypasses the cache, so only a backing flush makes it durable.
+            // This discard bypasses the cache, so only a backing flush makes it durable.
             self.begin(Op::Discard(Durability::Volatile), 440 * KIB, 8 * KIB)?;
         }
         if case.failure == Failure::TakenOver {
@@ -466,7 +467,7 @@ impl Simulation<'_> {
     }
 
     /// Returns the command of an operation: `None` if the operation has no command, `Some(None)` if
-    /// another function sends it.
+    /// `give_cache` sends the command.
     #[expect(clippy::option_option, reason = "both are told apart at one place")]
     fn command_of(&mut self, case: &Case) -> Option<Option<Command>> {
         let config = config(case);
@@ -612,7 +613,8 @@ impl Simulation<'_> {
             }
         }
         match self.command_unless_cut(Command::Cache(CacheChange::Drain))? {
-            // The disk has no cache any more, or the power has failed.
+            // The disk has no cache any more, a removal of the disk is in progress, or the power
+            // has failed.
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
             // Another drain is already in progress.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
@@ -640,7 +642,8 @@ impl Simulation<'_> {
         Ok(ended)
     }
 
-    /// Cuts the power, repairs all devices, and opens the disk again.
+    /// Cuts the power, or kills the process if the failure is one of the backing. Then repairs all
+    /// devices and opens the disk again.
     pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());

@@ -227,16 +227,16 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Ends a process that keeps the unflushed data of a backing in its memory. The engine says
-    /// whether acknowledged changes are only there: then all of the data survives, because the
-    /// daemon would report the loss. Otherwise a kill loses all or a part of the data, and nobody
-    /// may notice. A daemon that stops flushes the data.
+    /// Ends a process that keeps the unflushed data of a backing in its memory. A daemon that stops
+    /// flushes this data. A kill loses a random part of this data, unless the engine reports that
+    /// it includes acknowledged writes. In that case the data survives, because the simulation has
+    /// no daemon that would report the loss to guests.
     fn lose_memory(&mut self, index: usize, end: End) {
         let disk = &mut self.disks[index];
         let at_risk = self.engine.guests_at_risk(DiskId(index as u32)).is_some_and(|guests| guests > 0);
         let is_killed = disk.present && end == End::Kill;
         if is_killed && (!at_risk || self.options.sabotage == Some(Sabotage::UnmarkedMemory)) {
-            // A generator of its own, so that other decisions of the history stay the same.
+            // Separate random numbers, so that other decisions of the history stay the same.
             disk.backing.lose(&mut SimRng::new(self.now.0 ^ index as u64));
         }
         disk.backing.shut_down();

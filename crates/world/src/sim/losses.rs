@@ -2,8 +2,8 @@
 //! writes that no flush covers.
 //!
 //! A failed flush loses a random part (none, some or all) of the unflushed writes. Only one flush
-//! gets the error, even if several are in flight. A restart also loses such a random part, and the
-//! engine is informed about the restart. Each guest has its own session.
+//! gets the error, even if several are in flight. A restart loses a random part of the unflushed
+//! writes too, and the daemon tells the engine about the restart. Each guest has its own session.
 
 use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
@@ -24,7 +24,7 @@ const RETURN_SALT: u64 = 0x7265_7475;
 /// Pause between two attempts to replace a lost journal, nanoseconds.
 const REPLACE_NS: u64 = 2_000_000_000;
 
-/// Selects some of the failing devices to return after a later restart.
+/// Selects the devices that, if they fail, return at the next restart of the engine process.
 pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     let mut rng = SimRng::new(seed ^ RETURN_SALT);
     for plan in &mut scenario.devices {
@@ -32,8 +32,8 @@ pub(super) fn draw_returns(scenario: &mut Scenario, seed: u64) {
     }
 }
 
-/// Makes working flash devices fail some flushes, if this history has that. Data of a device stays
-/// readable until the power fails, so flushed data must not be lost.
+/// Makes working flash devices fail some flushes, if this history has that. Data of these devices
+/// stays readable until the power fails, so no flushed data may be lost.
 pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &Options) {
     let mut rng = SimRng::new(seed ^ FLASH_SALT);
     if scenario.lives.is_none() || !rng.chance(options.flash_flush_permille) {
@@ -131,8 +131,9 @@ impl Simulation<'_> {
         self.record_loss(disk);
     }
 
-    /// Durably records that a journal was lost, and sends the command to the engine. A disk that is
-    /// being removed accepts no command, so this is repeated in case the removal fails.
+    /// Durably records that a journal was lost, and tells the engine that the loss is recorded. A
+    /// disk that is being removed accepts no command, so the function tries again later, in case
+    /// the removal fails.
     pub(super) fn record_loss(&mut self, disk: usize) {
         if self.disks[disk].leaving {
             return self.queue.push(self.now + REPLACE_NS, Event::RecordLoss(disk));
@@ -146,8 +147,8 @@ impl Simulation<'_> {
         self.command(disk, Command::Cache(CacheChange::LossRecorded(number)));
     }
 
-    /// Tries to replace a lost journal as the daemon does: immediately, or when the cache is
-    /// drained.
+    /// Reacts to a lost journal as the daemon does: gives the cache a new journal ring, or, if the
+    /// pool has no room for one, disables the cache. In both cases the cache is drained.
     pub(super) fn replace_ring(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let is_there = state.config.is_some() && state.owner.is_some() && (state.present || state.leaving);

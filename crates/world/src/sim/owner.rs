@@ -43,8 +43,8 @@ pub(super) struct Owner {
     pub(super) evidence: Option<u64>,
     /// The engine reported that the cache's journal cannot be written any more.
     pub(super) journal_lost: bool,
-    /// Recovery must not use clean data of journal rings up to this number, because such a journal
-    /// ring was lost.
+    /// Recovery must not use clean data of journal rings up to this number, because one of these
+    /// rings was lost.
     lost_upto: u32,
 }
 
@@ -198,8 +198,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if flash may lose dirty data of this disk: no working device has a complete
-    /// copy.
+    /// Returns true if flash may lose dirty data of this disk: the history has a bad device, or two
+    /// bad devices if dirty data and journal have always had two copies.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
         let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);

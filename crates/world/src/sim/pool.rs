@@ -148,7 +148,7 @@ impl Simulation<'_> {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
-    /// Returns true if a device refuses writes or has failed a flush.
+    /// Returns true if a device refuses writes, may fail flushes, or has failed a flush.
     pub(super) fn any_refuses(&self) -> bool {
         let refuses = |plan: &super::scenario::DevicePlan| plan.refuses || plan.faults.flush_error > 0;
         self.scenario.devices.iter().any(refuses) || self.failed_a_flush()
@@ -284,8 +284,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles the end of a command that gave the cache a new journal ring, if it did. The new ring
-    /// has the whole journal on flash, so the segments of earlier rings become free.
+    /// Handles the end of a successful command. If the command gave the cache a new journal ring,
+    /// the whole journal is in this ring on flash, so the segments of earlier rings become free.
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
         self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };
@@ -310,7 +310,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Handles a failed command: its segments become free unless the cache had them before.
+    /// Handles a failed command: the segments that it would have given the cache become free.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);

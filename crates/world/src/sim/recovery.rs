@@ -1,6 +1,7 @@
 //! Recovers a persistent cache as the daemon does. The recovery reads the journal rings, starting
-//! with the highest number, and verifies the tail. The recovery compares the backing's identity and
-//! some clean sectors, and enables the cache with a new journal ring.
+//! with the highest number, and verifies the sectors of the journal tail. It compares the backing's
+//! identity with the recorded one, and some clean sectors with the backing. Then it enables the
+//! cache with a new journal ring.
 //!
 //! The checkers expect that a journal ring on a working device is complete and that a closed
 //! journal is found closed. Clean sectors must equal the backing, and a changed backing must be
@@ -185,7 +186,8 @@ impl Simulation<'_> {
         number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
-        // A ring with another configuration may have been completed before its command ended.
+        // The recovered ring may have another block size: its command may have completed the ring
+        // without reporting success before the crash.
         owner.config.block_bytes = recovered.summary.block_bytes;
         let mut config = owner.config;
         if self.rng.chance(200) {
@@ -211,8 +213,8 @@ impl Simulation<'_> {
         let owner = state.owner.as_mut().expect("found");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
-            // In other modes data may still be dirty: a crash can reveal more than this recovery
-            // found.
+            // In other modes the model's setting does not change: data may still be dirty, and a
+            // crash can reveal dirty data that this recovery did not find.
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
@@ -274,7 +276,7 @@ impl Simulation<'_> {
             (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
         };
         let singles = recovered.dirty().filter(|dirty| dirty.second.is_none());
-        // Of data in flight to two devices, only one may have the data.
+        // A write that was in flight to two devices may have reached only one of them.
         let loose: Vec<DirtySector> = singles.filter(|dirty| is_loose(dirty.sector)).collect();
         let is_unknown =
             |dirty: &DirtySector| dirty.place.sum.is_none() || recovered.parted().contains(&dirty.sector);

@@ -84,7 +84,8 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Number of completed drains.
     pub drains: u64,
-    /// Number of times that all dirty data was destaged from segments to return.
+    /// Number of times that a cache had destaged all dirty data of the segments that it was to
+    /// return.
     pub vacated: u64,
     /// Number of times that a backing was temporarily unavailable.
     pub outages: u64,
@@ -115,7 +116,7 @@ pub struct Report {
     pub read_ahead_bytes: u64,
     /// Number of bytes that extra fills read from backings.
     pub extra_read_bytes: u64,
-    /// Number of uses of extra blocks.
+    /// Number of uses of blocks that extra fills cached.
     pub extra_blocks_used: u64,
     /// Number of bytes destaged from flash to backings.
     pub destaged_bytes: u64,

@@ -1,7 +1,7 @@
 //! Simulates caches that return segments to the pool. The segments' dirty data is destaged first,
 //! and writes continue to go to flash. Meanwhile the backing may become unavailable or the engine
-//! process may end. An unavailable backing fails or hangs all I/O; it may have shut down cleanly
-//! before.
+//! process may end. An unavailable backing fails or hangs all I/O. A backing that fails all I/O may
+//! have shut down cleanly before.
 //!
 //! Separate random numbers choose the histories in which caches return segments, so other histories
 //! do not change.
@@ -195,7 +195,8 @@ impl Simulation<'_> {
         self.disks[0].backing.set_faults(AWAY);
         let mut writes = 0;
         for round in 0..4 {
-            // One write hits dirty data and the other one new data.
+            // The first write overwrites dirty data, and the second write goes to a range without
+            // dirty data.
             for offset in [round * 16 * KIB, (round * 2 + 1) * 8 * KIB] {
                 self.write(offset, 8 * KIB)?;
                 writes += 1;

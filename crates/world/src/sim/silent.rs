@@ -59,7 +59,8 @@ impl Silent {
         Some(Silent { rng, verify_bytes_per_s, disks })
     }
 
-    /// For backings that all have evidence, leaves all data unverified that guests do not read.
+    /// Turns off the background comparison, so that data stays unverified until guests read it, and
+    /// makes all backings provide evidence.
     pub(super) fn leave_unverified(&mut self) {
         self.verify_bytes_per_s = 0;
         self.disks.iter_mut().for_each(|disk| disk.has_evidence = true);
@@ -75,9 +76,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Sometimes changes a backing silently while no daemon serves it. Neither the backing's
-    /// identity nor a sample needs to show the change. The change omits sectors that are dirty in
-    /// the cache, because their data on the backing is outdated anyway.
+    /// Sometimes changes a backing silently while no daemon serves it. The backing's identity does
+    /// not show the change, and the sampled sectors may be unchanged. Sectors that are dirty in the
+    /// cache are not changed, because their data on the backing is outdated anyway.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let Some(Silent { rng, .. }) = &mut self.silent else { return };

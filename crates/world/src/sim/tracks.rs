@@ -2,10 +2,10 @@
 //! changes since the bitmap began and the disk's content at the beginning.
 //!
 //! An acknowledged change must be in every bitmap that was recording at the time of the reply. A
-//! sector that reads differently from the bitmap's beginning must be marked. A frozen bitmap does
-//! not change. The rules for bitmaps also hold across restarts of the engine. Like the daemon, the
-//! simulation keeps the bitmaps of a cleanly removed disk. After a crash or a foreign write to the
-//! backing, a bitmap restarts with all granules marked.
+//! 512-byte unit that reads differently than when the bitmap began must be marked. A frozen bitmap
+//! does not change. The rules for bitmaps also hold across restarts of the engine. Like the daemon,
+//! the simulation keeps the bitmaps of a cleanly removed disk. After a crash or a foreign write to
+//! the backing, a bitmap restarts with all granules marked.
 //!
 //! Separate random numbers choose the histories with bitmaps, so other histories do not change.
 

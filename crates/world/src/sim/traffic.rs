@@ -306,8 +306,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that flash I/O stays inside the segments of the disk's cache and does not delay a
-    /// command.
+    /// Checks that flash I/O stays inside the segments of the disk's cache, and that no guest I/O
+    /// begins while a command waits for the I/O of that cache to end.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
         if io.op == IoOp::Flush {
@@ -317,7 +317,8 @@ impl Simulation<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
-            // With QoS, I/O that the engine started earlier may be issued only now.
+            // With QoS, the engine may have started the I/O before the command, and send it only
+            // now.
             && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));

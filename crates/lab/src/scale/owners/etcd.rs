@@ -1,6 +1,6 @@
-//! A model of etcd with one server. The server queues requests and serves one at a time, and each
-//! takes a service time. If the sender of a queued request has timed out, the server drops the
-//! request at its turn. A dropped request takes no service time.
+//! A model of etcd with one server. The server queues requests and serves one at a time; each
+//! request takes a service time. If the sender has timed out before its request's turn comes, the
+//! server drops the request. A dropped request takes no service time.
 //!
 //! Byte counts are for HTTP with JSON, including headers. The byte counts were measured with a
 //! daemon, etcd 3.4 and names of ten letters.
@@ -13,14 +13,15 @@ use hob_world::cluster::store::{Request, Response, Store};
 
 use super::EtcdCosts;
 
-/// Interval at which etcd checks for expired leases.
+/// Time after which etcd ends an expired lease, because etcd checks leases only at intervals;
+/// nanoseconds.
 const LEASE_LATE_NS: u64 = 500_000_000;
 
 /// Size of an HTTP request and its response without content, bytes.
 const HEADS_BYTES: f64 = 600.0;
 
-/// Size of a key in a read request, bytes. The next constants are the sizes of a record or lock in
-/// a response, of a transaction with its response, and of a watch event.
+/// Size of a key in a read request, bytes. `ENTRY_BYTES` is the size of a record or lock in a
+/// response, `TAKE_BYTES` that of a transaction, and `NEWS_BYTES` that of a watch event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;

@@ -12,9 +12,9 @@ use hob_world::cluster::store::{Request, Response};
 use super::etcd::{Asked, Question};
 use super::{Event, Looks, Owners, Pacing, Play, SECOND_NS};
 
-/// Timeout of an etcd request, as in the daemon, nanoseconds. The next constants are the daemon's
-/// maximum numbers of disks per request, parallel requests, parallel transactions, and attempts per
-/// disk.
+/// Timeout of an etcd request, as in the daemon, nanoseconds. The other constants are the daemon's
+/// limits: `LOOK_DISKS_MAX` disks per read request, `LOOKS_MAX` parallel read requests,
+/// `COMMITS_MAX` parallel transactions, and `GOES` attempts per disk.
 const QUESTION_NS_MAX: u64 = 2 * SECOND_NS;
 const LOOK_DISKS_MAX: usize = 60;
 const LOOKS_MAX: usize = 2;

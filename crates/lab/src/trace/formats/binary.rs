@@ -1,5 +1,6 @@
-//! Parses hob's binary format with tolerance: invalid records are skipped, and a truncated end is
-//! reported. A wrong checksum ends the trace with an error.
+//! Parses hob's binary format. An invalid record and a truncated end are reported as invalid
+//! entries, and the parser continues after an invalid record. A wrong checksum ends the trace with
+//! an error.
 
 use std::io;
 

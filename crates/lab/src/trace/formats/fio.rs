@@ -3,9 +3,9 @@
 //! Version 2 has lines `filename action [offset length]`. The only times in version 2 are those of
 //! `wait`, whose offset is the number of µs since the previous wait. Version 3 has lines `timestamp
 //! filename action [offset length]`, with the timestamp in µs since the start. The parser uses the
-//! actions read, write, trim, sync and datasync, and ignores add, open and close. Offsets and
-//! lengths are in bytes, and each file is a disk. Source: fio's HOWTO, "Trace file format v2" and
-//! "v3". The unit of version 3's times is from `log_io_u` in `iolog.c`.
+//! actions read, write, trim, sync, datasync and sync_file_range, and ignores add, open and close.
+//! Offsets and lengths are in bytes, and each file is a disk. Source: fio's HOWTO, "Trace file
+//! format v2" and "v3". The unit of version 3's times is from `log_io_u` in `iolog.c`.
 
 use super::super::Op;
 use super::super::disks::Disks;

@@ -96,7 +96,7 @@ fn names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Settings that some formats do not define.
+/// Values that some formats leave undefined, so the user sets them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     /// Size of a page in bytes, if the format does not define the size.
@@ -106,7 +106,7 @@ pub(super) struct Settings {
 /// A request from a parser, before the common checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
-    /// Time since the format's own start, nanoseconds.
+    /// Time on the trace's own clock, nanoseconds.
     pub(super) at_ns: u64,
     pub(super) offset: u64,
     pub(super) len: u64,

@@ -31,7 +31,7 @@ const COUNT_MAX: u64 = 1 << 20;
 
 #[derive(Default)]
 struct Tectonic {
-    /// Number of repetitions of the last request.
+    /// How often the request of the previous line was made.
     count: u64,
 }
 

@@ -32,7 +32,8 @@ fn a_hand_made_trace_has_the_profile_worked_out_by_hand() {
     let buckets: Vec<_> =
         found.sizes.buckets.iter().map(|bucket| (bucket.from_bytes, bucket.reads, bucket.writes)).collect();
     assert_eq!(buckets, [(512, 0, 1), (1024, 0, 0), (2048, 0, 0), (4096, 2, 1), (8192, 1, 0)]);
-    // The second read follows the first; the last follows the second, not the write to the other disk.
+    // The second read follows the first; the last follows the second, not the write to the other
+    // disk.
     assert_eq!(found.sequential.requests_percent, 40.0);
     assert!((found.sequential.bytes_percent - 8192.0 / 20992.0 * 100.0).abs() < 1e-9);
     assert_eq!(found.gaps.max_ns, 5_000);

@@ -15,9 +15,9 @@ const RUN_PAGES_MAX: u64 = 256;
 /// Number of buffers that the reading and the interpreting thread exchange.
 const BUFFERS: usize = 4;
 
-/// Maximum number of pages that fail when they are read one by one. If a run cannot be read at
-/// once, its pages are read one by one. After this number of failures, all pages of a run that
-/// cannot be read at once count as unreadable.
+/// Maximum number of pages that fail when they are read one by one. A run that cannot be read at
+/// once is read page by page. After this number of failed pages, further runs are not read page by
+/// page: all pages of a run that cannot be read at once count as unreadable.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -105,7 +105,7 @@ pub(super) fn read_runs(
         let reader = move || {
             let mut failures = 0;
             for (number, run) in runs.iter().enumerate() {
-                // The other side returns no more buffers when it has enough.
+                // The interpreting thread returns no more buffers when it stops early.
                 let Ok(mut buffer) = empty.recv() else { return };
                 let unreadable = read_run(devices, run, buffer.bytes_mut(), &mut failures);
                 if pass_on.send(Filled { run: number, buffer, unreadable }).is_err() {
@@ -114,8 +114,8 @@ pub(super) fn read_runs(
             }
         };
         std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, reader)?;
-        // Moved into the closure, so that the channels close at its end and the reader does not wait for
-        // ever.
+        // Moved into the closure, so that the channels close at its end and the reader does not
+        // wait for ever.
         let (give_back, filled) = (give_back, filled);
         for Filled { run, buffer, unreadable } in filled.iter() {
             let run = &runs[run];

@@ -75,7 +75,8 @@ pub(super) fn sums(
                 std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, work).ok()
             })
             .collect();
-        // Without additional threads it only takes longer.
+        // This thread takes part, so that verification only takes longer if no thread can be
+        // started.
         keep(work());
         for thread in threads {
             keep(thread.join().map_err(|_| io::Error::other("a thread of the recovery ended"))?);
