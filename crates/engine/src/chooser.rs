@@ -65,14 +65,9 @@ const PRICE_HITS_MIN: i64 = 8;
 /// Maximum recorded lag of a candidate behind the choice, in hits, as a percentage of the number of
 /// reads whose data would fill the cache. A larger lag is reduced to this one, so that a candidate
 /// that becomes better can catch up.
-<<<<<<< HEAD
 const BEHIND_PERCENT_MAX: i64 = 50;
-/// Hit ratios that differ by less than this are equal, millionths.
-=======
-const BEHIND_PERCENT_MAX: i64 = 100;
 /// Maximum distance below the highest hit ratio of a candidate that replaces the choice because
 /// it writes less, millionths.
->>>>>>> words1
 const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
 /// the current flash writes.

@@ -25,13 +25,8 @@ pub use arrivals::{ARRIVAL_BUCKETS_MAX, ArrivalBucket, Arrivals};
 
 /// Size of a sector, bytes.
 pub const SECTOR_BYTES: u64 = 4096;
-<<<<<<< HEAD
-/// Number of request ends that are remembered. A request that begins at one of them is sequential,
-/// and its own end replaces that one.
-=======
 /// Number of streams that are followed, of all disks together. A request is sequential if it begins
 /// where the newest request of one of these streams ended.
->>>>>>> words2
 const STREAMS: usize = 16;
 /// Maximum number of distinct request sizes that are counted individually.
 const SIZES_MAX: usize = 1 << 16;

@@ -523,58 +523,6 @@ impl Backing {
         self.driver.handle_timeout(ring, now);
     }
 
-<<<<<<< HEAD
-=======
-    /// Sets a gate. Changes of the attached backing begin only while the gate is open; other
-    /// changes wait and eventually fail. Backings that fence other writers themselves ignore the
-    /// gate.
-    pub fn set_gate(&mut self, ring: &mut Ring, gate: Arc<dyn Gate>) {
-        self.driver.set_gate(ring, gate);
-    }
-
-    /// Suspends changes, because another host may be about to write the disk. Unanswered changes
-    /// are cancelled where possible and kept until [`resume`](Self::resume). Submit no changes
-    /// meanwhile. Backings that fence other writers, or cannot cancel changes, ignore the call.
-    pub fn suspend(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.suspend(ring, now);
-    }
-
-    /// Resumes after [`suspend`](Self::suspend) if no other host has written the disk: kept
-    /// requests are sent.
-    pub fn resume(&mut self) {
-        self.driver.resume();
-    }
-
-    /// Cancels unanswered changes for good: unlike with [`suspend`](Self::suspend), kept requests
-    /// fail.
-    pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.revoke(ring, now);
-    }
-
-    /// Changes how long requests wait for a disconnected backing, including requests that already
-    /// wait. Backings that do not reconnect by themselves ignore it.
-    pub fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
-        self.driver.set_wait_max(now, wait_max);
-    }
-
-    /// Queries the allocation of a range of at least one byte.
-    pub fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
-        self.driver.submit_status(ring, now, id, offset, len);
-    }
-
-    /// Returns the reply to a `submit_status`.
-    pub fn poll_status(&mut self) -> Option<(u64, Status)> {
-        self.driver.poll_status()
-    }
-
-    /// Begins to close the backing; [`Backing::is_closed`] tells when it is closed. Waiting I/O
-    /// fails with `ShuttingDown`, and I/O in the kernel ends first. Submit nothing afterwards.
-    /// Flush first if acknowledged writes must be durable.
-    pub fn close(&mut self, ring: &mut Ring) {
-        self.driver.close(ring);
-    }
-
->>>>>>> words1
     /// Returns true if the I/O ring has no operation of the backing, so that it can be dropped.
     pub fn is_closed(&self) -> bool {
         self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
