@@ -1,15 +1,15 @@
 //! The services of the daemon, and the order in which they may call each other
 //! ([0049](../../../docs/decisions/0049-services.md)).
 //!
-//! The state file keeps the configuration of pools, disks and caches. The services implement it as
-//! far as devices and backings allow. They run on the control thread. Each service owns its state
-//! behind its own lock and calls only services of lower layers; the lowest one is the [`Registry`].
-//! [`Manager`] connects the services and has no other task: the control API calls the services.
+//! The state file keeps the configuration of pools, disks and caches. The services put this
+//! configuration into effect as far as devices and backings allow. All services run on the control
+//! thread. Each service owns its state behind its own lock and calls only services of lower layers;
+//! the lowest one is the [`Registry`]. [`Manager`] connects the services and has no other task: the
+//! control API calls the services.
 //!
-//! # Changes
-//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only one
-//! change of a disk or pool runs at a time. A second one is refused meanwhile
-//! ([`registry::OperationGuard`]).
+//! # Changes A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
+//! one change of a disk or pool runs at a time. During a change, the manager refuses a second
+//! change of the disk or pool ([`registry::OperationGuard`]).
 
 mod api_error;
 mod cluster;
@@ -71,7 +71,7 @@ use startup::Startup;
 use swap::Swaps;
 use tasks::Tasks;
 
-/// All services; see the module.
+/// All services; see the module's text.
 #[derive(Debug)]
 pub(crate) struct Manager {
     peers: Arc<PeerAccess>,

@@ -29,12 +29,12 @@ use crate::shard_api::{Gone, ShardHandle};
 use crate::state::{DiskState, ShareSpec};
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
-/// Time at which a disk is offered to clients.
+/// When a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::manager) enum Open {
     /// Open the disk as soon as that is safe, even while its cache is being recovered.
     AtOnce,
-    /// After the disk's cache is recovered.
+    /// Offer the disk after its cache is recovered.
     WithCache,
 }
 
@@ -42,8 +42,8 @@ pub(in crate::manager) enum Open {
 pub(in crate::manager) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Disks {
-    /// Records the generation from which on the disk's data in flash is valid. Must precede serving
-    /// the disk.
+    /// Records the generation of the disk from which on its data in flash is valid. Must be called
+    /// before the disk is served.
     pub(in crate::manager) async fn keep_generation(
         &self,
         name: &str,
@@ -76,8 +76,9 @@ impl Disks {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
-    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs with open
-    /// files lose them. Otherwise open files prevent the removal.
+    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs that have
+    /// files of the disk open are cut off. If the dirty data is not discarded, open files prevent
+    /// the removal.
     pub(crate) async fn disk_remove_from(
         &self,
         disk: String,
@@ -131,7 +132,8 @@ impl Disks {
             .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
-            // The disk is added all the same. It comes online when the other host releases it.
+            // The disk is added all the same. The disk comes online when the other host releases
+            // it.
             Err(error) if self.registry.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
@@ -160,7 +162,7 @@ impl Disks {
         self.pools.finish_disk(&name, guard, notes).await
     }
 
-    /// Removes a new disk that could not get everything that was requested.
+    /// Removes a new disk for which a part of the request failed.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name);
         if let Ok((shard, id)) = self.registry.shard_of(name)
@@ -437,7 +439,7 @@ impl Disks {
             && let Err(error) = self.enable_kept(name, kept).await
         {
             let error = ApiError::from(error);
-            // Without its dirty data the disk would be inconsistent for its guest.
+            // Without its dirty data, the disk would show the guest older data.
             shard.remove_disk(id).await?;
             self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);
@@ -511,7 +513,8 @@ impl Disks {
         }
     }
 
-    /// Gives a disk that has just been opened as large a part of its cache as possible.
+    /// Gives a cache of a disk that has just been opened as much of its configured size as
+    /// possible.
     pub(in crate::manager) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
@@ -589,7 +592,7 @@ pub(in crate::manager) fn open_gateway(
     Gateway::open(place, behind, failing)
 }
 
-/// Returns whether clients may write to the disk.
+/// Returns the access of clients to the disk: read-only or read-write.
 pub(in crate::manager) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }

@@ -127,7 +127,7 @@ impl Events {
                 );
             }
             ShardEvent::PeerSilent(device) => {
-                // A short pause of the device may only have been counted so far.
+                // A short pause of the device may only have increased the count so far.
                 tracing::error!(
                     device = device.0,
                     "the host that lends a remote flash device does not answer; hob stops using the \

@@ -20,7 +20,7 @@ use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 const EXPORTS_MAX: usize = 16;
 
 impl ExportService {
-    /// Adds an export to a disk and saves it.
+    /// Adds an export to a disk, and saves the disk's exports.
     pub(in crate::manager) async fn add(&self, disk: &str, export: ExportSpec) -> Result<(), ApiError> {
         let guard = self.0.registry.guard_disk_for_command(disk, "given another export").await?;
         self.0.registry.inner().check_export(disk, &export)?;
@@ -37,8 +37,8 @@ impl ExportService {
         self.0.registry.save().await
     }
 
-    /// Removes an export, closes the connections of its clients, and saves that. Fails if the
-    /// export's file is open.
+    /// Removes an export, closes the connections of its clients, and saves the remaining exports.
+    /// Fails if the export's file is open.
     pub(in crate::manager) async fn remove(&self, disk: &str, export: String) -> Result<(), ApiError> {
         let guard = self.0.registry.guard_disk_for_command(disk, "deprived of an export").await?;
         let known =
@@ -64,8 +64,8 @@ impl ExportService {
         self.0.registry.save().await
     }
 
-    /// Opens an additional export of a disk to all its front ends. An offline disk gets it when it
-    /// comes online.
+    /// Opens an additional export of a disk to all its front ends. An offline disk gets the export
+    /// when it comes online.
     async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
         // The disk's own export exists while the disk is online.
         let Some(own) = self.0.table.get(disk) else { return Ok(()) };
