@@ -26,7 +26,7 @@ const GAIN_MIN: f64 = 0.01;
 /// useful as a larger one.
 const USEFUL_OFF: f64 = 0.005;
 
-/// Minimum read rate of a disk for advice about the disk, in reads per second.
+/// Minimum rate of reads for advice, in reads per second.
 const READS_TELLING: f64 = 0.5;
 
 /// Weight of the newest sample in a rate.

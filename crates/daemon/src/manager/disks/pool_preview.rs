@@ -124,8 +124,8 @@ impl Inner {
         let device = device.ok_or_else(|| no_device(pool, path))?;
         let mut preview = Preview::default();
         match device.ids {
-            // A replica from another host's point of view is here too, so removing the remote copy
-            // loses no data.
+            // The device is on another host. It has only replicas of data that this host's flash
+            // has too.
             Some(_) if device.peer.is_some() => {}
             Some(ids) => {
                 let elsewhere = entry.devices.iter().filter(|other| {

@@ -18,7 +18,8 @@ pub(in crate::manager) struct Orders(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Orders by disk as last seen, with the time since which they are unchanged.
+    /// The order for each disk as read last, with the time at which the order was first seen in
+    /// this form.
     seen: BTreeMap<String, (OrderFound, Instant)>,
     /// Disks that this host is giving away, with their new host. This host must not acquire them.
     giving: BTreeMap<String, String>,
@@ -29,7 +30,7 @@ impl Orders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if there were no orders at the last read.
+    /// Returns true if the latest read found no orders.
     pub(in crate::manager) fn are_none(&self) -> bool {
         self.known().seen.is_empty()
     }
@@ -55,7 +56,7 @@ impl Orders {
         };
     }
 
-    /// Records the current orders. Returns each with the time for which it is unchanged.
+    /// Records the current orders. Returns each order with the time for which it has not changed.
     pub(in crate::manager) fn note(&self, found: Vec<OrderFound>) -> Vec<(OrderFound, Duration)> {
         let mut known = self.known();
         let now = Instant::now();

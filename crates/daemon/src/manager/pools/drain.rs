@@ -36,13 +36,13 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// Last observation of a cache's dirty data.
+/// What was observed last about a cache's dirty data.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Watch {
     seen: Option<Seen>,
     /// True while a query to the shard is outstanding.
     asking: bool,
-    /// Reason why the last drain ended early.
+    /// Reason why the latest drain ended early.
     ended: Option<String>,
 }
 
@@ -58,15 +58,16 @@ struct Seen {
     mode: Mode,
     /// Transfer rate in bytes per second, as a moving average.
     rate: f64,
-    /// Time of the last destage progress.
+    /// Time at which the amount of destaged data increased last.
     moved: Instant,
-    /// True if the backing's last write or flush failed and dirty data waits for the next one.
+    /// True if the latest write or flush of the backing failed, and dirty data waits for the next
+    /// attempt.
     failing: bool,
     verification: Option<Verification>,
 }
 
 impl Pools {
-    /// Starts a drain of dirty data to the backing, or continues one.
+    /// Starts a drain of dirty data to the backing, or continues a drain that is in progress.
     pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
@@ -201,7 +202,7 @@ impl Pools {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let busy = disk.busy;
-            // Commands wait for the daemon's own work.
+            // Commands wait until work that the daemon began by itself has ended.
             if !busy.is_some_and(is_own_work) {
                 disk.busy = Some(SHRINKING);
             }
@@ -220,7 +221,7 @@ impl Pools {
         }
     }
 
-    /// Queries the dirty data of every cache that can have any.
+    /// Queries the dirty data of every cache that can have dirty data.
     pub(in crate::manager) fn look_at_dirty(&self) {
         let mut inner = self.registry.inner();
         for (name, disk) in &mut inner.disks {
@@ -299,7 +300,7 @@ impl Watch {
         self.seen.map_or(0, |seen| seen.rate as u64)
     }
 
-    /// Returns why dirty data does not reach the backing, if it should.
+    /// Returns why dirty data does not reach the backing, if it should be written now.
     pub(in crate::manager) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);
@@ -362,12 +363,13 @@ impl Watch {
 }
 
 impl DiskEntry {
-    /// Returns the last observed progress of verifying the cache against the backing.
+    /// Returns the latest observed progress of verifying the cache against the backing.
     pub(in crate::manager) fn verification(&self) -> Option<Verification> {
         self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
     }
 
-    /// Returns the last observed dirty data, or `None` if the cache can have none.
+    /// Returns the latest observed amount of dirty data, or `None` if the cache can have no dirty
+    /// data.
     pub(in crate::manager) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
         // The dirty data of an offline disk is unknown.

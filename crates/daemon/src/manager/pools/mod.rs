@@ -51,7 +51,8 @@ pub(crate) struct Pools {
     remote_flash: RemoteFlash,
     observe: Observe,
     peers: Arc<PeerAccess>,
-    /// Locked while the replicas in an ownership record are changed, so that the last change wins.
+    /// Locked while the replicas in an ownership record are changed, so that two changes cannot
+    /// overtake each other.
     copy_words: Arc<tokio::sync::Mutex<()>>,
 }
 

@@ -2,8 +2,9 @@
 //! disk's dirty data (docs/decisions/0023).
 //!
 //! The basic rule: while an ownership record names a replica, every acknowledged write is in that
-//! replica. Therefore the record names a replica only after it is complete, and stops naming it
-//! before any write continues without it. Without a cluster, the functions here do nothing.
+//! replica. So the record names a replica only after the replica is complete. The record stops
+//! naming the replica before any write continues without it. Without a cluster, the functions here
+//! do nothing.
 
 use super::Pools;
 use crate::manager::api_error::ApiError;
@@ -11,8 +12,8 @@ use crate::manager::registry::DiskPhase;
 
 impl Pools {
     /// Removes the replica from the ownership record of `disk`. An error means that the record may
-    /// still name it. Then no write may continue without the replica, and the caller must try
-    /// again.
+    /// still name the replica. Then no write may continue without the replica, and the caller must
+    /// try again.
     pub(in crate::manager) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };
         // A disk that is not served acknowledges no write. The host that opens it removes the

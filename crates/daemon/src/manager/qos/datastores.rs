@@ -1,7 +1,7 @@
 //! Datastores: the storage that holds the backings of disks, and the limits on I/O in flight to it.
 //!
 //! The datastore of a file is its filesystem, named after the mount point. The datastore of an NBD
-//! export is its server. An operator may name another one.
+//! export is its server. An operator may name another datastore for a disk.
 //!
 //! Shares and reservations work among the disks of one shard. All disks of a datastore with a name
 //! or a setting therefore go to the same shard. Disks that were on other shards before stay there.
