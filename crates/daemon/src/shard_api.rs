@@ -103,7 +103,8 @@ pub(crate) enum ShardCall {
     Lose {
         id: DiskId,
     },
-    /// Let another disk of this shard serve the blocks of a clone's parent; `None` ends that.
+    /// Let another disk of this shard serve the blocks of a clone's parent; `None` if no disk
+    /// serves them any more.
     LinkParent {
         id: DiskId,
         /// The parent's disk.
@@ -158,7 +159,7 @@ pub(crate) enum ShardCall {
     /// Return the shard's report about a resource, for the hosts that share it.
     ReportOn {
         resource: Resource,
-        /// Rate per share of the last round between the hosts.
+        /// Rate per share in the latest round between the hosts.
         level: Option<f64>,
         /// Receives `None` if the resource is not shared.
         answer: Answer<Option<Report>>,
@@ -291,7 +292,7 @@ pub(crate) enum ShardCall {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CountsAsked {
     pub(crate) id: DiskId,
-    /// Number of reads at the last round, if there was one.
+    /// Number of reads in the previous round, if there was one.
     pub(crate) known_reads: Option<u64>,
     /// Block size of the cache, bytes.
     pub(crate) block_bytes: u64,

@@ -1,8 +1,8 @@
 //! Vhost-user listeners: a socket and a thread for each export that has one.
 //!
-//! A socket serves one client at a time. A second one waits until the first has disconnected. The
-//! socket exists while the disk is served. If it cannot be created at a restart, the daemon
-//! retries.
+//! A socket serves one client at a time. A second client waits until the first has disconnected.
+//! The socket exists while the disk is served. If the socket cannot be created at a restart, the
+//! daemon retries.
 
 use std::io;
 use std::os::fd::OwnedFd;

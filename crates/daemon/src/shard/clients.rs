@@ -349,8 +349,8 @@ impl Clients {
         }
     }
 
-    /// Keeps a connection waiting until its disk's share has room: for a buffer of `least` bytes,
-    /// or for a request in the engine.
+    /// Makes a connection wait until its disk's share has room for a buffer of `least` bytes, or
+    /// for a request in the engine if `least` is `None`.
     fn hold_up(&mut self, number: u16, least: Option<usize>) {
         let client = self.clients[usize::from(number)].as_mut().expect("only connections are held up");
         if self.waiting.is_empty() && self.held_up.is_empty() {
@@ -393,7 +393,7 @@ impl Clients {
         is_device_bound: bool,
     ) -> bool {
         let requests_max = if is_device_bound { REQUESTS_PER_TURN } else { u32::MAX };
-        // Sent replies and closed connections may have released buffers.
+        // Replies that were sent and connections that were closed may have released buffers.
         self.serve_waiting(now, ring);
         self.retry_held_up(ring, engine);
         let count = self.active.len();
@@ -453,7 +453,7 @@ impl Clients {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
-        // Replies to these queries now have room.
+        // There is room for the replies to these queries now.
         while let Some(query) = connection.poll_status() {
             self.queries.push_back((connection.disk(), query));
         }
@@ -620,8 +620,8 @@ const REQUESTS_PER_TURN: u32 = 4;
 /// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
 const SMALL_BYTES_MAX: usize = 1 << 20;
 
-/// The large requests of all connections leave one part in this number of the arena to small
-/// requests.
+/// The large requests of all connections leave this part of the arena to small requests: the arena
+/// divided by this number.
 const RESERVE_SHARE: usize = 16;
 
 /// The buffer arena as seen by one connection.

@@ -37,10 +37,10 @@ pub(crate) struct ShardHandle {
     wake: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Opens the crash log of a cache. It is on a tmpfs, so this does not wait.
+/// Opens the crash log of a cache. The log is on a tmpfs, so opening it does not wait for a device.
 fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
     if cfg!(test) {
-        // Nobody would remove the files of unit tests.
+        // Unit tests make no crash logs, because nothing would remove the files.
         return None;
     }
     match CrashLogFile::open(cache) {
@@ -55,8 +55,8 @@ fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
     }
 }
 
-/// Creates the mark of a backing that loses unflushed changes if the process is killed. It is on a
-/// tmpfs, so this does not wait.
+/// Creates the mark of a backing that loses unflushed changes if the process is killed. The mark is
+/// on a tmpfs, so creating it does not wait for a device.
 fn create_mark(backing: &[u8; 16]) -> Option<UnflushedMark> {
     if cfg!(test) {
         return None;
@@ -191,7 +191,7 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::ChangeBitmaps { id, change, answer }).await
     }
 
-    /// Returns the counters of a disk's bitmaps, and the whole content of one.
+    /// Returns the counters of a disk's bitmaps, and the whole content of the bitmap `whole`.
     pub(crate) async fn bitmaps(&self, id: DiskId, whole: Option<String>) -> Result<Noted, ShardError> {
         self.ask_in_time(|answer| ShardCall::Bitmaps { id, whole, answer }).await
     }
@@ -200,7 +200,7 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Stats { id, answer }).await
     }
 
-    /// Returns the histograms of a disk's requests, and the time.
+    /// Returns the histograms of a disk's requests, and the current time.
     pub(crate) async fn histograms(&self, id: DiskId) -> Result<(Instant, Box<Histograms>), ShardError> {
         self.ask_in_time(|answer| ShardCall::Histograms { id, answer }).await
     }

@@ -57,7 +57,7 @@ pub(in crate::manager) enum Source {
     Served(Served),
 }
 
-/// A backing that a shard serves, and the means to read it beside the shard.
+/// A backing that a shard serves, with a reader of its own.
 pub(in crate::manager) struct Served {
     pub(in crate::manager) info: BackingInfo,
     pub(in crate::manager) reader: Box<dyn Reader>,

@@ -63,7 +63,8 @@ impl Migrations {
                 }
                 let shared = leaving.shared.clone();
                 migrations.begin_attempt(leaving, session, Some(guard));
-                // When this call returns, the migration continues even after a crash.
+                // Waits until the migration would continue after a crash, because the caller may
+                // rely on that.
                 let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
                 migrations.migration(&name)
             })

@@ -58,8 +58,8 @@ impl QosService {
         self.rules().find_datastore(name).ok().map(|(_, store)| store.spec.clone())
     }
 
-    /// Returns the id of a datastore, which is created if new. `is_named`: an operator assigned a
-    /// disk to it by name.
+    /// Returns the id of a datastore. Creates the datastore if it does not exist. `is_named`: an
+    /// operator assigned a disk to it by name.
     pub(in crate::manager) fn datastore_id(
         &self,
         name: &str,
@@ -277,8 +277,8 @@ impl Rules {
     }
 }
 
-/// Returns the datastore of a backing to which no operator assigned one. May block, because it
-/// examines the filesystem.
+/// Returns the datastore of a backing to which no operator assigned a datastore. May block, because
+/// it examines the filesystem.
 pub(in crate::manager) fn datastore_of(backing: &str) -> String {
     let named = match backing.parse().map(|uri: NbdUri| uri.address) {
         Ok(Address::Tcp { host, port }) => Some(format!("nbd-{host}-{port}")),
@@ -314,7 +314,7 @@ pub(in crate::manager) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    // The end of a long path is the most specific part.
+    // The end of a long path identifies the file best.
     let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
     let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }

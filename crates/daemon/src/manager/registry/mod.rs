@@ -6,8 +6,8 @@
 //! state file is a [`StatePart`], and a service that must act before a save is the
 //! [`SaveObserver`].
 //!
-//! The lock on [`Inner`] is held only for look-ups and never across an await. A service may take
-//! this lock while it holds its own, never the other way round.
+//! The lock on [`Inner`] is held only for look-ups and never across an await. A service that holds
+//! its own lock may take this lock. A service that holds this lock must not take its own.
 
 mod operation_guard;
 mod owed;
@@ -48,7 +48,7 @@ pub(in crate::manager) const DISKS_MAX: usize = 4096;
 /// Reason within the cluster why a disk is offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::manager) enum ClusterWait {
-    /// The cluster is not the reason.
+    /// The disk is not offline because of the cluster.
     #[default]
     No,
     /// Another host serves the disk, which is normal.
@@ -80,7 +80,7 @@ pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
     fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>>;
 }
 
-/// The registry; see the module.
+/// The registry; see the module's text.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) shards: Vec<ShardHandle>,
@@ -95,20 +95,20 @@ pub(crate) struct Registry {
 pub(in crate::manager) struct Inner {
     pub(in crate::manager) pools: BTreeMap<String, PoolEntry>,
     pub(in crate::manager) disks: BTreeMap<String, DiskEntry>,
-    /// Time that requests wait for the backing of a disk without its own limit.
+    /// Time that requests wait for the backing of a disk that has no backing timeout of its own.
     pub(in crate::manager) wait_max: std::time::Duration,
-    /// Reason why the current hob.toml is not in use; the version of the last start is.
+    /// Reason why the daemon does not use the current hob.toml, but the hob.toml of its last start.
     pub(in crate::manager) config_refused: Option<String>,
     /// Next id of a flash device. Ids are not reused, because shards keep state per id.
     pub(in crate::manager) next_device: u16,
-    /// True when all pools and disks of the state file are here. Until then nothing is saved,
-    /// because the state file would lose those that are not.
+    /// True when all pools and disks of the state file are in the registry. Before that, nothing is
+    /// saved, because a save would remove the missing ones from the state file.
     is_restored: bool,
-    /// Error of the last save of the state file.
+    /// Error of the latest save of the state file, if it failed.
     pub(in crate::manager) unsaved: Option<String>,
     /// True if a save of the unreported flush failures is about to start.
     pub(in crate::manager) saves_owed: bool,
-    /// True if an upgrade is about to hand over to another process. No changes are accepted then.
+    /// True if an upgrade is about to hand over to another process. Changes are refused meanwhile.
     pub(in crate::manager) leaving: bool,
     /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::manager) caches_refused: BTreeMap<String, String>,
@@ -136,7 +136,7 @@ pub(in crate::manager) struct PoolEntry {
     pub(in crate::manager) uuid: Option<String>,
     pub(in crate::manager) segment_bytes: u64,
     pub(in crate::manager) devices: Vec<DeviceEntry>,
-    /// Owners of persistent caches in the pool with their number of segments, at the last look-up.
+    /// Owners of persistent caches in the pool with their number of segments, as looked up last.
     pub(in crate::manager) owners: Vec<(OwnerId, u64)>,
     /// Operation in progress on the pool.
     pub(in crate::manager) busy: Option<&'static str>,
@@ -195,8 +195,8 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) leaves_peer: bool,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::manager) copy_said: bool,
-    /// Segments of the journal's ring, with shard ids. While the journal ring is replaced, also
-    /// those of the next journal ring.
+    /// Segments of the journal's ring, with shard ids. While the journal ring is being replaced,
+    /// the list also has the segments of the next journal ring.
     pub(in crate::manager) ring: Vec<Segment>,
     /// Number of copies of the newest journal ring.
     pub(in crate::manager) ring_copies: usize,
@@ -218,7 +218,7 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) retry_after: Option<tokio::time::Instant>,
     /// The message about writes that the backing may have lost.
     pub(in crate::manager) loss_message: RepeatedMessage,
-    /// Last logged reason why the disk is offline.
+    /// The reason why the disk is offline that was logged last.
     pub(in crate::manager) offline_reason: Option<String>,
     /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::manager) content_noted: bool,
@@ -230,7 +230,7 @@ pub(in crate::manager) struct DiskEntry {
     pub(in crate::manager) drained_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::manager) cache_reason: Option<String>,
-    /// Findings of the last round of repartitioning about the shared cache.
+    /// Findings of the latest round of repartitioning about the shared cache.
     pub(in crate::manager) sharing: hob_engine::partition::Status,
     /// Observations about the cache's efficiency.
     pub(in crate::manager) quality: observe::Quality,
@@ -323,7 +323,8 @@ impl Registry {
     async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
         let registry = self.clone();
         flash::blocking(move || {
-            // The lock is taken first, so that an older state never replaces a newer one.
+            // The lock is taken first, so that an older state never replaces a newer state in the
+            // file.
             let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
             let mut state = {
                 let inner = registry.inner();
@@ -422,7 +423,7 @@ impl DiskEntry {
         }
     }
 
-    /// Returns true if the disk was added but was never online.
+    /// Returns true if the disk was added, but has not been online yet.
     pub(in crate::manager) fn is_arriving(&self) -> bool {
         self.busy == Some(ADDING)
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// Minimum time between two messages about the same failure.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The last message about a failure that may repeat many times in a second.
+/// When a message about a failure that may repeat many times in a second was logged last.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct RepeatedMessage {
     last: Option<Instant>,
@@ -15,8 +15,7 @@ pub(in crate::manager) struct RepeatedMessage {
 }
 
 impl RepeatedMessage {
-    /// Returns the number of failures without a message since the last message, if another message
-    /// is due.
+    /// Returns the number of failures since the previous message, if a new message is due.
     pub(in crate::manager) fn is_due(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now < last + EVERY) {
             self.withheld += 1;

@@ -1,5 +1,5 @@
-//! Allocation of segments from pools for caches, their release, and the translation between their
-//! two ids.
+//! Allocation of segments from pools for caches, their release, and the translation between the two
+//! ids of a device: its id in the pool and its id on the shards.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,8 @@ use crate::manager::pools::Stalls;
 use crate::state::CacheSpec;
 
 impl Registry {
-    /// Allocates segments of the pool for the data of a disk's cache. Returns them with shard ids.
+    /// Allocates segments of the pool for the data of a disk's cache. Returns the segments with
+    /// shard ids.
     pub(in crate::manager) async fn take_room(
         &self,
         spec: &CacheSpec,

@@ -24,7 +24,7 @@ use crate::state::PeerState;
 /// Maximum time for a lender to answer a request.
 const ASK_MAX: Duration = Duration::from_secs(6);
 
-/// Sockets of remote devices by path. Dropping one closes it.
+/// Sockets of remote devices by path. Dropping a socket closes it.
 pub(super) type LenderSockets = Mutex<BTreeMap<PathBuf, LenderSocket>>;
 
 /// A local socket that leads to a lender.
@@ -33,7 +33,7 @@ pub(super) struct LenderSocket {
     to: PeerState,
     /// The flash lease on another host to which connections are forwarded.
     lease: Arc<Mutex<Option<FlashLease>>>,
-    /// Locked while the lender is asked whether it is back.
+    /// Locked while this host asks the lender whether it is available again.
     asking: Arc<tokio::sync::Mutex<()>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -58,7 +58,7 @@ struct Lender {
     host: String,
     port: u16,
     tls: ClientTls,
-    /// Identity of this host at the lender.
+    /// Name of this host, as the lender knows it.
     me: String,
 }
 
@@ -98,7 +98,7 @@ impl RemoteFlash {
         Ok(self.0.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
-    /// Listens on the socket of a remote device, if not done already.
+    /// Listens on the socket of a remote device, unless this host already listens on the socket.
     pub(in crate::manager) fn open_socket(&self, to: &PeerState) -> Result<(), ApiError> {
         let mut sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if sockets.contains_key(&to.path) {

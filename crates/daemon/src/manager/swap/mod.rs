@@ -38,7 +38,7 @@ struct SwapEntry {
     location: Option<AreaLocation>,
     /// Operation in progress on the area.
     work: Option<Arc<Work>>,
-    /// The last failed operation and its error.
+    /// The operation that failed last, and its error.
     failed: Option<(Doing, String)>,
 }
 
@@ -255,8 +255,8 @@ impl Swaps {
         Ok(name)
     }
 
-    /// Returns the device that a new area must use, if it is fixed, and the devices that it must
-    /// not use.
+    /// Returns the device that a new area must use, if only one device is possible, and the devices
+    /// that it must not use.
     async fn good_devices(
         &self,
         pool: &str,
@@ -459,7 +459,8 @@ impl Swaps {
     }
 }
 
-/// Returns the pool id of a device that is suitable for swap, or the reason why it is not.
+/// Returns the pool id of a device that is suitable for swap, or the reason why the device is not
+/// suitable.
 fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     let path = device.path.display();
     let reason = || device.reason.clone().unwrap_or_else(|| "see the daemon's log".to_owned());
@@ -503,7 +504,7 @@ impl Areas {
         self.0.values().filter(move |entry| entry.wanted.pool == pool)
     }
 
-    /// Returns the area with this owner, and creates an entry for an unknown one.
+    /// Returns the area with this owner, and creates an entry if the owner is unknown.
     fn of_owner(&mut self, pool: &str, owner: OwnerId, path: &Path) -> &mut SwapEntry {
         let known = self.in_pool(pool).find(|entry| OwnerId(entry.wanted.owner.0) == owner);
         let name = match known.map(|entry| entry.wanted.name.clone()) {
