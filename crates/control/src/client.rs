@@ -33,8 +33,7 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
 
-/// Why a request of the client failed. Each variant of the error needs another reaction of the
-/// caller.
+/// Why a request of the client failed. Each variant needs a different reaction of the caller.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon accepts connections at this address: start the daemon, or name another socket.
@@ -105,7 +104,7 @@ impl Client {
         Client { endpoint, token, tls: None }
     }
 
-    /// Adds TLS settings to the client. TCP needs them.
+    /// Adds TLS settings to the client. A connection over TCP needs TLS settings.
     #[must_use]
     pub fn with_tls(self, tls: ClientTls) -> Client {
         Client { tls: Some(tls), ..self }

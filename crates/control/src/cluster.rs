@@ -100,7 +100,7 @@ pub enum ClusterDiskState {
     Adopted,
     /// The owner released the disk.
     Free,
-    /// The owner failed.
+    /// The owner failed, and no other host owns the disk yet.
     Vanished,
 }
 

@@ -36,13 +36,14 @@ pub struct ConfigDifference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConfigRemedy {
-    /// `hob config apply`, or a reload after hob.toml was changed.
+    /// `hob config apply` removes the difference, as does a reload after hob.toml was changed.
     Apply,
-    /// `hob config apply --yes`, because the change empties a cache or removes an object.
+    /// `hob config apply --yes` removes the difference, because this empties a cache or removes an
+    /// object.
     ApplyWithYes,
-    /// `systemctl reload hob`.
+    /// `systemctl reload hob` removes the difference.
     Reload,
-    /// Commands.
+    /// Only commands for the object remove the difference.
     Command,
 }
 

@@ -93,7 +93,7 @@ pub enum EtcdError {
     /// The lease does not exist, or has expired.
     #[error("etcd does not know the lease: it has expired or never existed")]
     NoLease,
-    /// Etcd says no.
+    /// Etcd refused the request, and did not execute it.
     #[error("etcd at {endpoint} refuses: {why}")]
     Refused {
         /// The etcd member.
@@ -106,7 +106,7 @@ pub enum EtcdError {
     Lost {
         /// The etcd member.
         endpoint: String,
-        /// The reason.
+        /// Why no valid response arrived.
         why: String,
     },
 }
@@ -118,7 +118,7 @@ pub struct EtcdEntry {
     pub key: String,
     /// Value.
     pub value: Vec<u8>,
-    /// Revision of etcd at which the key was changed last.
+    /// Revision of etcd of the latest change of the key.
     pub revision: u64,
     /// Lease that the key is attached to; 0 for none.
     pub lease: u64,
@@ -129,7 +129,7 @@ pub struct EtcdEntry {
 pub enum EtcdIs {
     /// The key does not exist.
     Absent,
-    /// The key was changed last at this revision.
+    /// The latest change of the key has this revision.
     At(u64),
     /// The key is attached to this lease.
     Under(u64),
@@ -140,7 +140,7 @@ pub enum EtcdIs {
 pub enum EtcdChange {
     /// Writes a key: name, value, and the lease that the key is attached to (0 for none).
     Put(String, Vec<u8>, u64),
-    /// Key.
+    /// Deletes this key.
     Delete(String),
 }
 
@@ -175,7 +175,7 @@ impl Etcd {
         Etcd { endpoints, tls, at: AtomicUsize::new(0), id: AtomicU64::new(0) }
     }
 
-    /// The endpoints.
+    /// Returns the endpoints of the etcd cluster.
     pub fn endpoints(&self) -> &[EtcdEndpoint] {
         &self.endpoints
     }
@@ -200,7 +200,7 @@ impl Etcd {
 
     /// Renews a lease and returns its time to live, in seconds. The client also checks that the
     /// answering member still leads etcd. For this the client reads `key` with a linearizable read.
-    /// The read must be from the same term and must find the key with that lease.
+    /// The read must be from the same term and must find the key attached to that lease.
     ///
     /// # Errors
     /// [`EtcdError::NoLease`] if the lease has expired; other errors if its state is unknown.

@@ -27,7 +27,7 @@ pub enum LifeEvent {
 /// Effect of a VM event on a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing.
+    /// The cache does not change.
     Nothing,
     /// Dirty data is written to the backing; clean data stays.
     Drain,
@@ -86,7 +86,7 @@ impl LifeEvent {
         &EVENTS[self as usize]
     }
 
-    /// By its name.
+    /// Returns the event with this name.
     pub fn from_name(name: &str) -> Option<LifeEvent> {
         EVENTS.iter().find(|row| row.name == name).map(|row| row.event)
     }

@@ -70,7 +70,8 @@ pub enum ProblemKind {
     SwapOff,
     /// This host has no lease in its cluster, so its disks do not answer.
     ClusterAway,
-    /// The daemon's state cannot be saved. A restart loses the changes since then.
+    /// The daemon's state cannot be saved. A restart loses the changes since the state was saved
+    /// last.
     StateNotSaved,
     /// A change that continued in the background failed, and no operator has acknowledged the
     /// failure.
@@ -80,7 +81,7 @@ pub enum ProblemKind {
 }
 
 impl ProblemKind {
-    /// All kinds.
+    /// All kinds of problems.
     pub const ALL: [ProblemKind; 18] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,

@@ -10,20 +10,21 @@ use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CarryMode {
-    /// The cache is copied while the guest runs, most frequently read blocks first. The rest
-    /// follows after the hand-over.
+    /// The cache is copied while the guest runs, most frequently read blocks first. Blocks that are
+    /// not copied before the hand-over are copied after it.
     #[default]
     Copy,
     /// The destination gets a list of the cached blocks, and reads the blocks from the backing.
     HeatMap,
-    /// The destination starts with an empty cache. On a miss it reads from the source's flash.
+    /// The destination starts with an empty cache. On a miss, the destination reads from the
+    /// source's flash.
     Remote,
     /// The cache is not migrated.
     Drop,
 }
 
 impl CarryMode {
-    /// All of them.
+    /// All ways to migrate a cache.
     pub const ALL: [CarryMode; 4] = [CarryMode::Copy, CarryMode::HeatMap, CarryMode::Remote, CarryMode::Drop];
 
     /// Returns the mode's name in the command line and the API.
@@ -108,7 +109,7 @@ pub enum MigrationState {
     Copying,
     /// The guest waits.
     Frozen,
-    /// The disk belongs to the destination, which has not confirmed the hand-over yet.
+    /// The disk is frozen for the hand-over, and the guest's requests wait.
     HandingOver,
     /// The destination owns the disk, and reads cached data from the source.
     Serving,

@@ -136,11 +136,12 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceState {
-    /// Yes.
+    /// The device is open and in use.
     Online,
-    /// The device does not answer in time. Caches bypass it until it does.
+    /// The device does not answer in time. Caches bypass the device until it answers.
     Stalled,
-    /// The device failed too often and hob stopped using it. Remove it, or add it again.
+    /// The device failed too often and hob stopped using it. Remove the device from the pool, or
+    /// add it again.
     Fenced,
     /// The device could not be opened.
     Offline,
@@ -150,9 +151,9 @@ pub enum DeviceState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
-    /// Yes.
+    /// Caches may allocate segments on the device.
     In,
-    /// Caches may not allocate segments. Segments in use stay.
+    /// Caches may not allocate segments on the device. Segments in use stay.
     Out,
 }
 
@@ -160,7 +161,7 @@ pub enum Admission {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoMode {
-    /// No (O_DIRECT).
+    /// I/O bypasses the page cache (O_DIRECT).
     Direct,
     /// I/O uses the page cache, because the filesystem has no direct I/O.
     Buffered,
@@ -249,7 +250,7 @@ pub struct Recording {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskState {
-    /// Yes.
+    /// The disk is served.
     Online,
     /// The disk's backing could not be opened. The daemon tries again periodically.
     #[default]
@@ -352,14 +353,14 @@ pub enum CacheState {
     /// The disk has no cache, or the pool has no flash for it.
     #[default]
     None,
-    /// Serving.
+    /// The cache serves requests.
     Active,
     /// The cache is being changed, and requests go to the backing.
     Changing,
-    /// The journal is being read after a restart. Reads go to the backing, unless the data may be
-    /// dirty; those requests wait.
+    /// The journal is being read after a restart. Reads go to the backing. Reads of data that may
+    /// be dirty wait.
     Recovering,
-    /// The cache's flash does not answer in time, and requests go to the backing.
+    /// The cache's flash does not answer in time, so requests go to the backing.
     Stalled,
     /// All flash of the cache is fenced, and requests go to the backing.
     Fenced,

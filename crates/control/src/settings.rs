@@ -21,7 +21,7 @@ macro_rules! settings {
         }
 
         impl CacheSettings {
-            /// Nothing is said.
+            /// Returns true if no setting is given.
             pub fn is_empty(&self) -> bool {
                 $(self.$field.is_none())&&*
             }

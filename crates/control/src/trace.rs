@@ -24,13 +24,13 @@ pub const FRAME_RECORDS_MAX: usize = 16 << 10;
 /// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TraceOp {
-    /// Asked for bytes.
+    /// The guest read data.
     Read,
-    /// Handed bytes over.
+    /// The guest wrote data.
     Write,
-    /// Discarded the range, or wrote zeroes to it.
+    /// The guest discarded a range, or wrote zeroes to it.
     Discard,
-    /// Made earlier writes durable. A flush has no range.
+    /// The guest flushed the disk. A flush has no range.
     Flush,
 }
 
@@ -70,12 +70,13 @@ pub struct TraceRecord {
     pub op: TraceOp,
 }
 
-/// See the module.
+/// A frame of the stream: records of requests, and the duration of the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceFrame {
     /// Duration of the recording so far.
     pub elapsed_ns: u64,
-    /// Requests missing from the recording because the client was too slow, since its start.
+    /// Number of requests since the start of the recording that are missing, because the client was
+    /// too slow.
     pub dropped: u64,
     /// Whether the disk was removed and this frame is the last.
     pub is_last: bool,
@@ -117,7 +118,7 @@ pub struct TraceDecoder {
 }
 
 impl TraceDecoder {
-    /// Takes bytes in.
+    /// Adds received bytes to the decoder.
     pub fn handle_input(&mut self, bytes: &[u8]) {
         self.held.drain(..std::mem::take(&mut self.used));
         self.held.extend_from_slice(bytes);

@@ -1,10 +1,10 @@
 //! Which NBD clients may see which exports.
 //!
 //! A disk without an `[[allow]]` entry is visible to every client that can connect; a disk with
-//! entries only to the clients of those entries. For all other clients it does not exist: it is not
-//! listed, and the reply to its name is that for an unknown name. The rules of a disk apply to its
-//! additional exports unless entries name the export. The list is fixed at start; existing
-//! connections are not checked again.
+//! entries only to the clients of those entries. For all other clients the disk does not exist:
+//! lists omit it, and the reply to its name is the reply to an unknown name. The rules of a disk
+//! apply to its additional exports unless entries name the export. The list is fixed at start;
+//! existing connections are not checked again.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -153,7 +153,7 @@ pub struct AllowEntry {
     pub clients: Vec<ClientMatch>,
 }
 
-/// All entries.
+/// All `[[allow]]` entries.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AllowList(Arc<[AllowEntry]>);
 

@@ -9,9 +9,9 @@ use crate::state::StateError;
 /// Kind of an API error, named by the client's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// The object does not exist. The client must name another one.
+    /// The object does not exist. The client must name another object.
     NotFound,
-    /// The request is invalid. The client must change it.
+    /// The request is invalid. The client must change the request.
     Invalid,
     /// The request conflicts with the present state, which the client must change first.
     Conflict,

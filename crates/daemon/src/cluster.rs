@@ -53,7 +53,8 @@ const QUESTION_MAX: Duration = Duration::from_secs(2);
 /// Maximum time for an etcd request that lists keys.
 const LIST_MAX: Duration = Duration::from_secs(10);
 
-/// Number of attempts to acquire a disk when other hosts compete or responses are lost.
+/// Number of attempts to acquire a disk when other hosts try to acquire the disk too, or responses
+/// of etcd are lost.
 const GOES: usize = 5;
 
 /// Maximum number of disks acquired at the same time, because many concurrent requests to etcd
@@ -77,7 +78,7 @@ struct DiskMembership {
     /// The lease in etcd that the ownership lock is bound to.
     lease: LeaseId,
     /// True if a request to etcd had no response. The request may still take effect until a later
-    /// one has succeeded.
+    /// request has succeeded.
     in_doubt: bool,
     /// True if an etcd request of unknown result would record that the disk has no dirty data.
     clean_in_doubt: bool,
@@ -96,10 +97,10 @@ pub(crate) struct Cluster {
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
-    /// Disks that this host may take from another host once even if data is lost: disk name, and
-    /// end of the permission.
+    /// Disks that this host may take from another host once, even if acknowledged data is lost. For
+    /// each disk's name, the end of this permission.
     forced: Mutex<BTreeMap<String, Instant>>,
-    /// Reports about shared datastores.
+    /// Reports of other hosts about shared datastores.
     heard: wants::Heard,
     reader: BatchedReader,
     watcher: ClusterWatcher,
@@ -111,8 +112,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Joins the cluster. `directory` keeps this host's identity. The host's lease in etcd is
-    /// renewed while the `shards` respond.
+    /// Joins the cluster. The file in `directory` has this host's identity. The host's lease in
+    /// etcd is renewed while the `shards` respond.
     pub(crate) fn join(
         config: &ClusterConfig,
         directory: &Path,
@@ -154,7 +155,7 @@ impl Cluster {
         }))
     }
 
-    /// Returns the identity of the cluster, by which hosts can compare their clusters.
+    /// Returns the identity of the cluster. Hosts are in one cluster if they get the same value.
     pub(crate) fn identity(&self) -> Option<String> {
         self.etcd.id().map(|id| format!("{id:x}{}", self.config.prefix.trim_end_matches('/')))
     }

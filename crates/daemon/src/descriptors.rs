@@ -9,8 +9,8 @@ const PER_DISK: u64 = 16;
 /// Number of descriptors reserved for clients, the control API and state files.
 const RESERVED: u64 = 64;
 
-/// Raises the limit of open files to the system's maximum, because disks and clients need several
-/// each and the usual soft limit is 1024.
+/// Raises the limit of open files to the system's maximum, because each disk and client needs
+/// several descriptors, and the usual soft limit is 1024.
 pub(crate) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {

@@ -22,7 +22,7 @@ pub(crate) struct Export {
     pub(crate) of: String,
     /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
-    /// The shard that serves it.
+    /// The shard that serves the disk.
     pub(crate) shard: ShardHandle,
     /// Properties for clients.
     pub(crate) info: ExportInfo,
@@ -42,7 +42,7 @@ struct Opening {
     changed: Notify,
 }
 
-/// A disk that is being opened, until dropped.
+/// A disk that is being opened. Dropping this value ends the opening for waiting clients.
 #[derive(Debug)]
 pub(crate) struct OpeningDisk {
     exports: Exports,
@@ -60,8 +60,8 @@ impl Drop for OpeningDisk {
 type Gateways = BTreeMap<String, (String, Gateway)>;
 
 impl Exports {
-    /// Exports a disk under a name. A name of another disk is not replaced, because that disk's
-    /// clients would then write to this disk.
+    /// Exports a disk under a name. Does not replace the export of another disk, because the
+    /// clients of that disk would then write to this one.
     pub(crate) fn insert(&self, name: &str, export: Export) {
         let mut table = self.table();
         match table.get(name).filter(|known| known.of != export.of) {
@@ -103,7 +103,7 @@ impl Exports {
         }
     }
 
-    /// Adds the vhost-user socket of an export; it stays until the export is removed.
+    /// Adds the vhost-user socket of an export; the socket exists until the export is removed.
     pub(crate) fn listen_vhost_user(&self, disk: &str, name: &str, gateway: Gateway) {
         self.gateways().insert(name.to_owned(), (disk.to_owned(), gateway));
     }

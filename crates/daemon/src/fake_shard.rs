@@ -105,7 +105,7 @@ impl State {
 }
 
 impl FakeShard {
-    /// Starts one. Call it inside a runtime.
+    /// Starts a fake shard. The caller must be inside a runtime.
     pub(crate) fn start() -> (ShardHandle, FakeShard) {
         let calls = Arc::new(Notify::new());
         let waker = calls.clone();
@@ -176,40 +176,40 @@ impl FakeShard {
         *self.state.lock().unwrap() = State::new();
     }
 
-    /// Bytes of a disk's memory.
+    /// Returns the size of a disk's memory area, bytes.
     pub(crate) fn area_bytes(&self, id: DiskId) -> u64 {
         self.state.lock().unwrap().areas.get(&id).map_or(0, Area::len)
     }
 
-    /// Devices that it has open.
+    /// Returns the devices that the shard has open.
     pub(crate) fn devices(&self) -> Vec<DeviceId> {
         self.state.lock().unwrap().devices.keys().copied().collect()
     }
 
-    /// Takes a request of a guest, if somebody records them.
+    /// Adds a guest's request to the recording of a disk, if the disk is being recorded.
     pub(crate) fn request(&self, id: DiskId, record: &TraceRecord) -> bool {
         let mut state = self.state.lock().unwrap();
         state.recorders.get_mut(&id).map(|recorder| recorder.push(record)).is_some()
     }
 
-    /// A guest writes zeroes, and flushes.
+    /// Writes zeroes as a guest, then flushes.
     pub(crate) fn write(&self, disk: DiskId, offset: u64, len: u64) -> Result<(), IoError> {
         let mut state = self.state.lock().unwrap();
         state.guest(disk, Op::Write(Durability::Volatile), offset, len)?;
         state.guest(disk, Op::Flush, 0, 0)
     }
 
-    /// A guest writes zeroes, or reads, and may have to wait.
+    /// Begins a write of zeroes, or a read, as a guest. The request may have to wait.
     pub(crate) fn begin(&self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
         self.state.lock().unwrap().begin(disk, op, offset, len)
     }
 
-    /// How that ended, if it has.
+    /// Returns the result of a request, if it has ended.
     pub(crate) fn reply(&self, id: RequestId) -> Option<Result<(), IoError>> {
         self.state.lock().unwrap().replies.remove(&id)
     }
 
-    /// A guest reads.
+    /// Reads as a guest.
     pub(crate) fn read(&self, disk: DiskId, offset: u64, len: u64) -> Result<(), IoError> {
         self.state.lock().unwrap().guest(disk, Op::Read, offset, len)
     }

@@ -1,8 +1,8 @@
 //! Half-open connections of a listener: no export chosen, no request accepted yet.
 //!
 //! A listener allows few half-open connections. When the limit is reached, the oldest one is
-//! closed: a real client completes its first exchange within milliseconds. Strangers that connect
-//! and stay silent therefore cannot keep clients waiting.
+//! closed: a real client completes its first exchange within milliseconds. So clients that connect
+//! and send nothing cannot keep other clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +31,7 @@ struct Table {
     connections: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// A half-open connection, until this is dropped.
+/// A half-open connection. Dropping this value removes the connection from the table.
 #[derive(Debug)]
 pub(crate) struct HalfOpenGuard {
     table: Arc<Mutex<Table>>,

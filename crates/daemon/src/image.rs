@@ -204,7 +204,8 @@ fn run(mut command: Command) -> io::Result<Vec<u8>> {
             break status;
         }
         if Instant::now() > deadline {
-            // A process blocked on a filesystem may outlive this call; it is not waited for.
+            // A process blocked on a filesystem may outlive this call; this call does not wait for
+            // the process.
             let _ = child.kill();
             return Err(io::Error::other(format!(
                 "qemu-img did not answer within {} s",

@@ -6,7 +6,7 @@ use hob_engine::units::Instant;
 use hob_storage::ring::Gate;
 
 /// Returns the time of the lease clock. The lease clock also advances while the host is suspended,
-/// and cannot be set.
+/// and nobody can set it.
 pub(crate) fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
@@ -25,7 +25,8 @@ impl LeaseClock {
     /// Creates a lease that is valid until `until`. Other hosts wait `settle_ns` after its end
     /// before they acquire its disks.
     ///
-    /// Half of that time is for slow responses of backings; requests in flight have the other half.
+    /// During the first half of `settle_ns`, requests wait for slow responses of backings. The
+    /// second half is for requests that are still in flight then.
     pub(crate) fn new(until: Instant, settle_ns: u64) -> LeaseClock {
         LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }

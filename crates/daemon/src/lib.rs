@@ -115,7 +115,7 @@ pub struct Serving {
     pub disk: DiskAdd,
     /// The device of the pool, and the cache on it.
     pub cache: Option<(String, CacheEnable)>,
-    /// True if the device is used even if it holds other data.
+    /// True if the device is used even if it contains other data.
     pub force: bool,
     /// Listeners for NBD clients.
     pub listen: Vec<NbdEntry>,
@@ -132,7 +132,7 @@ pub struct Serving {
 }
 
 impl Plan {
-    /// Returns the maximum silence of a peer host before its flash counts as failed.
+    /// Returns how long this host waits for a silent peer before the peer's flash counts as failed.
     fn peer_wait(&self) -> Duration {
         match &self.content {
             Content::Kept { config, .. } => config.peers.wait(),
@@ -141,7 +141,8 @@ impl Plan {
     }
 
     /// Makes the plan for the configuration file at `path`. If the file is invalid, uses the
-    /// configuration of the last start. `complete` adds the command line's settings.
+    /// configuration of the last start. `complete` adds the settings of the command line to the
+    /// configuration.
     pub fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
         let plan = |mut config: Config| {
             complete(&mut config);
@@ -239,7 +240,7 @@ fn listen_addresses(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec
     plain.chain(more).collect()
 }
 
-/// Runs the daemon until a signal. A second signal ends the process immediately.
+/// Runs the daemon until a signal ends it. A second signal ends the process immediately.
 pub fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
@@ -258,7 +259,8 @@ pub fn run(plan: Plan) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the daemon until its end. Returns what stays open if another program takes over.
+/// Runs the daemon until its end. If another program takes over, returns the descriptors and state
+/// for that program.
 async fn live(plan: Plan) -> anyhow::Result<Option<HandOff>> {
     let mut signals = Signals::new()?;
     let mut inherited = InheritedState::take();
@@ -277,7 +279,7 @@ async fn live(plan: Plan) -> anyhow::Result<Option<HandOff>> {
     lifecycle.close(end, drain, relays, &mut signals).await
 }
 
-/// Starts everything, listeners last, and serves until dropped.
+/// Starts all parts of the daemon, listeners last, and serves until dropped.
 async fn serve(
     plan: Plan,
     lifecycle: &Lifecycle,
@@ -358,7 +360,7 @@ async fn serve(
     if let Some(accepted) = accepted {
         tokio::task::spawn_blocking(|| watchdog::contained(|| accepted.keep()));
     }
-    // No task ends by itself; if one does, the daemon exits.
+    // No task ends by itself; if a task does, the daemon exits.
     match tasks.join_next().await {
         Some(Err(error)) => Err(anyhow::anyhow!("an essential task of the daemon failed: {error}")),
         _ => Err(anyhow::anyhow!("an essential task of the daemon ended unexpectedly")),

@@ -1,6 +1,6 @@
-//! The lifecycle of the daemon: signals, and the two ways to end. Either everything is closed, or
-//! another program takes over in this process at an upgrade and the clients' sockets stay open
-//! ([`upgrade`]).
+//! The lifecycle of the daemon: signals, and the two ways to end. At a stop, all disks and
+//! connections are closed. At an upgrade, another program takes over in this process, and the
+//! clients' sockets stay open ([`upgrade`]).
 
 use std::cell::OnceCell;
 use std::io::IsTerminal;
@@ -21,7 +21,7 @@ use super::services::{Ending, Services};
 use super::shard_api::ShardHandle;
 use super::upgrade::{self, HandOff, InheritedState, WaitingClients};
 
-/// Maximum time that a daemon which was told to end waits for its own start.
+/// Maximum time to wait for the end of the daemon's start, if a signal arrives during the start.
 const START_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for TLS connections to close.
@@ -40,7 +40,7 @@ struct Ends {
     term: Signal,
     int: Signal,
     terminal: Option<Signal>,
-    /// Number of these signals so far.
+    /// Number of ending signals received so far.
     count: u32,
 }
 
@@ -60,10 +60,11 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Leaves later signals to the next program in this process, and one that has arrived before.
+    /// Leaves ending signals to the next program in this process: later signals, and a signal that
+    /// has arrived before.
     async fn leave_to_next_program(&mut self) {
         hob_storage::signals::hold();
-        // The runtime sees within this time what its handlers have received.
+        // The runtime reports a signal that its handler has received within this time.
         let _ = tokio::time::timeout(Duration::from_millis(1), self.end.next()).await;
         if self.end.count > 0 {
             hob_storage::signals::stop_next_program();
@@ -72,7 +73,7 @@ impl Signals {
 }
 
 impl Ends {
-    /// Waits for the next signal. The second one ends the process immediately.
+    /// Waits for the next signal. The second signal ends the process immediately.
     async fn next(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
@@ -89,9 +90,9 @@ impl Ends {
 
 /// Why the daemon stops serving.
 pub(super) enum End {
-    /// A signal or an error.
+    /// A signal or an error ends the daemon.
     Ended(anyhow::Result<()>),
-    /// An upgrade, at which another program takes over.
+    /// Another program takes over, at an upgrade.
     HandOver,
 }
 
@@ -128,7 +129,7 @@ impl Lifecycle {
         }
     }
 
-    /// Serves until a signal ends the daemon, or until everything is quiesced for an upgrade.
+    /// Serves until a signal ends the daemon, or until all shards are quiesced for an upgrade.
     pub(super) async fn until_end(
         &self,
         serving: impl Future<Output = anyhow::Result<()>>,
@@ -165,7 +166,7 @@ impl Lifecycle {
         }
     }
 
-    /// Waits until the start is finished, because then everything that was opened is known.
+    /// Waits until the start is finished, because only then all opened disks and sockets are known.
     async fn finish_start(
         &self,
         serving: impl Future<Output = anyhow::Result<()>>,
@@ -183,7 +184,7 @@ impl Lifecycle {
         }
     }
 
-    /// Checks that another program can take over, and quiesces everything for it.
+    /// Checks that another program can take over, and quiesces all shards for it.
     async fn prepare(&self) -> Result<(), String> {
         let (Some(services), Some(())) = (self.services.get(), self.ready.get()) else {
             return Err("the daemon is still starting".to_owned());
@@ -194,9 +195,9 @@ impl Lifecycle {
         upgrade::prepare(services, &self.shards, &self.listening).await
     }
 
-    /// Closes everything, and returns the descriptors that stay open at an upgrade. A signal
-    /// meanwhile ends the process immediately; in an upgrade, the first one is passed to the next
-    /// program, which ends after its start.
+    /// Closes all disks and connections, and returns the descriptors that stay open at an upgrade.
+    /// A signal during a stop ends the process immediately. In an upgrade, the first signal is
+    /// passed to the next program, which ends after its start.
     pub(super) async fn close(
         self,
         end: End,
@@ -248,7 +249,8 @@ impl Lifecycle {
         if leaving.is_none() {
             listening.close_inherited();
         }
-        // Openings in progress do not end with their disks.
+        // Backings that are still being opened belong to no disk yet, so closing the disks does not
+        // end them.
         qemu_nbd::end_starting();
         // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;

@@ -1,7 +1,8 @@
 //! Listening sockets, and how they are handed from one program to the next at an upgrade.
 //!
-//! A listening socket that stays open refuses no client: connections queue in the kernel until the next program accepts them. So the
-//! file of a Unix socket stays when its listener is dropped, and no client may be in the middle of its handshake.
+//! A listening socket that stays open refuses no client: connections queue in the kernel until the
+//! next program accepts them. So the file of a Unix socket stays when its listener is dropped, and
+//! the upgrade waits until no client is in the middle of its handshake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,7 +40,7 @@ struct Table {
     kept: Option<BTreeSet<String>>,
 }
 
-/// A handshake in progress, until this is dropped.
+/// A handshake in progress. Dropping this value ends the handshake.
 #[derive(Debug)]
 pub(crate) struct HandshakeGuard {
     _handshakes: Arc<()>,
@@ -163,7 +164,7 @@ impl ListeningSockets {
         }
     }
 
-    /// Number of clones of this, each of which has a clone of `handshakes`.
+    /// Returns the number of clones of this value. Each clone has a clone of `handshakes`.
     fn clones(&self) -> usize {
         Arc::strong_count(&self.table)
     }

@@ -2,8 +2,9 @@
 //! daemon.
 //!
 //! The mount covers one file, which must exist or is created empty and removed at the end. The
-//! mount shows that file's owner and permissions, so the same users may open it. Code here must not
-//! access the mounted file itself: the shard that would answer does not serve it yet.
+//! mount shows that file's owner and permissions, so the same users may open it. Code of this
+//! module must not access the mounted file itself, because the shard that would answer does not
+//! serve the file yet.
 
 use std::ffi::CString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -58,7 +59,7 @@ pub(crate) enum MountError {
     },
 }
 
-/// A mounted file. Dropping it detaches it even if programs have it open.
+/// A mounted file. Dropping this value detaches the file, even if programs have it open.
 #[derive(Debug)]
 pub(crate) struct Mount {
     path: PathBuf,
@@ -78,7 +79,7 @@ pub(crate) struct Connection {
 
 impl Mount {
     /// Mounts a file of `size` bytes on `path`. `name` appears in the table of mounts. `backing` is
-    /// the path of the disk's data, if it is a path.
+    /// the path of the disk's data, if the backing is a path.
     pub(crate) fn new(
         path: &Path,
         name: &str,
@@ -119,10 +120,10 @@ impl Mount {
         (std::mem::take(&mut self.path), std::mem::take(&mut self.made))
     }
 
-    /// Unmounts it, unless a program has it open.
+    /// Unmounts the file, unless a program has it open.
     pub(crate) fn unmount(&mut self) -> Result<(), MountError> {
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
-            // Another process has already unmounted it.
+            // Another process has already unmounted the file.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
                 self.mounted = false;
                 self.remove_placeholder();

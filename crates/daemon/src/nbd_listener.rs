@@ -1,7 +1,8 @@
 //! NBD listeners: accept connections, negotiate, and hand each socket to the shard of its disk.
 //!
-//! Negotiation runs on the control thread, so that it takes no time of a shard. Clients that connect and stay silent are
-//! disconnected after [`HALF_OPEN_TIME_MAX`]. TLS connections run on threads of their own ([`relay`]), also after the negotiation.
+//! Negotiation runs on the control thread, so that it takes no time of a shard. Clients that
+//! connect and send nothing are disconnected after [`HALF_OPEN_TIME_MAX`]. TLS connections run on
+//! threads of their own ([`relay`]), also after the negotiation.
 
 use std::cell::RefCell;
 use std::io;
@@ -72,7 +73,8 @@ pub(crate) struct ListenerContext {
     pub(crate) connections_max: usize,
 }
 
-/// A bound socket. Dropping it removes the file of a Unix socket, unless it stays open for the next program.
+/// A bound socket. Dropping this value removes the file of a Unix socket, unless the socket stays
+/// open for the next program.
 pub(crate) struct Listener {
     socket: Socket,
     /// Name of the socket in `listening`.
@@ -127,10 +129,11 @@ impl Listener {
 
     /// Accepts clients until the task is dropped. TLS connections run on `relays`.
     pub(crate) async fn run(self, context: ListenerContext, mut relays: Option<Spawner>) {
-        // Each listener has its own limit, so that strangers at one listener cannot use up the
-        // connections of another.
+        // Each listener has its own limit, so that clients of one listener cannot use up the
+        // connections of another listener.
         let permits = Arc::new(Semaphore::new(context.connections_max));
-        // Fewer than the permits, so that strangers leave some to real clients.
+        // At most half of the connections may be half-open, so that unauthenticated clients cannot
+        // use up all connections.
         let half_open = HalfOpenConnections::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
         loop {
             let permit = Arc::new(Arc::clone(&permits).acquire_owned().await.expect("never closed"));
@@ -315,7 +318,7 @@ fn attach(
     leftover: Vec<u8>,
     attachment: (Transport, ConnectionPermit),
 ) -> io::Result<()> {
-    // The export may have been removed since.
+    // The export may have been removed during the negotiation.
     let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
     let Export { disk, shard, promote, .. } = export;
     shard.attach(disk, socket, negotiated, leftover, promote, attachment).map_err(io::Error::other)

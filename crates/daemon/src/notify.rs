@@ -1,8 +1,8 @@
 //! The systemd service protocol: sd_notify(3) over the datagram socket in `NOTIFY_SOCKET`.
 //!
 //! Reports the end of the start, a status line, the start of the shutdown, and, at the interval of
-//! `WATCHDOG_USEC`, that every shard answers. Without these variables it reports nothing. Errors
-//! are ignored.
+//! `WATCHDOG_USEC`, that every shard answers. Without these environment variables, hob reports
+//! nothing. Errors are ignored.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
@@ -20,8 +20,8 @@ use super::shard_api::ShardHandle;
 /// Update interval of the status line without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The shards must answer within one part in this many of the watchdog's timeout; the same time
-/// passes between two reports.
+/// The shards must answer within the watchdog's timeout divided by this number. Two reports are as
+/// far apart.
 const WATCHDOG_SHARE: u32 = 4;
 
 /// Sends notifications, if systemd requests them.

@@ -1,8 +1,9 @@
 //! How `hob selftest` tells its child process to lose unflushed data.
 //!
-//! An environment variable of the child, undocumented on purpose, contains the process that set it:
-//! the child's own parent. The variable therefore cannot take effect by accident: in a grandchild
-//! or a shell it is an error, and the program does not start. The child ends with its parent.
+//! An environment variable of the child, undocumented on purpose, contains the process id of the
+//! child's parent, which sets it. So the variable cannot take effect by accident: in a grandchild
+//! or a shell, the variable is an error, and the program does not start. The child ends with its
+//! parent.
 
 use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};

@@ -1,6 +1,6 @@
 //! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2), by OpenSSL.
 //!
-//! For clients with GnuTLS, such as qemu and libnbd; rustls does not support it
+//! Clients with GnuTLS, such as qemu and libnbd, can use such keys. rustls does not support them
 //! (docs/decisions/0010-tls.md). The key file has a line `name:hexadecimal` for each client, as
 //! `psktool` writes it. The key file is checked at each new connection, and read again if it has
 //! changed.
@@ -38,7 +38,7 @@ const KEY_BYTES_MAX: usize = 256;
 /// Why keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
-    /// The file is unreadable or has too open permissions.
+    /// The file is unreadable or gives permissions to too many users.
     #[error("the keys for TLS: {0}")]
     File(#[from] TlsError),
     /// A line is not a valid key.
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(meet(&keys, "host8", OTHER).await.unwrap(), "host8");
         meet(&keys, "host7", OTHER).await.unwrap_err();
         meet(&keys, "host9", own).await.unwrap_err();
-        // host8 is taken off the list, and host9 put on it.
+        // The key of host8 is removed from the file, and the key of host9 is added.
         std::fs::remove_file(&path).unwrap();
         write_secret(&path, &format!("host7:{KEY}\nhost9:{KEY}\n"));
         assert_eq!(meet(&keys, "host9", own).await.unwrap(), "host9");

@@ -6,9 +6,9 @@
 //! Relay tasks have their own threads, so that encryption delays neither unencrypted I/O nor the
 //! control API.
 //!
-//! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] each way, the session's own, and
-//! the socket pair's. If a client does not read, the pair fills up, and the shard handles the
-//! connection like that of any client that does not read.
+//! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] in each direction, the buffers of
+//! the TLS session, and the buffers of the socket pair. If a client does not read, the pair fills
+//! up, and the shard handles the connection like that of any client that does not read.
 
 use std::io;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct Relays {
 #[derive(Debug)]
 struct Thread {
     handle: Handle,
-    /// Dropping it ends the thread.
+    /// Dropping this sender ends the thread.
     _stop: oneshot::Sender<()>,
 }
 
@@ -102,14 +102,15 @@ impl Spawner {
     }
 }
 
-/// Moves bytes between a client and its shard until the shard closes its end, and then closes the
-/// session. When the client closes, the shard's socket is closed.
+/// Moves bytes between a client and its shard until the shard closes its end, and then ends the TLS
+/// session. If the client closes first, the shard sees the end of the stream, and its remaining
+/// replies are still sent.
 pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream) {
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_shard, mut to_shard) = shard.into_split();
     let up = async {
         if let Err(error) = copy(&mut from_client, &mut to_shard).await {
-            // Most clients close the connection without ending the TLS session.
+            // Most clients close the connection without ending the TLS session first.
             tracing::debug!("a TLS connection ended with an error: {error}");
         }
         let _ = to_shard.shutdown().await;

@@ -1,9 +1,9 @@
 //! The ring through which a shard passes the record of each request of a disk to a recorder.
 //!
-//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Writer and reader share a ring with a
-//! fixed number of records. Recording costs three stores per request, and one clock reading for all
-//! requests that arrived together. The writer never waits, wakes no thread and allocates nothing.
-//! If the reader is a whole ring behind, records are dropped and counted.
+//! One thread writes ([`Recorder`]), and one thread reads ([`Reader`]). Writer and reader share a
+//! ring with a fixed number of records. Recording costs three stores per request, and one clock
+//! reading for all requests that arrived together. The writer never waits, wakes no thread and
+//! allocates nothing. If the reader is a whole ring behind, records are dropped and counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ const WORDS: usize = 3;
 #[derive(Debug)]
 struct RecordRing {
     /// Words of the recorder's ring buffer. Only the recorder writes a word, before it advances
-    /// `written`, and again only after `read` has advanced.
+    /// `written`, and writes it again only after `read` has advanced past the word's record.
     words: Box<[AtomicU64]>,
     /// Number of records written.
     written: AtomicU64,
@@ -68,12 +68,12 @@ impl RecordRing {
     }
 }
 
-/// The shard's end. Dropping it ends the recording.
+/// The shard's end of a recording's ring. Dropping this value ends the recording.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     ring: Arc<RecordRing>,
-    /// Local copy of the number of written records. The next field is the last seen value of
-    /// `read`.
+    /// Local copy of the number of written records. The next field is the value of `read` that was
+    /// seen last.
     written: u64,
     read: u64,
     dropped: u64,

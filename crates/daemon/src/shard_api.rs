@@ -54,7 +54,7 @@ pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CountsAsked {
     pub(crate) id: DiskId,
-    /// Number of reads at the last round, if there was one.
+    /// Number of reads in the previous round, if there was one.
     pub(crate) known_reads: Option<u64>,
     /// Block size of the cache, bytes.
     pub(crate) block_bytes: u64,

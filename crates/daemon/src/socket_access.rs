@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer};
 
-/// The settings, as hob.toml and the command line have them.
+/// Owner, group and mode of sockets, as texts of hob.toml and the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketSettings {
     /// User, by name or number.

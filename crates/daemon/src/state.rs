@@ -37,7 +37,7 @@ const SPARE_BYTES: usize = 16 << 10;
 /// Maximum length of a state file in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// The configured objects.
+/// All configured objects of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
@@ -87,7 +87,7 @@ pub(crate) struct FailedTask {
     pub(crate) what: String,
     /// Subject of the change, such as the name of a disk.
     pub(crate) subject: String,
-    /// Why it failed.
+    /// Why the change failed.
     pub(crate) error: String,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct FailedTask {
 pub(crate) struct PoolState {
     /// Name of the pool.
     pub(crate) name: String,
-    /// Paths of its devices.
+    /// Paths of the pool's devices on this host.
     pub(crate) devices: Vec<PathBuf>,
     /// The devices of the pool on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -132,7 +132,7 @@ pub(crate) struct SwapSpec {
     pub(crate) name: String,
     /// Name of the pool.
     pub(crate) pool: String,
-    /// Last known device of the area.
+    /// Device of the area, as known last.
     pub(crate) device: PathBuf,
     /// Size of the area, a multiple of the segment size.
     pub(crate) size: Size,
@@ -152,7 +152,7 @@ pub(crate) struct SwapSpec {
 pub(crate) struct DiskState {
     /// Name of the disk.
     pub(crate) name: String,
-    /// Path or URI of its data.
+    /// Path or URI of the disk's backing.
     pub(crate) backing: String,
     /// Image format and files, if the backing is a path. State files of earlier versions lack this
     /// field.
@@ -163,14 +163,14 @@ pub(crate) struct DiskState {
     /// The configured cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheSpec>,
-    /// How long requests wait for its backing; the daemon's limit if absent.
+    /// How long requests wait for the disk's backing. If absent, the daemon's limit applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
     /// Number of guests that had not received a report, when the disk was closed, that acknowledged
     /// writes may be lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
-    /// Datastore of the disk, if it was configured.
+    /// Datastore of the disk, if an operator named one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Path of its vhost-user socket, if it has one.
@@ -191,7 +191,7 @@ pub(crate) struct DiskState {
     /// In a cluster: the generation to which the disk's data in flash belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<u64>,
-    /// Present if it shares its parent's blocks with other clones.
+    /// Present if the disk is a clone that shares its parent's blocks with other clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
     /// True if the disk exists only for clones that name it.
@@ -257,8 +257,8 @@ impl DiskState {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
     }
 
-    /// Returns the format to send to another host that uses this path or another; `None` if the
-    /// path implies it.
+    /// Returns the format to send to another host, which uses the path `elsewhere`, or else the
+    /// same path as this host. Returns `None` if the path implies the format.
     pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
         let FormatName(format) = self.image.as_ref()?.format?;
         let path = Path::new(elsewhere.unwrap_or(&self.backing));

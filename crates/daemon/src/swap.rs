@@ -1,8 +1,8 @@
 //! The kernel's swap interface: the trait that the services use, and its implementation.
 //!
 //! All calls may block and run on blocking threads. A child process turns swap off, for two
-//! reasons. Killing the child cancels the operation. If memory runs out meanwhile, the kernel first
-//! kills the process that turns swap off, which must not be the daemon.
+//! reasons. Killing the child cancels the operation. If memory runs out while swap is turned off,
+//! the kernel first kills the process that turns it off, so that process must not be the daemon.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -44,7 +44,7 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
 
     /// Makes an area ready for use as swap space, unless it is ready. Calls `goes_on` with the
-    /// number of bytes done; it returns whether to continue.
+    /// number of bytes done; `goes_on` returns whether to continue.
     fn prepare(
         &self,
         device: &OwnedFd,

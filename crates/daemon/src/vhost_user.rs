@@ -1,8 +1,8 @@
 //! Vhost-user listeners: a socket and a thread for each export that has one.
 //!
-//! A socket serves one client at a time. A second one waits until the first has disconnected. The
-//! socket exists while the disk is served. If it cannot be created at a restart, the daemon
-//! retries.
+//! A socket serves one client at a time. A second client waits until the first has disconnected.
+//! The socket exists while the disk is served. If the socket cannot be created at a restart, the
+//! daemon retries.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -37,7 +37,8 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
     ))
 }
 
-/// The vhost-user socket of an export. Dropping it disconnects the client and removes the socket.
+/// The vhost-user socket of an export. Dropping this value disconnects the client and removes the
+/// socket.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     shared: Arc<Shared>,
@@ -68,7 +69,7 @@ struct State {
 pub(crate) struct Behind {
     /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
-    /// The shard that serves it.
+    /// The shard that serves the disk.
     pub(crate) shard: ShardHandle,
     /// Properties of the device for guests.
     pub(crate) info: Info,
@@ -79,7 +80,7 @@ pub(crate) struct Behind {
 /// Path and permissions of a socket.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketPlace {
-    /// Absolute.
+    /// Absolute path of the socket's file.
     pub(crate) path: PathBuf,
     /// Owner, group and mode of the socket.
     pub(crate) access: SocketAccess,
@@ -182,7 +183,7 @@ impl Shared {
         let timeout = if listener.is_none() { Some(&again) } else { None };
         let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
         fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-        // An interruption ends the wait early, which is harmless.
+        // A signal may end the wait early, which does no harm.
         let _ = poll(&mut fds, timeout);
         self.state().stopped
     }

@@ -58,7 +58,7 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs a task like [`contained`] if `is_contained`. Tasks that it spawns are not included.
+/// Runs a task like [`contained`] if `is_contained`. Tasks that this task spawns are not contained.
 pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Output = T>) -> T {
     IS_TASK_CONTAINED.scope(is_contained, work).await
 }
@@ -130,7 +130,7 @@ impl Watched {
     }
 
     /// Runs one check and returns how long the shard has been silent. `passed` is the time since
-    /// the last check.
+    /// the previous check.
     fn silence(&mut self, passed: Duration) -> Duration {
         match self.ping.as_mut().map(oneshot::Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => {

@@ -74,7 +74,7 @@ impl Client {
         self.send(Method::POST, &format!("{}/migration/finish", disk_path(disk)), None::<&()>).await
     }
 
-    /// Keeps the disk.
+    /// Cancels the migration of a disk: the disk stays at the source.
     pub async fn migration_cancel(&self, disk: &str) -> Result<Migration, ClientError> {
         self.delete(&format!("{}/migration", disk_path(disk))).await
     }

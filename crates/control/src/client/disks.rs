@@ -10,17 +10,17 @@ use crate::{
 };
 
 impl Client {
-    /// All disks.
+    /// Returns all disks.
     pub async fn disks(&self) -> Result<Vec<Disk>, ClientError> {
         self.get("/v1/disks").await
     }
 
-    /// One disk.
+    /// Returns one disk.
     pub async fn disk(&self, disk: &str) -> Result<Disk, ClientError> {
         self.get(&disk_path(disk)).await
     }
 
-    /// Serves a disk.
+    /// Adds a disk to the daemon, which then serves it.
     pub async fn disk_add(&self, add: &DiskAdd) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, "/v1/disks", Some(add)).await
     }
@@ -71,12 +71,12 @@ impl Client {
         self.send(Method::POST, &format!("{}/exports", disk_path(disk)), Some(export)).await
     }
 
-    /// Takes one away.
+    /// Removes an additional export of a disk.
     pub async fn export_remove(&self, disk: &str, export: &str) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/exports/{}", disk_path(disk), percent_encode(export))).await
     }
 
-    /// A disk's bitmaps.
+    /// Returns the dirty bitmaps of a disk.
     pub async fn bitmaps(&self, disk: &str) -> Result<Bitmaps, ClientError> {
         self.get(&format!("{}/bitmaps", disk_path(disk))).await
     }
@@ -86,12 +86,12 @@ impl Client {
         self.send(Method::POST, &format!("{}/bitmaps", disk_path(disk)), Some(add)).await
     }
 
-    /// Takes one away.
+    /// Removes a dirty bitmap of a disk.
     pub async fn bitmap_remove(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
         self.delete(&bitmap_path(disk, bitmap)).await
     }
 
-    /// Empties a bitmap.
+    /// Empties a dirty bitmap.
     pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
         self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
     }
@@ -122,7 +122,7 @@ impl Client {
         self.send(Method::PUT, &format!("{}/cache", disk_path(disk)), Some(enable)).await
     }
 
-    /// Changes a cache.
+    /// Changes settings of a disk's cache.
     pub async fn cache_patch(&self, disk: &str, patch: &CachePatch) -> Result<DiskChanged, ClientError> {
         self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
     }
@@ -158,17 +158,17 @@ impl Client {
         self.send(Method::POST, &format!("{}/cache/clear", disk_path(disk)), None::<&()>).await
     }
 
-    /// A disk's figures.
+    /// Returns the counters of a disk.
     pub async fn stats(&self, disk: &str) -> Result<DiskStats, ClientError> {
         self.get(&format!("{}/stats", disk_path(disk))).await
     }
 
-    /// The histograms of a disk's requests.
+    /// Returns the histograms of a disk's requests.
     pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
         self.get(&format!("{}/histograms", disk_path(disk))).await
     }
 
-    /// Resets its histograms.
+    /// Resets the histograms of a disk's requests.
     pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
         self.delete(&format!("{}/histograms", disk_path(disk))).await
     }

@@ -35,12 +35,12 @@ impl Client {
         self.get("/v1/load").await
     }
 
-    /// All pools.
+    /// Returns all pools.
     pub async fn pools(&self) -> Result<Vec<Pool>, ClientError> {
         self.get("/v1/pools").await
     }
 
-    /// One pool.
+    /// Returns one pool.
     pub async fn pool(&self, pool: &str) -> Result<Pool, ClientError> {
         self.get(&pool_path(pool)).await
     }
@@ -104,7 +104,7 @@ impl Client {
         self.get("/v1/peers").await
     }
 
-    /// Ends a flash lease; with `forget`, the borrower may request another one.
+    /// Ends a flash lease; with `forget`, the borrower may request another flash lease.
     pub async fn flash_lease_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
         let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
         self.send(Method::POST, &path, None::<&()>).await
@@ -115,7 +115,7 @@ impl Client {
         self.get("/v1/swap").await
     }
 
-    /// One swap area.
+    /// Returns one swap area.
     pub async fn swap(&self, name: &str) -> Result<Swap, ClientError> {
         self.get(&swap_path(name)).await
     }

@@ -21,7 +21,7 @@ impl Client {
         self.send(Method::PATCH, &format!("{}/qos", disk_path(disk)), Some(patch)).await
     }
 
-    /// All storage policies.
+    /// Returns all storage policies.
     pub async fn storage_policies(&self) -> Result<Vec<StoragePolicy>, ClientError> {
         self.get("/v1/storage-policies").await
     }
@@ -40,7 +40,7 @@ impl Client {
         self.delete(&format!("/v1/storage-policies/{}", percent_encode(name))).await
     }
 
-    /// All datastores.
+    /// Returns all datastores.
     pub async fn datastores(&self) -> Result<Vec<Datastore>, ClientError> {
         self.get("/v1/datastores").await
     }

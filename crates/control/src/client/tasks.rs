@@ -16,7 +16,7 @@ impl Client {
         self.delete(&format!("/v1/tasks/{id}")).await
     }
 
-    /// Removes a task that has ended, and returns the other tasks.
+    /// Removes a task that has ended, and returns all remaining tasks.
     pub async fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ClientError> {
         self.send(Method::POST, &format!("/v1/tasks/{id}/acknowledge"), None::<&()>).await
     }

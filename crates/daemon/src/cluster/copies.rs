@@ -11,7 +11,8 @@ use super::{Cluster, DiskMembership, GOES, LIST_MAX, QUESTION_MAX, Taken};
 pub(crate) struct Unsaid(pub(crate) String);
 
 impl Cluster {
-    /// Removes the replica from a disk's ownership record, and waits until this is certain.
+    /// Removes the replica from a disk's ownership record, and waits until the record certainly
+    /// does not name the replica any more.
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;

@@ -67,8 +67,9 @@ impl Cluster {
         }
     }
 
-    /// Releases a disk of which this host keeps no data. This host or an earlier hob process on it
-    /// may have the ownership lock of the disk. Or this host may only be the last recorded owner.
+    /// Releases a disk of which this host keeps no data. This host, or an earlier hob process on
+    /// this host, may have the ownership lock of the disk. This host may also be only the last
+    /// recorded owner.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
         // This host keeps the lock until the end, so that no other task of this host acquires the
@@ -139,8 +140,8 @@ impl Cluster {
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
-    /// Returns the same as `is_marked`, but false if an etcd request without a known result could
-    /// still change the record.
+    /// Returns the same as `is_marked`. But returns false if an earlier etcd request without a
+    /// known result could still change the record.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;

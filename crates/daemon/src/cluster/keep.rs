@@ -16,7 +16,8 @@ use super::store::{About, Names};
 use crate::lease_clock::{LeaseClock, now};
 use crate::shard_api::ShardHandle;
 
-/// Interval at which the published information about this host is compared.
+/// Interval at which the published information about this host is compared with the current
+/// information.
 const ABOUT_EVERY: Duration = Duration::from_secs(5);
 
 /// Maximum time to revoke the lease when the daemon ends.
@@ -26,7 +27,7 @@ const END_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Keeping {
     facts: Mutex<Facts>,
-    /// Stops the thread. The value tells whether to revoke the lease.
+    /// Stops the thread. The sent value tells whether to revoke the lease.
     stop: mpsc::UnboundedSender<bool>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -85,7 +86,7 @@ impl Keeping {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).about = about;
     }
 
-    /// Returns the last error, if no call has succeeded since.
+    /// Returns the error of the latest failed call, if no call has succeeded after it.
     pub(super) fn trouble(&self) -> Option<String> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -117,7 +118,7 @@ struct Task {
     shared: Arc<Keeping>,
     membership: watch::Sender<Option<Membership>>,
     current: Option<Membership>,
-    /// The published information about this host.
+    /// The information about this host that was published last.
     about_put: About,
 }
 
@@ -255,7 +256,7 @@ impl Task {
         }
     }
 
-    /// Publishes the information about this host. A failure matters little.
+    /// Publishes the information about this host. A failure has no effect on the lease.
     async fn put_about(&mut self) {
         let about = self.shared.about();
         let Some(lease) = self.current.as_ref().map(|current| current.lease) else { return };

@@ -27,7 +27,7 @@ pub(crate) struct HostLearnt {
     pub(crate) name: String,
     /// Flash for caches of the host's disks, used or not, in bytes.
     pub(crate) flash: u64,
-    /// Unused part of this flash, in bytes.
+    /// Part of this flash that no cache uses, in bytes.
     pub(crate) free: u64,
     /// Disks that the host serves as their owner.
     pub(crate) disks: Vec<DiskLearnt>,
@@ -47,7 +47,7 @@ pub(crate) struct DiskLearnt {
     pub(crate) reads: f64,
     /// Requests a second.
     pub(crate) load: f64,
-    /// Fraction of reads served from flash or memory since counting began, 0 to 1.
+    /// Fraction of reads served from flash or memory since the disk was opened, 0 to 1.
     pub(crate) hits: f64,
     /// Reason why the disk cannot move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ impl DiskLearnt {
         self.curve = thin.points().iter().map(point).collect();
     }
 
-    /// Returns the curve. An invalid curve counts as one of a disk that no cache helps.
+    /// Returns the curve. If the curve is invalid, returns the curve of a disk that no cache helps.
     pub(crate) fn curve(&self) -> Curve {
         let point =
             |&(blocks, parts): &(u64, u32)| CurvePoint { blocks, miss_ratio: f64::from(parts) / PARTS };

@@ -16,7 +16,7 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 /// Value of the key `move/DISK`: an order to move the disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Distinguishes the order from others about the same disk.
+    /// Distinguishes the order from earlier and later orders about this disk.
     pub(crate) id: String,
     /// Name of the host that has or had the disk; empty until that host has seen the order.
     #[serde(default)]
@@ -25,13 +25,13 @@ pub(crate) struct Order {
     pub(crate) to: String,
     /// Progress of the move.
     pub(crate) state: ClusterMoveState,
-    /// Handling of the disk's cache, if it was ordered or decided.
+    /// Handling of the disk's cache, if the order or the owner specified it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CarryMode>,
-    /// Pool on the new host, if it was named.
+    /// Pool on the new host, if the order names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pool: Option<String>,
-    /// Bandwidth limit in bytes per second, if there is one.
+    /// Bandwidth limit in bytes per second, if the order has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<Size>,
     /// Condition for which the move waits, or the reason of its failure.
@@ -82,7 +82,7 @@ impl Cluster {
         Some(OrderFound { disk: disk.to_owned(), order: order(entry)?, revision: entry.revision, is_ours })
     }
 
-    /// All orders.
+    /// Returns all orders.
     pub(crate) async fn orders(&self) -> Result<Vec<OrderFound>, EtcdError> {
         let prefix = self.names.moves();
         let entries = self.etcd.list(&prefix, LIST_MAX).await?;
@@ -90,7 +90,7 @@ impl Cluster {
         Ok(entries.iter().filter_map(found).collect())
     }
 
-    /// The order about a disk.
+    /// Returns the order about a disk.
     pub(crate) async fn order_of(&self, disk: &str) -> Result<Option<OrderFound>, EtcdError> {
         let key = format!("{}{disk}", self.names.moves());
         let entries = self.etcd.get(&[&key], QUESTION_MAX).await?;

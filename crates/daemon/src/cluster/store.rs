@@ -120,7 +120,7 @@ impl Names {
         }
     }
 
-    /// Prefix of all keys of a kind.
+    /// Returns the prefix of all keys of a kind.
     fn kind(&self, kind: &str) -> String {
         format!("{}{kind}/", self.prefix)
     }
@@ -130,12 +130,12 @@ impl Names {
         self.kind("move")
     }
 
-    /// Prefix of the hosts' placement data.
+    /// Returns the prefix of the keys with the hosts' placement data.
     pub(super) fn learnt(&self) -> String {
         self.kind("learnt")
     }
 
-    /// Prefix of the hosts' reports about a datastore.
+    /// Returns the prefix of the keys with the hosts' reports about a datastore.
     pub(super) fn wants(&self, datastore: &str) -> String {
         format!("{}wants/{datastore}/", self.prefix)
     }
@@ -180,7 +180,7 @@ impl Names {
         Ok(keys.iter().map(look).collect())
     }
 
-    /// Prefixes of ownership records and of ownership locks.
+    /// Returns the prefixes of ownership records and of ownership locks.
     pub(super) fn titles_and_holds(&self) -> [String; 2] {
         [self.kind("title"), self.kind("hold")]
     }

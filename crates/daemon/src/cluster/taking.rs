@@ -21,9 +21,11 @@ pub(crate) struct Taken {
     pub(crate) generation: u64,
     /// Expiry time of the lease under which requests may be acknowledged.
     pub(crate) clock: Arc<LeaseClock>,
-    /// The host that has had it since flash was filled: data in flash is outdated.
+    /// Host that has owned the disk since this host's flash was filled, so that the data in flash
+    /// is outdated.
     pub(crate) foreign: Option<String>,
-    /// The host that has written this host's dirty data to the backing, which has newer data now.
+    /// Host that wrote this host's dirty data to the backing from a replica. The backing has newer
+    /// data than this host's flash now.
     pub(crate) outdated_by: Option<String>,
     /// True if the earlier record said that this host may have dirty data.
     pub(super) dirty_before: bool,
@@ -60,7 +62,7 @@ pub(crate) enum TakeError {
         /// How the other owner prevents this host from taking the disk.
         how: OtherOwner,
     },
-    /// The answer is unknown; try again later.
+    /// It is unknown whether this host owns the disk. Try again later.
     #[error("{0}")]
     Unknown(String),
 }
@@ -77,7 +79,8 @@ pub(crate) enum OtherOwner {
 }
 
 impl Cluster {
-    /// Allows acquiring a disk once with a loss of data, now or after the settle time.
+    /// Allows acquiring a disk once even if that loses acknowledged data, now or after the settle
+    /// time.
     pub(crate) fn force(&self, disk: &str) {
         let until = now() + self.config.settle_seconds * 1_000_000_000 + FORCE_NS_MAX;
         lock(&self.forced).insert(disk.to_owned(), until);
@@ -158,9 +161,10 @@ struct Attempt<'a> {
     place: &'a mut DiskMembership,
     disk: &'a str,
     wish: OwnershipRequest,
-    /// True if the disk is already served, so that no other host may have had it meanwhile.
+    /// True if this host serves the disk already, so that no other host can have owned the disk
+    /// meanwhile.
     goes_on: bool,
-    /// Reason why the last try failed.
+    /// Reason why the latest try failed.
     trouble: String,
 }
 
@@ -253,7 +257,7 @@ impl Attempt<'_> {
     }
 
     /// Commits a transaction and returns its revision, or `None` after a failure. A transaction
-    /// without a response may have succeeded. The next read tells.
+    /// without a response may have succeeded. The next read of the keys shows whether it did.
     async fn commit(&mut self, txn: &Txn) -> Option<u64> {
         self.cluster.commit(self.place, txn).await.unwrap_or_else(|error| {
             self.trouble = error.to_string();

@@ -18,7 +18,7 @@ use crate::lease_clock::now;
 /// Pause after a watch that ended or could not start.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Interval at which a host without membership checks for it.
+/// Interval at which a host that is not a member of the cluster checks whether it has become one.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Maximum sleep before the next search for disks that this host should try to take, nanoseconds.
@@ -91,7 +91,8 @@ impl Cluster {
         std::iter::from_fn(|| waiting.poll(now)).collect()
     }
 
-    /// Notes that a disk was not tried because it is moving to another host.
+    /// Records that this host did not try to take a disk, because the disk is moving to another
+    /// host.
     pub(crate) fn try_later(&self, disk: &str) {
         self.watcher.tried(disk, &Err(TakeError::Unknown(String::new())));
     }

@@ -19,7 +19,7 @@ pub(crate) struct PoolShape {
     pub(crate) peers: usize,
 }
 
-/// A pool in which every cache is possible.
+/// A pool in which every valid cache is possible.
 const IDEAL: PoolShape = PoolShape { devices: DEVICES_FOR_COPIES, peers: 1 };
 
 impl PoolShape {

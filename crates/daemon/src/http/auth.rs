@@ -39,10 +39,10 @@ pub(crate) struct Token(Arc<[u8]>);
 /// Why a token cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The file is unreadable or has too open permissions.
+    /// The file is unreadable or gives permissions to too many users.
     #[error("the token file: {0}")]
     File(#[from] TlsError),
-    /// The token is too short.
+    /// The token is shorter than `TOKEN_BYTES_MIN`.
     #[error("the token in {} is shorter than {TOKEN_BYTES_MIN} characters; make one with 'openssl rand -hex 32'", .0.display())]
     Short(PathBuf),
 }

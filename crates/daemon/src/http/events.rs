@@ -2,8 +2,8 @@
 //! HTML, section 9.2).
 //!
 //! Counters are collected once for all listeners, and only while there are listeners. A slow
-//! listener skips snapshots and costs no memory: it has one event in flight, and the next one is
-//! the latest. A listener that takes no event for [`SLOW_MAX`] is disconnected.
+//! listener skips snapshots and costs no memory: it has at most one event in flight, and gets the
+//! latest snapshot next. A listener that takes no event for [`SLOW_MAX`] is disconnected.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use crate::services::Services;
 /// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum number of listeners per socket: far fewer than connections.
+/// Maximum number of listeners per socket: far below the maximum number of connections.
 const LISTENERS_MAX: usize = 16;
 
 /// Maximum time that a listener may take no event.

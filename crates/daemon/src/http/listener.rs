@@ -1,7 +1,7 @@
 //! Control listeners: bind, accept and serve the sockets of the control API.
 //!
-//! A Unix socket is open to its owner, and to a group if one is configured. TCP requires TLS and at least one way to authenticate;
-//! neither can be switched off.
+//! A Unix socket is open to its owner, and to a group if one is configured. TCP requires TLS and at
+//! least one way to authenticate; neither requirement can be switched off.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +32,7 @@ use crate::socket_access::number_in;
 use crate::tls::{PeerCertificate, Tls, WithoutCertificate};
 use crate::watchdog::contained_task;
 
-/// Maximum number of connections of each socket; further ones wait in the kernel's queue.
+/// Maximum number of connections of each socket; further connections wait in the kernel's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// Maximum time to wait for the head of a request, in seconds. Idle connections are closed after
@@ -46,12 +46,12 @@ const KEEP_ALIVE_TRIES: u32 = 3;
 /// Why a control socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// TCP without TLS.
+    /// The address is on TCP, and no TLS is configured.
     #[error(
         "the control socket {0} is on TCP and needs TLS; give --cert and --key, or control.tls in hob.toml"
     )]
     NoTls(Endpoint),
-    /// TCP without a way to authenticate.
+    /// The address is on TCP, and no token or client certificate is configured.
     #[error(
         "no client could authenticate at the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
     )]
@@ -94,8 +94,8 @@ impl Guard {
     }
 }
 
-/// A bound control socket. Dropping it removes the socket's file, unless the socket stays open for
-/// the next program.
+/// A bound control socket. Dropping this value removes the socket's file, unless the socket stays
+/// open for the next program.
 #[derive(Debug)]
 pub(crate) struct ControlListener {
     socket: Socket,
@@ -167,7 +167,7 @@ impl ControlListener {
         }
     }
 
-    /// Accepts and serves until dropped.
+    /// Accepts connections and serves their requests until dropped.
     pub(crate) async fn serve(self, router: Router) {
         let router = self.guarded(router);
         // This layer is outermost, so that the log names refused requests too.
@@ -262,7 +262,7 @@ fn set_keepalive(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TRIES);
 }
 
-/// Closes the connection of a request. Requests carry it as an extension.
+/// Closes the connection of a request. Each request has this value as an extension.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HangUp(Arc<Notify>);
 
@@ -348,7 +348,8 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
     }
 }
 
-/// Binds a socket whose file never has other permissions: under a temporary name, then renamed.
+/// Binds a Unix socket whose file never has other permissions: the socket is bound under a
+/// temporary name, and its file is then renamed.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;

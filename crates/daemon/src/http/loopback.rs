@@ -64,7 +64,7 @@ impl Loopback {
         Ok(format!("http://{}/#token={}", self.address()?, self.token))
     }
 
-    /// Serves until dropped.
+    /// Serves requests until dropped.
     pub async fn serve(self, client: Client) {
         let access = Arc::new(Access::of_token("the dashboard's token", &self.token, self.role));
         let router = Router::new()

@@ -12,7 +12,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument as _;
 
-/// The header that carries the id, in both directions.
+/// The header with the request's id, in requests and responses.
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Maximum length of an accepted id, in characters.

@@ -22,7 +22,7 @@ const FRAME_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct TraceBody {
     recording: Recording,
     ticks: Interval,
-    /// True if the last frame was full.
+    /// True if the previous frame was full.
     behind: bool,
     over: bool,
 }
@@ -35,7 +35,7 @@ impl TraceBody {
     }
 
     fn next(&mut self) -> TraceFrame {
-        // Read before the records, so that no record is missed in between.
+        // These values are read before the records, so that no record between them is missed.
         let (has_ended, elapsed_ns) = (self.recording.has_ended(), self.recording.elapsed_ns());
         let records = self.recording.take(FRAME_RECORDS_MAX);
         self.behind = records.len() == FRAME_RECORDS_MAX;

@@ -25,7 +25,8 @@ impl Process {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let ticks = rustix::param::clock_ticks_per_second();
         let mut process = Process::parse(&stat, &uptime, since_1970.as_secs_f64(), ticks);
-        // The start time is computed from two clocks and would vary slightly.
+        // The start time is computed from two clocks, so each computation would give a slightly
+        // different value.
         static STARTED: OnceLock<f64> = OnceLock::new();
         process.started_seconds = *STARTED.get_or_init(|| process.started_seconds);
         process.resident_bytes *= rustix::param::page_size() as u64;

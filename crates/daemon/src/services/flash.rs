@@ -39,12 +39,12 @@ pub(super) struct Flash {
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
-/// Number and location of the copies of a journal ring.
+/// Number and locations of the copies of a journal ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
     /// This many copies on local devices.
     Here(usize),
-    /// Two copies, the second one on another host.
+    /// Two copies: one on a local device, and the second on another host.
     OneFar,
 }
 
@@ -262,9 +262,9 @@ impl Flash {
         .await
     }
 
-    /// Allocates a journal ring. Each copy of the journal ring is on its own device. Without space
-    /// for two copies there is one. The ring gets `number`, or a higher one if the owner has used
-    /// that number.
+    /// Allocates a journal ring. Each copy of the journal ring is on its own device. If there is no
+    /// space for two copies, allocates one copy. The ring gets `number`, or a higher one if the
+    /// owner has used that number.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -433,7 +433,8 @@ impl Flash {
         .await
     }
 
-    /// Releases segments. If a device cannot record this, it is repeated after the next start.
+    /// Releases segments. If a device cannot record the release, the release is repeated after the
+    /// next start.
     pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, ApiError> {
         self.with(move |pool| {
             pool.iter_mut().for_each(|pool| release_from(pool, &segments));

@@ -1,8 +1,8 @@
 //! Changes in progress, and the results of changes whose client stopped waiting: `hob tasks`.
 //!
-//! Every change is a task. If its client receives the result, the task is removed. Otherwise its
-//! result is kept. Drains have no waiting client. A failed task is a health problem until an
-//! operator acknowledges it, also after a restart. Other tasks are not saved.
+//! Every change is a task. If the client of a task receives the result, the task is removed.
+//! Otherwise the result is kept. Drains have no waiting client. A failed task is a health problem
+//! until an operator acknowledges it, also after a restart. Other tasks are not saved.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ const ENDED_MAX: usize = 20;
 /// Maximum number of remembered tasks that failed and were not acknowledged.
 const FAILED_MAX: usize = 100;
 
-/// Name of tasks that other hosts request. Those hosts repeat their requests. The results of these
-/// tasks need no acknowledgement.
+/// Name of tasks that other hosts request. These hosts repeat their requests, so the results of
+/// these tasks need no acknowledgement.
 const UNACKNOWLEDGED: &str = "peer lend";
 
 /// All tasks.

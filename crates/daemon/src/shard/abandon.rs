@@ -30,7 +30,8 @@ impl Shard {
             backing.abandon(&mut self.ring, now);
             self.collect(now, id);
         }
-        // A disk that is removed already has a backing that does not close.
+        // If the removal of the disk has already begun, it is completed without waiting for the
+        // backing.
         self.commands.leave_behind(id);
     }
 

@@ -32,7 +32,7 @@ const PULLS_MAX: u32 = 8;
 const PULL_BYTES_MAX: u64 = 512 << 10;
 
 /// Maximum number of [`Op::Forget`] requests to the engine that are in flight for one invalidation.
-/// Each one invalidates the cached data of one part of the disk.
+/// Each request invalidates the cached data of one part of the disk.
 const FORGETS_MAX: u32 = 64;
 
 /// Pause of a disk's pulls after flash was busy, in nanoseconds.
@@ -78,7 +78,7 @@ pub(super) struct CacheTransfers {
     asked: BTreeMap<u32, Asked>,
     last_job: u64,
     last_request: u32,
-    /// True if a pull that found no room may find some now.
+    /// True if a pull that found no room in the cache may find room now.
     room: bool,
 }
 
@@ -214,7 +214,7 @@ impl CacheTransfers {
         progress
     }
 
-    /// Notes that pulls may find room again.
+    /// Records that pulls may find room in the cache again.
     pub(super) fn retry(&mut self) {
         self.room = true;
     }
@@ -376,7 +376,7 @@ impl Shard {
                     backing.take_over(ring, now);
                 }
                 if let Some(transfer) = self.transfers.transfers.get_mut(&id) {
-                    // Pulls start again when the source is known.
+                    // Pulls start again when this host knows from where to pull.
                     transfer.pulls = false;
                 }
                 self.collect(now, id);

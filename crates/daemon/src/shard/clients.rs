@@ -350,8 +350,8 @@ impl Clients {
         }
     }
 
-    /// Keeps a connection waiting until its disk's share has room: for a buffer of `least` bytes,
-    /// or for a request in the engine.
+    /// Makes a connection wait until its disk's share has room for a buffer of `least` bytes, or
+    /// for a request in the engine if `least` is `None`.
     fn hold_up(&mut self, number: u16, least: Option<usize>) {
         let client = self.clients[usize::from(number)].as_mut().expect("only connections are held up");
         if self.waiting.is_empty() && self.held_up.is_empty() {
@@ -394,7 +394,7 @@ impl Clients {
         is_device_bound: bool,
     ) -> bool {
         let requests_max = if is_device_bound { REQUESTS_PER_TURN } else { u32::MAX };
-        // Sent replies and closed connections may have released buffers.
+        // Replies that were sent and connections that were closed may have released buffers.
         self.serve_waiting(now, ring);
         self.retry_held_up(ring, engine);
         let count = self.active.len();
@@ -454,7 +454,7 @@ impl Clients {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
-        // Replies to these queries now have room.
+        // There is room for the replies to these queries now.
         while let Some(query) = connection.poll_status() {
             self.queries.push_back((connection.disk(), query));
         }

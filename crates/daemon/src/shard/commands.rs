@@ -42,7 +42,7 @@ pub(super) enum Waiting {
     /// A change without a result other than an error.
     Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
-    /// The disk gets this size, for its front ends too.
+    /// Growth of a disk to this size, which the front ends also learn.
     Growth(Answer<Vec<Segment>>, u64),
     /// Replacement of a disk's RAM tier with this memory.
     Memory(Answer<Option<Area>>, Option<Area>),
@@ -66,7 +66,7 @@ impl Commands {
         }
     }
 
-    /// Returns true if everything is closed and the shard may end.
+    /// Returns true if all disks and devices are closed, so that the shard may end.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }
@@ -119,7 +119,7 @@ impl Commands {
 const LEAVING_WAIT_MAX: Duration = Duration::from_secs(30);
 
 impl Shard {
-    /// Executes a call, or starts to.
+    /// Executes a call, or starts its execution.
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
         // A new session may reuse the number of an ended one.
         self.end_sessions();
@@ -322,7 +322,8 @@ impl Shard {
         answer: Answer<Option<Area>>,
     ) {
         let (config, area) = memory.unzip();
-        // Earlier copies refer to the old memory, later ones to the new memory.
+        // Copies that were ordered before refer to the old memory, and later copies to the new
+        // memory.
         self.make_copies();
         let command = self.commands.next(Waiting::Memory(answer, area));
         self.engine.handle_command(now, command, id, Command::Memory(config));

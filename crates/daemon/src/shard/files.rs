@@ -50,7 +50,7 @@ pub(super) struct Files {
     active: VecDeque<u16>,
     /// Buffer for messages read from /dev/fuse.
     input: Vec<u8>,
-    /// Connections with requests that wait because the engine or the arena was full.
+    /// Connections with requests that wait because the engine or the buffer arena was full.
     refused: Vec<u16>,
     /// True if buffers or requests were released since the refused connections were last checked.
     room: bool,
@@ -299,7 +299,7 @@ impl Files {
         self.list(number);
     }
 
-    /// Removes an ended connection when nothing of it is in flight.
+    /// Removes an ended connection when none of its I/O is in flight.
     fn forget_ended(&mut self, number: u16, ring: &mut Ring) {
         let slot = &mut self.files[usize::from(number)];
         let Some(file) = slot else { return };

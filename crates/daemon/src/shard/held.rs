@@ -33,7 +33,7 @@ struct Lease {
     clock: Arc<LeaseClock>,
     /// True if another host owns the disk.
     is_lost: bool,
-    /// True if the backing's writes were cancelled.
+    /// True if writes to the backing were cancelled.
     is_held_back: bool,
     /// True while the disk is being removed from this shard. Then no operation may wait for the
     /// renewal of the etcd lease.
@@ -68,7 +68,7 @@ impl Lease {
     fn due(&self, now: Instant) -> Option<Instant> {
         match self.is_held_back {
             _ if self.holds_anything() => Some(now + LOOK_EVERY.as_nanos() as u64),
-            // The lease may still be renewed.
+            // The lease may still be renewed, so it is checked again soon.
             true => (!self.is_lost).then(|| now + LOOK_EVERY.as_nanos() as u64),
             false => Some(self.clock.calls_back_at().max(now)),
         }
@@ -109,8 +109,8 @@ impl Leases {
         None
     }
 
-    /// Does the same for the reply to a block status query. Replies to block status queries need
-    /// not keep their order.
+    /// Does the same as `pass` for the reply to a block status query. These replies need not keep
+    /// their order.
     pub(super) fn pass_status(
         &mut self,
         look: Option<Instant>,
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(leases.pass(Some(Instant(100)), reply(2)), None);
         let other = Reply { disk: DiskId(0), ..reply(3) };
         assert_eq!(leases.pass(Some(Instant(100)), other), Some(other), "a disk without a lease");
-        // The lease turned out to be valid; what waits is sent in order of arrival.
+        // The lease is still valid after all. The waiting operations are sent in order of arrival.
         leases.get_mut(DISK).unwrap().clock = Arc::new(LeaseClock::new(Instant(200), 50));
         assert_eq!(leases.pass(Some(Instant(101)), reply(4)), None);
         assert_eq!(leases.get_mut(DISK).unwrap().replies, [reply(2), reply(4)]);

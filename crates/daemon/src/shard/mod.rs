@@ -53,12 +53,13 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
-/// Number of device reads and writes of one turn from which they are submitted at once. Otherwise the
-/// device would wait until the shard has handled all requests that arrived together.
+/// When a turn of the loop has this number of device reads and writes, they are submitted
+/// immediately. Otherwise the device would wait until the shard has handled all requests that
+/// arrived together.
 const EARLY_IOS: usize = 2;
 
-/// Number of turns without device I/O after which requests are taken all at once again, because
-/// memory serves them.
+/// Number of turns without device I/O after which the shard handles all received requests in one
+/// turn again, because memory serves them.
 const MEMORY_BOUND_TURNS: u32 = 64;
 
 /// Sleeps shorter than this count as short, in nanoseconds.
@@ -145,7 +146,7 @@ struct Shard {
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
-    /// Number of turns since one started a read or write of a device.
+    /// Number of turns since the last turn that started a read or write of a device.
     turns_without_device: u32,
     /// Whether the last sleep was short. The first value is for sleeps without device I/O, the
     /// second for sleeps during device I/O.
@@ -211,8 +212,8 @@ impl Shard {
     fn turn(&mut self, now: Instant, is_first: bool) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
-        // First of all: if this thread was stopped for a while, the lease may have expired. No
-        // completion may release waiting writes before this check.
+        // This check comes first. If this thread was stopped for a while, the lease may have
+        // expired. No completion may release waiting writes before this check.
         progress |= self.release_held(now);
         while let Some(completion) = self.ring.next_completion() {
             progress = true;
@@ -227,7 +228,8 @@ impl Shard {
             self.call(now, call);
         }
         progress |= is_first && self.check_time(now);
-        // Before clients, because they would fill the engine and then wait for these jobs.
+        // These jobs come before the clients, because clients would fill the engine and then wait
+        // for these jobs.
         progress |= self.transfers.pump_jobs(now, &mut self.engine);
         let is_device_bound = self.turns_without_device < MEMORY_BOUND_TURNS;
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine, is_device_bound);
@@ -482,8 +484,8 @@ impl Shard {
         let Some((disk, query)) = self.clients.poll_status() else { return false };
         let allocation = match self.backings[disk.0 as usize].as_mut() {
             Some(_) if !query.allocation => Ok(Vec::new()),
-            // A hole of the backing may be dirty data in flash; a client that skips it would lose
-            // data. Writes after the query do not matter.
+            // A hole of the backing may be dirty data in flash; a client that skips the hole would
+            // lose data. Writes after the query do not matter.
             Some(_) if !self.engine.backing_has_all(disk) => {
                 let all = StatusExtent { len: query.len, hole: false, zero: false };
                 Ok(wire_extents(&all).collect())
@@ -553,7 +555,7 @@ impl Shard {
         }
         let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
         let waited = match (self.quick[kind], overlap) {
-            // Many events arrive one by one, so that handling several at a time saves wake-ups.
+            // Many events arrive one by one. Handling several of them together saves wake-ups.
             // Without device I/O the shard gathers all events, otherwise an eighth of the I/Os in
             // flight.
             (true, true) => {

@@ -34,8 +34,8 @@ impl Recorders {
         }
     }
 
-    /// Ends a recording that no client reads any more. If another recording was started in the
-    /// meantime, it continues.
+    /// Ends a recording that no client reads any more. A recording that was started in the meantime
+    /// continues.
     pub(super) fn end_if_abandoned(&mut self, disk: DiskId) {
         if let Some(slot) = self.recorders.get_mut(disk.0 as usize) {
             slot.take_if(|recorder| recorder.is_abandoned());

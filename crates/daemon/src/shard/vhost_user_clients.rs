@@ -33,11 +33,12 @@ const VHOST_USER: u32 = 1 << 31;
 struct QueueEvents {
     kick: Fd,
     call: Option<Fd>,
-    /// Distinguishes the operations of this kick descriptor from those of an earlier one of the
-    /// same queue.
+    /// Distinguishes the operations of this kick descriptor from those of an earlier kick
+    /// descriptor of the same queue.
     serial: u16,
     polled: bool,
-    /// `signalling`: a notification is in flight. `signal_again`: new replies were added since.
+    /// `signalling`: a notification is in flight. `signal_again`: new replies were added after that
+    /// notification was started.
     signalling: bool,
     signal_again: bool,
 }
@@ -48,7 +49,7 @@ struct VhostUserClient {
     queue_events: Vec<Option<QueueEvents>>,
     /// True if the client is on the list of clients with new replies.
     listed: bool,
-    /// Number of a turn, and the descriptors that may still be handled in that turn.
+    /// Number of the latest turn, and the descriptors that may still be handled in that turn.
     budget: (u64, Budget),
     /// True if the disk was removed. A new disk may reuse its id.
     gone: bool,

@@ -27,10 +27,10 @@ pub(crate) struct ShardHandle {
     wake: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Opens the crash log of a cache. It is on a tmpfs, so this does not wait.
+/// Opens the crash log of a cache. The log is on a tmpfs, so opening it does not wait for a device.
 fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
     if cfg!(test) {
-        // Nobody would remove the files of unit tests.
+        // Unit tests make no crash logs, because nothing would remove the files.
         return None;
     }
     match CrashLogFile::open(cache) {
@@ -45,8 +45,8 @@ fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
     }
 }
 
-/// Creates the mark of a backing that loses unflushed changes if the process is killed. It is on a
-/// tmpfs, so this does not wait.
+/// Creates the mark of a backing that loses unflushed changes if the process is killed. The mark is
+/// on a tmpfs, so creating it does not wait for a device.
 fn create_mark(backing: &[u8; 16]) -> Option<UnflushedMark> {
     if cfg!(test) {
         return None;

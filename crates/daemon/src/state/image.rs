@@ -13,7 +13,8 @@ pub(crate) struct ImageSpec {
     /// Image format; absent until the disk is opened for the first time, unless it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) format: Option<FormatName>,
-    /// Further files of the image, from the top down; absent until they were recorded.
+    /// The other files that the image refers to, from the top down; absent until they were
+    /// recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files: Option<Vec<FileSpec>>,
 }
@@ -22,7 +23,7 @@ pub(crate) struct ImageSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FormatName(pub(crate) Format);
 
-/// A further file of an image.
+/// A file that an image refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileSpec {

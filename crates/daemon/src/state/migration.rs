@@ -1,4 +1,4 @@
-//! State of disks that migrate or have migrated: the owner decides which host may serve them
+//! State of disks that migrate or have migrated: only the owner of a disk may serve it
 //! (docs/decisions/0013).
 
 use hob_control::{CarryMode, MigrationStart};

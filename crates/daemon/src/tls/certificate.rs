@@ -1,8 +1,8 @@
 //! Certificates of clients, and how the configuration names them.
 //!
 //! TLS has verified each certificate: a trusted CA issued it, and it has not expired. `sha256:`
-//! names one certificate. A renewed one has another hash. `cn:` and `san:` name every certificate
-//! with that name, so they rely on the CA.
+//! names one certificate. A renewed certificate has another hash. `cn:` and `san:` name every
+//! certificate with that name, so they rely on the CA.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,7 +58,7 @@ impl fmt::Display for Fingerprint {
 pub enum CertificateMatch {
     /// `sha256:HEX`: the certificate with this hash.
     Fingerprint(Fingerprint),
-    /// `cn:NAME`: certificates whose only common name this is.
+    /// `cn:NAME`: certificates with this common name and no other.
     CommonName(String),
     /// `san:NAME`: certificates with this DNS name or address among the alternative names.
     AlternativeName(String),

@@ -2,11 +2,11 @@
 //! certificates.
 //!
 //! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. The files are checked at each new
-//! connection and read again if they have changed, so a renewed certificate needs no restart. An
-//! unusable certificate leaves the previous one in place. Sessions are never resumed: each
-//! connection authenticates again, so an expired client is refused. A file with a private key,
-//! pre-shared keys or a token is refused if all users of the host can access it. There are no
-//! revocation lists: remove a client from the list of names instead.
+//! connection and read again if they have changed, so a renewed certificate needs no restart. If a
+//! new certificate is unusable, hob continues with the previous certificate. Sessions are never
+//! resumed: each connection authenticates again, so an expired client is refused. A file with a
+//! private key, pre-shared keys or a token is refused if all users of the host can access it. There
+//! are no revocation lists: remove a client from the list of names instead.
 
 mod certificate;
 mod subject;
@@ -50,9 +50,9 @@ pub struct TlsFiles {
 /// How clients without a certificate are handled if there is a `client_ca`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutCertificate {
-    /// Refuse them.
+    /// Refuse clients without a certificate.
     Refused,
-    /// Accept them. Another check must authenticate them.
+    /// Accept clients without a certificate. Another check must authenticate them.
     Welcome,
 }
 
@@ -101,11 +101,11 @@ struct Current {
 #[derive(Clone, Debug)]
 struct Parts {
     config: Arc<ServerConfig>,
-    /// Our own certificate.
+    /// The daemon's own certificate.
     own: CertificateDer<'static>,
 }
 
-/// Identifies a version of a file. Another stamp means that the file was changed.
+/// Identifies a version of a file. If two stamps of a file differ, the file was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     modified: Option<SystemTime>,

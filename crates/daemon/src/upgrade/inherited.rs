@@ -23,7 +23,7 @@ use crate::shard_api::{ConnectionPermit, Transport};
 /// Interval between two checks whether the disks of waiting clients are open.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Maximum time that a client waits for its disk. Then it must reconnect.
+/// Maximum time that a client waits for its disk. After that time, the client must reconnect.
 const DISK_MAX: Duration = Duration::from_secs(60);
 
 /// The inherited state. Empty in a program that was not started by an upgrade.
@@ -47,8 +47,8 @@ struct InheritedClient {
 }
 
 impl InheritedState {
-    /// Takes the inherited state, once. If it is unreadable, its descriptors are closed and the
-    /// start is an ordinary one.
+    /// Takes the inherited state, once. If the state is unreadable, its descriptors are closed, and
+    /// the daemon starts as without an upgrade.
     pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
         match message::take() {

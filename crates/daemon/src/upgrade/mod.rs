@@ -70,7 +70,7 @@ pub fn can_take_over() -> String {
     format!("{CAN_TAKE_OVER}{}", record::VERSION)
 }
 
-/// Checks that the program at this path can start and take over.
+/// Checks that the program at this path can start, and can take over from this program.
 pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     let named = program.display().to_string();
     let (answer, asked) = oneshot::channel();

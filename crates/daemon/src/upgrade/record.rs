@@ -59,7 +59,7 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
-    /// The export: a disk of its own name, or an additional one.
+    /// Name of the export. A disk's own export has the disk's name.
     pub(crate) disk: String,
     /// Path at which the file is mounted.
     pub(crate) path: PathBuf,
@@ -286,7 +286,7 @@ mod tests {
         });
     }
 
-    /// No change of any byte, no end at any place and no noise does more than be refused.
+    /// A changed byte, a truncated record or random bytes only cause an error.
     #[test]
     fn bytes_from_anywhere_never_panic() {
         let bytes = record().encode().unwrap();

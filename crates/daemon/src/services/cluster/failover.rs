@@ -11,9 +11,9 @@
 //! | write every dirty sector to the backing, then flush it | the same |
 //! | record that no dirty data is left | the disk is opened normally |
 //!
-//! The failover does not change the replica, so it can always be restarted. A mismatch or a read
-//! error ends it before the ownership record changes. The disk is then offline with a reason.
-//! Before each write, this host checks that its lease in etcd is valid.
+//! The failover does not change the replica, so it can always be restarted. A wrong checksum or a
+//! read error ends the failover before the ownership record changes. The disk is then offline with
+//! a reason. Before each write, this host checks that its lease in etcd is valid.
 
 use std::ops::Range;
 use std::path::Path;
@@ -45,7 +45,7 @@ const TELL_EVERY_BYTES: u64 = 16 << 20;
 
 /// A replica that was read and verified, and its backing.
 struct Checked {
-    /// The pool, which stays locked while it is open.
+    /// The replica's pool. The pool's devices stay locked while this value exists.
     _pool: Pool,
     dirty: Dirty,
     backing: Backing,
@@ -291,7 +291,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Returns true if this kind of backing has the same identity on every host.
+/// Returns true if the identity text of this kind of backing is the same on every host.
 fn is_same_everywhere(identity_text: &str) -> bool {
     const EVERYWHERE: [&str; 8] = [
         " created at ",

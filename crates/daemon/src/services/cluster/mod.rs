@@ -30,7 +30,7 @@ use placement::Rates;
 /// Interval at which waiting disks, and disks to acquire again, are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum time to release a disk when the daemon ends; after that no further disk is released.
+/// Maximum time to release a disk when the daemon ends; after that time, no other disk is released.
 const END_MAX: Duration = Duration::from_secs(2);
 
 /// Number of checks between two searches for disks without dirty data.
@@ -76,7 +76,8 @@ impl ClusterService {
         self.ownership.cluster_or_refuse()?.disks().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
-    /// Acquires a disk that another host had. With `force`, discards data that only that host has.
+    /// Acquires a disk whose last owner is another host. With `force`, discards data that only the
+    /// other host has.
     pub(crate) async fn take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, ApiError> {
         let cluster = self.ownership.cluster_or_refuse()?;
         let is_offline = matches!(self.registry.inner().disk(&disk)?.phase, DiskPhase::Offline(_));

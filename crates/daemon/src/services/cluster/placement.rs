@@ -16,7 +16,7 @@ use super::ClusterService;
 use crate::api_error::ApiError;
 use crate::cluster::{Cluster, DiskLearnt, HostLearnt};
 
-/// Maximum number of moves advised at once. Further advice is better after these moves.
+/// Maximum number of moves advised at once. Advice for more moves is better after these moves.
 const MOVES_MAX: usize = 16;
 
 /// Minimum gain of an advised move, as a fraction of all reads.
@@ -26,7 +26,7 @@ const GAIN_MIN: f64 = 0.01;
 /// useful as a larger one.
 const USEFUL_OFF: f64 = 0.005;
 
-/// Minimum read rate for a statement, in reads per second.
+/// Minimum rate of reads for advice, in reads per second.
 const READS_TELLING: f64 = 0.5;
 
 /// Weight of the newest sample in a rate.

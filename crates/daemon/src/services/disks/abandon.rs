@@ -25,13 +25,14 @@ use crate::services::registry::{DiskPhase, Inner};
 use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::JournalSpec;
 
-/// Maximum time that removing a disk waits for its backing, unless the backing is abandoned.
+/// Maximum time that removing a disk waits for its backing, after which the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum time to wait for an unmount. A longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
-/// Number of attempts to drop a cache. A request that started later may make data dirty again.
+/// Number of attempts to drop a cache. A write that began after the previous attempt may make data
+/// dirty again.
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
@@ -124,7 +125,7 @@ impl Disks {
     }
 
     /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
-    /// Returns the amount of dirty data, if the disk could have any.
+    /// Returns the amount of dirty data, if the disk could have dirty data.
     async fn leave_backing(
         &self,
         name: &str,

@@ -141,7 +141,7 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             disk.retry_after = None;
             if let Some(spec) = disk.wanted.cache.as_mut() {
-                // Data on missing devices must not be used later.
+                // Data of this cache on devices that are missing now must not be used later.
                 spec.journal = Some(JournalSpec::new());
             }
         }

@@ -47,8 +47,9 @@ impl Look {
         if self.recorded == Some(evidence) {
             return None;
         }
-        // This check comes after the evidence: sectors verified by now were also verified against
-        // the backing in that state, because other writers are locked out.
+        // Whether all sectors are verified is checked after the evidence was read. Other writers
+        // are locked out. So sectors that are verified now match the backing in the state that the
+        // evidence describes.
         let is_verified = self.shard.stats(self.id).await.is_ok_and(|stats| stats.sectors_unverified == 0);
         is_verified.then_some((self, evidence))
     }

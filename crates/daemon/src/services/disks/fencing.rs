@@ -2,10 +2,10 @@
 //!
 //! A cache is used without checks if the backing is the same and there is evidence that it is
 //! unchanged. Without evidence, or if the backing has grown, the daemon compares a sample of
-//! sectors to check whether it is the same disk at all. If so, clean sectors are verified against
-//! the backing before they are served (docs/decisions/0033). Clean data that belongs to another
-//! backing is discarded. Dirty data of another backing is neither written nor discarded: the disk
-//! stays offline until an operator decides.
+//! sectors to check whether the backing has the disk's data at all. If the sample matches, clean
+//! sectors are verified against the backing before they are served (docs/decisions/0033). Clean
+//! data that belongs to another backing is discarded. Dirty data of another backing is neither
+//! written nor discarded: the disk stays offline until an operator decides.
 
 use hob_engine::preset::Verify;
 
@@ -16,7 +16,7 @@ pub(in crate::services) enum Same {
     Yes,
     /// The backing is larger, and its identity matches the same backing at its earlier size.
     Grown,
-    /// The backing is another one.
+    /// Size or identity differ: the cache belongs to another backing.
     No,
 }
 
@@ -45,7 +45,8 @@ pub(in crate::services) enum Verdict {
     Believe,
     /// Use the cache, and verify its clean sectors against the backing before they are served.
     Verify,
-    /// Discard the cache's data, because the backing has all of it or is another one.
+    /// Discard the cache's data, because the backing has all of the data, or the cache belongs to
+    /// another backing.
     Empty,
     /// Keep the disk offline until an operator decides.
     Refuse,

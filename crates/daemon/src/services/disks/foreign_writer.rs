@@ -3,8 +3,8 @@
 //!
 //! The shard refuses all requests of the disk from that moment on. The daemon records that the
 //! cache is invalid, because no check of the cache could find all changes. In a cluster, the
-//! recorded generation serves this purpose, and it also covers a failover that only wrote the dirty
-//! data.
+//! recorded generation of the disk shows this. The generation also shows a failover in which
+//! another host only wrote this host's dirty data to the backing.
 //!
 //! Then the journal is invalidated, unless the cache has dirty data, which only an operator may
 //! discard. The disk goes offline, and the daemon tries to open it every few seconds. This succeeds
@@ -95,7 +95,7 @@ impl Disks {
             let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
             let foreign = cache.and_then(|spec| spec.journal.as_mut()).filter(|journal| journal.foreign);
             let Some(journal) = foreign else { return Ok(()) };
-            // Data on missing devices must not be used later.
+            // Data of this cache on devices that are missing now must not be used later.
             *journal = JournalSpec::new();
         }
         self.registry.save_first().await

@@ -1,7 +1,7 @@
 //! Opening of backings with the image format that was decided when the disk was added, and with the
 //! files recorded then.
 //!
-//! The operator names the format, or the file's extension tells it. A file with an unknown
+//! The operator names the format, or the file's extension determines it. A file with an unknown
 //! extension is raw. If its content looks like an image when the disk is added, the operator must
 //! name the format. The daemon never derives the format from the content later, because the guest
 //! may have written it.
@@ -19,7 +19,7 @@ use crate::services::registry::ADDING;
 use crate::state::{DiskState, FileSpec, FormatName, ImageSpec};
 use crate::watchdog::contained;
 
-/// Decisions about how to open a backing.
+/// How to open a backing, with the settings to save.
 struct Settled {
     image: ImageSpec,
     format: Option<Format>,

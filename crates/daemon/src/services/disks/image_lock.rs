@@ -1,7 +1,7 @@
 //! The lock of a disk's backing, taken and released while the disk is served (docs/decisions/0054).
 //!
-//! `hob attach` inserts a disk below a running QEMU. Until QEMU closes the image, hob has it open
-//! without a lock and without a cache, and passes all requests through.
+//! `hob attach` inserts a disk below a running QEMU. Until QEMU closes the image, hob has the image
+//! open without a lock and without a cache, and passes all requests to the image.
 
 use super::Disks;
 use crate::api_error::ApiError;
@@ -33,8 +33,8 @@ impl Disks {
             ApiError::conflict(format!("{name}: another program has the backing open: {error}"))
                 .hint("'fuser' shows which program has the file open")
         })?;
-        // The lock is recorded last: a daemon that is killed before opens the disk without a lock
-        // again.
+        // The lock is recorded last. If the daemon is killed before that, the next daemon opens the
+        // disk without a lock again.
         let recorded = match shard.flush(id).await {
             Ok(()) => {
                 self.registry.inner().disk_mut(name)?.wanted.unlocked = false;

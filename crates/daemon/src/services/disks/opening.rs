@@ -27,12 +27,12 @@ use crate::shard_api::ShardHandle;
 use crate::state::{DiskState, ShareSpec};
 use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
-/// Time at which a disk is offered to clients.
+/// When a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum Open {
     /// Open the disk as soon as that is safe, even while its cache is being recovered.
     AtOnce,
-    /// After the disk's cache is recovered.
+    /// Offer the disk after its cache is recovered.
     WithCache,
 }
 
@@ -111,7 +111,8 @@ impl Disks {
             .ok_or_else(|| ApiError::failed("internal error: the disk has no operation guard"))?;
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
-            // The disk is added all the same. It comes online when the other host releases it.
+            // The disk is added all the same. The disk comes online when the other host releases
+            // it.
             Err(error) if self.registry.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
@@ -140,7 +141,7 @@ impl Disks {
         self.pools.finish_disk(&name, guard, notes).await
     }
 
-    /// Removes a new disk that could not get everything that was requested.
+    /// Removes a new disk for which a part of the request failed.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name);
         if let Ok((shard, id)) = self.registry.shard_of(name)
@@ -314,7 +315,7 @@ impl Disks {
             && let Err(error) = self.enable_kept(name, kept).await
         {
             let error = ApiError::from(error);
-            // Without its dirty data the disk would be inconsistent for its guest.
+            // Without its dirty data, the disk would show the guest older data.
             shard.remove_disk(id).await?;
             self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);

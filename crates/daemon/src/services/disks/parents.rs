@@ -5,7 +5,7 @@
 //! A disk that an operator added for the same snapshot is used instead. Backings name their
 //! snapshot with a permanent identifier, by which hob finds the parent of each clone. The shard of
 //! the parent's disk serves the clones. While the parent's disk is offline, the clones read the
-//! parent themselves.
+//! parent's data through their own backings.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -24,14 +24,14 @@ use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, ShareSpec};
 
-/// Maximum time that opening a clone waits for its parent's disk. The clone also finds the disk
-/// later.
+/// Maximum time that opening a clone waits for its parent's disk. If the time is over, the clone is
+/// opened without the parent's disk, and uses that disk later.
 const OPENING_MAX: Duration = Duration::from_secs(8);
 
-/// Interval between two checks.
+/// Interval between two checks whether the parent's disk is online.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// State of a clone's parent since the clone was opened.
+/// The parent of a clone, as known since the clone was opened.
 #[derive(Debug, Default)]
 pub(in crate::services) struct ParentLink {
     /// Permanent identifier of the parent in the backing.
@@ -82,7 +82,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Returns the disk of a clone's parent; creates it if there is none.
+    /// Returns the disk of a clone's parent; creates the disk if there is none.
     fn parent_disk(
         &self,
         wanted: &DiskState,

@@ -1,5 +1,5 @@
-//! Preview of a pool change: its effects on caches and dirty data. Also the check that prevents an
-//! accidental loss of dirty data.
+//! Preview of a pool change: its effects on caches and dirty data. The module also has the check
+//! that prevents an accidental loss of dirty data.
 
 use std::path::Path;
 use std::time::Duration;
@@ -124,7 +124,8 @@ impl Inner {
         let device = device.ok_or_else(|| no_device(pool, path))?;
         let mut preview = Preview::default();
         match device.ids {
-            // A replica on another host duplicates data that is here.
+            // The device is on another host. It has only replicas of data that this host's flash
+            // has too.
             Some(_) if device.peer.is_some() => {}
             Some(ids) => {
                 let elsewhere = entry.devices.iter().filter(|other| {
@@ -177,7 +178,8 @@ impl Inner {
         }
     }
 
-    /// Plans the removal of a missing device, whose data is then no longer searched for.
+    /// Plans the removal of a missing device. After the removal, hob does not wait for the device's
+    /// data any more.
     fn caches_are_unread(&self, pool: &str, path: &Path, preview: &mut Preview) {
         let waits = |disk: &&DiskEntry| {
             let of_pool = disk.cache().filter(|spec| spec.pool == pool);

@@ -13,11 +13,11 @@ use crate::services::pools::no_cache;
 use crate::services::registry::DiskPhase;
 use crate::state::CacheSpec;
 
-/// Number of user counts before a disk counts as used. A shard notices the end of a client with a
-/// delay.
+/// Number of counts of a disk's users before the disk counts as used. A shard notices the end of a
+/// client with a delay.
 const SETTLE_LOOKS: u32 = 5;
 
-/// Pause between two counts.
+/// Pause between two counts of a disk's users.
 const SETTLE_EVERY: Duration = Duration::from_millis(100);
 
 /// Effect of a change on the contents of a cache.
@@ -33,7 +33,7 @@ enum Fate {
     AllLost,
 }
 
-/// Amount of data in a cache.
+/// Amounts of cached and dirty data in a cache.
 struct Holds {
     cached: u64,
     /// Unknown while the disk is offline.

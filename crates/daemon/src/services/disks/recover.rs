@@ -198,7 +198,7 @@ impl Disks {
                 ));
             }
         };
-        // A device that failed meanwhile was read as if it were empty.
+        // A device that failed during the recovery was read as if it were empty.
         if let Ok(entry) = self.registry.inner().pool(&spec.pool) {
             let unread = &found.remains().unread;
             let is_unread =
@@ -249,7 +249,7 @@ impl Disks {
                     their second copy and wrote them to the backing"
                 ),
                 // Flash held the record of the drain that ended write-back, and the backing was
-                // written since.
+                // written after that drain.
                 None => format!(
                     "its flash lost the end of its journal, which describes {outdated} as dirty; \
                     they were written to the backing when write-back ended, and are dropped"
@@ -263,7 +263,7 @@ impl Disks {
         }
         let known_bytes = recovered.summary.disk_bytes;
         if remains.rings.first().is_none_or(|ring| ring.number < journal.ring) {
-            // The evidence belongs to another ring.
+            // The evidence belongs to an earlier ring.
             journal.evidence = None;
         }
         let (source, mut recovered, verdict, why) =
@@ -382,14 +382,16 @@ impl Disks {
             }
             (spec.clone(), engine_config(spec, segment_bytes)?, flash)
         };
-        // The caches of a pool take turns, so that space for one new ring is enough.
+        // Only one cache of a pool makes its new ring at a time, so that free space for one ring is
+        // enough.
         let _turn = self.pools.turn(&spec.pool).await;
         // A start that was interrupted left an unfinished ring. The pool may have no space for
         // another one.
         if let Some(journal) = spec.journal {
             flash.free_rings_besides(OwnerId(journal.owner.0), ring).await?;
         }
-        // The cache starts with its old settings; settings changed since are applied afterwards.
+        // The cache starts with the settings that it had when its journal was written. Settings
+        // that were changed later are applied afterwards.
         let as_it_was = hob_engine::command::CacheConfig { block_bytes: was_block_bytes, ..config };
         let (segments, recovered) = (data.clone(), Mutex::new(Some(*recovered)));
         let enable = |ring: &Option<NewRing>| {
@@ -443,9 +445,9 @@ impl Disks {
     }
 }
 
-/// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and it needs
-/// a journal. The mode is saved durably before write-back starts and after a drain has ended it.
-/// Without a saved mode the answer is unknown.
+/// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and
+/// write-back needs a journal. The mode is saved durably before write-back starts and after a drain
+/// has ended it. Without a saved mode the answer is unknown.
 fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }

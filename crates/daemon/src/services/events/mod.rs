@@ -114,7 +114,8 @@ impl Events {
                 );
             }
             ShardEvent::PeerSilent(device) => {
-                // A short pause of the device may only have been counted so far.
+                // Short pauses are only counted, so the log may have no message about this device
+                // yet.
                 tracing::error!(
                     device = device.0,
                     "the host that lends a remote flash device does not answer; hob stops using the \

@@ -57,7 +57,8 @@ impl Events {
         }
         let remote_flash = self.remote_flash.clone();
         tokio::spawn(async move { remote_flash.free_ended().await });
-        // A cache that was being changed when space became free missed the notification.
+        // A cache that was being changed when space became free missed the notification of the free
+        // space.
         for name in roomy {
             let pools = self.pools.clone();
             tokio::spawn(async move { pools.top_up(&name).await });

@@ -1,9 +1,9 @@
 //! Dirty bitmaps: created, rotated and removed, and saved while their disk is not served
 //! (docs/decisions/0016).
 //!
-//! A recording bitmap has no file while its disk is served. If the daemon ends without closing the
-//! disk, the bitmap is therefore missing, and it restarts with every block marked. A frozen bitmap
-//! always has a file.
+//! A recording bitmap has no file while its disk is served. So if the daemon ends without closing
+//! the disk, the bitmap's file is missing. The bitmap then restarts with every granule marked as
+//! changed. A frozen bitmap always has a file.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::BitmapSpec;
 use crate::watchdog::contained;
 
-/// Reason for a fully marked bitmap: its file is missing.
+/// Reason why all of a disk counts as changed in a bitmap: the bitmap's file is missing.
 const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
@@ -187,7 +187,7 @@ impl ExportService {
         self.registry.save_first().await
     }
 
-    /// Merges a bitmap into a recording one, and removes it.
+    /// Adds the changes of one bitmap to a recording bitmap, and removes the first one.
     pub(crate) async fn bitmap_merge(
         &self,
         disk: String,
@@ -234,7 +234,7 @@ impl ExportService {
             let online = entry.shard().ok().map(|shard| (shard, entry.id));
             let recording = entry.wanted.bitmaps.iter_mut().filter(|spec| !spec.frozen);
             let name = |spec: &mut BitmapSpec| {
-                // The first reason explains the later ones too.
+                // The first reason covers all later reasons too.
                 spec.everything.get_or_insert_with(|| because.to_owned());
                 spec.name.clone()
             };

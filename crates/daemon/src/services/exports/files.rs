@@ -4,8 +4,8 @@
 //! not stop the disk: it is served without the file, shows the reason, and the mount is retried
 //! every few seconds.
 //!
-//! A file that a program has open prevents the removal of its disk and its export. The end of the
-//! daemon waits for no program: the file is unmounted, and programs that have it open get errors.
+//! A file that a program has open prevents the removal of its disk and its export. The daemon does
+//! not wait for such a program when it stops: it unmounts the file, and the program gets errors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::FileRights;
 use crate::state::DiskState;
 
-/// Maximum time that the end of the daemon waits for writes of programs to mapped files.
+/// Maximum time that the daemon, when it stops, waits for writes of programs to mapped files.
 const UNMOUNT_MAX: Duration = Duration::from_secs(10);
 
 /// State of an export's file.
@@ -144,7 +144,7 @@ impl ExportService {
         let (at, of) = (PathBuf::from(path), export.to_owned());
         let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
         let (mount, connection) = mounted.map_err(refuse)?;
-        // Accesses to the file wait until the shard has it.
+        // Accesses to the file wait until the shard has the file.
         shard.attach_file(id, connection.device, connection.file, rights)?;
         self.keep_mount(name, export, mount)?;
         tracing::info!("export {export}: mounted as the file {path}");

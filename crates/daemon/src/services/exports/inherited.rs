@@ -1,6 +1,6 @@
 //! FUSE files inherited from the previous daemon process during an upgrade. Inherited files stay
-//! mounted, and each is taken over when its disk comes online, if the export still has the same
-//! file. Inherited files without a disk are unmounted.
+//! mounted, and each is taken over when its disk comes online, if the export's file still has the
+//! same path. Inherited files without a disk are unmounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

@@ -15,7 +15,7 @@ use crate::cache_settings::new_spec;
 use crate::config::{Config, DiskEntry};
 use crate::state::{CacheSpec, DatastoreState, patched_qos};
 
-/// A difference, and the change that resolves it, if there is one.
+/// A difference, and the change that resolves the difference, if one exists.
 pub(super) struct Found {
     pub(super) difference: ConfigDifference,
     pub(super) change: Option<Change>,
@@ -191,7 +191,7 @@ impl Inner {
     }
 
     fn qos_difference(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
-        // Settings that the file omits are left to commands.
+        // If the file omits QoS settings, only commands change them.
         let Some(patch) = &disk.qos else { return };
         let subject = format!("disk {}", disk.name);
         let now = served.wanted.qos.clone().unwrap_or_default();
@@ -437,7 +437,7 @@ fn added(kind: &str, name: &str, file: &str, change: Change) -> Found {
     one_side(&format!("{kind} {name}"), "", Some(&file.to_owned()), None, &action, change)
 }
 
-/// Returns a difference in an object that only one of file and daemon has.
+/// Returns a difference in an object that only hob.toml or only the daemon has.
 fn one_side(
     subject: &str,
     key: &str,

@@ -2,9 +2,9 @@
 //! ([0036](../../../../../docs/decisions/0036-config-apply.md)).
 //!
 //! Disks and pools that were added by command are not in the file and do not count as differences.
-//! The service saves the file's definitions at each reload. It can therefore recognise entries that
-//! were changed or deleted since. [`differences`] finds them, and [`changes`] resolves them through
-//! the services that commands use.
+//! The service saves the file's definitions at each reload. So it can recognise entries that were
+//! changed or deleted after that reload. [`differences`] finds them, and [`changes`] resolves them
+//! through the services that commands use.
 
 mod changes;
 mod differences;

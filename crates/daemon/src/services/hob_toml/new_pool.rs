@@ -11,7 +11,7 @@ use super::HobToml;
 use crate::api_error::ApiError;
 
 impl HobToml {
-    /// Creates a new pool of hob.toml, or opens it where it was created before.
+    /// Creates a new pool of hob.toml, or opens the pool if it was created before.
     pub(in super::super) async fn start_new_pool(&self, pool: &PoolCreate) -> Result<(), ApiError> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();

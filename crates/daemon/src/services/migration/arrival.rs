@@ -161,7 +161,8 @@ impl DiskState {
     }
 }
 
-/// Returns true if an entry that is open for one configuration can serve the other.
+/// Returns true if a disk that is open with one configuration can be served with the other without
+/// opening it again.
 fn is_alike(one: &DiskState, other: &DiskState) -> bool {
     let part = |disk: &DiskState| {
         let cache = disk.cache.as_ref();

@@ -114,7 +114,7 @@ impl Migrations {
             disk.datastore = Some(datastore);
         }
         self.exports.open_bitmaps(name, &shard, &info).await?;
-        // An earlier daemon may have served the disk and crashed before it could record that.
+        // An earlier daemon may have served the disk, and crashed before it recorded its ownership.
         shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
         let data_socket = self.read_peer(name, shard.clone(), id, "owner", ready)?;

@@ -29,7 +29,7 @@ const RETRY_EVERY: Duration = Duration::from_millis(250);
 /// Maximum number of data connections in use.
 const CONNECTIONS_MAX: usize = 4;
 
-/// Role in which this host is read.
+/// Role of this host, from which the destination reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum As {
     /// This host owns the disk.

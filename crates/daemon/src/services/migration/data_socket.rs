@@ -20,7 +20,7 @@ use super::flow::{self, Bandwidth};
 use crate::socket_access::{SocketAccess, bind_socket};
 
 /// Maximum number of ready connections: data connections to the source that no client of the socket
-/// uses yet. If the source opens one more, the oldest is closed.
+/// uses yet. If the source opens one more, the oldest ready connection is closed.
 const READY_MAX: usize = 2;
 
 /// Maximum time that a client of the socket waits for a connection.
@@ -45,7 +45,7 @@ pub(super) struct ReadyConnections {
 }
 
 impl ReadyConnections {
-    /// Adds a connection.
+    /// Adds a ready connection to the queue.
     pub(super) fn put(&self, connection: DataConnection) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.push_back(connection);

@@ -21,11 +21,11 @@ use crate::shard_api::Progress;
 /// Interval between two checks of the pull's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Time of silence after which the former owner is no longer read.
+/// Time of silence after which this host no longer reads from the former owner.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
-/// Time for the former owner to open its flash for reading. Without it the remaining data is read
-/// from the backing.
+/// Time for the former owner to open its flash for reading. If that takes longer, the remaining
+/// data is read from the backing.
 const FORMER_MAX: Duration = Duration::from_secs(3);
 
 /// Time for the former owner to ask whether the pull is complete.
@@ -61,7 +61,7 @@ pub(crate) enum CallIn {
 pub(super) enum Input {
     /// A call of the source host.
     Call(Session, CallIn, oneshot::Sender<CallAnswer>),
-    /// The end of an action.
+    /// The end of an action of the state machine.
     Acted(Ticket, Result<Option<DataSocket>, String>),
     /// A guest's write is waiting for the disk.
     Wanted,
@@ -92,10 +92,10 @@ struct Task {
     data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
-    /// True after the input that started the task was handled.
+    /// True after the task has handled its first input.
     is_told: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
-    /// Reason for the last failure.
+    /// Reason for the latest failure.
     why: Option<String>,
     list: List,
     progress: Progress,

@@ -74,7 +74,7 @@ pub(super) async fn join(
             to_near.flush().await?;
         }
     };
-    // Dropping both ends closes them, whichever ended first.
+    // Dropping both ends closes them, whichever end closed first.
     let ended = tokio::select! {
         ended = out => ended,
         ended = back => ended,

@@ -135,7 +135,7 @@ impl Migrations {
             let handles = self.handles();
             match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
                 Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
-                // This host's own migration has not ended; the caller tries again.
+                // This host's own migration of the disk has not ended. The caller tries again.
                 Some(Inputs::Source(_)) => return None,
                 None => {}
             }

@@ -1,8 +1,8 @@
 //! The list of cached data, hottest first, which the source sends to the destination.
 //!
 //! The list is sent in pages. The destination asks for each page and reports how many ranges it has
-//! not pulled yet, so that neither host stores a long list. When the destination restarts the list,
-//! the source does so too.
+//! not pulled yet, so that neither host stores a long list. When the destination asks for the first
+//! page again, the source makes the list again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,10 +21,10 @@ const BLOCKS_AT_ONCE: usize = 1024;
 /// Maximum number of ranges that wait at the destination.
 const RANGES_MAX: u64 = 1 << 19;
 
-/// Maximum time for an answer.
+/// Maximum time for the destination to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Pause after a failure, and while the destination has enough ranges.
+/// Pause after a failure, and while the destination has `RANGES_MAX` ranges to pull.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// Sends the list whenever the destination requests it, until dropped.
@@ -42,7 +42,7 @@ pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     }
 }
 
-/// Sends the list page by page. Ends early if the destination requests another page than the next
+/// Sends the list page by page. Ends early if the destination requests a page that is not the next
 /// one.
 async fn send_all(leaving: &Leaving, session: Session, peer: &mut Peer) -> Result<(), PeerError> {
     let lost = |error: &dyn std::fmt::Display| PeerError::Lost(error.to_string());
@@ -71,7 +71,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Sends a page. Returns false if the destination requests another page than the next one.
+    /// Sends a page. Returns false if the destination then requests a page that is not the next
+    /// one.
     async fn send(
         &mut self,
         peer: &mut Peer,

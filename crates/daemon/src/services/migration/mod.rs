@@ -1,10 +1,11 @@
 //! Migration of disks with their caches between hosts (docs/decisions/0013). This module executes
 //! the state machines of `hob_engine::migration`.
 //!
-//! Each migration has a task that holds the operation guard of its disk. The task is in [`source`]
-//! on the host that has the disk, and in [`destination`] on the host that gets it. A task executes
-//! the actions of its state machine and reports how they ended. State that the machine needs after
-//! a crash is saved in the state file before the state machine continues ([`records`]).
+//! Each migration has a task that holds the operation guard of its disk. The task of the host that
+//! has the disk is in [`source`]. The task of the host that gets the disk is in [`destination`]. A
+//! task executes the actions of its state machine and reports how they ended. State that the
+//! machine needs after a crash is saved in the state file before the state machine continues
+//! ([`records`]).
 
 mod arrival;
 mod awaited;
@@ -64,7 +65,7 @@ service! {
     }
 }
 
-/// A migration in progress, or the last migration of a disk.
+/// The migration of a disk that is in progress or ended last.
 #[derive(Debug)]
 struct Handle {
     inputs: Inputs,

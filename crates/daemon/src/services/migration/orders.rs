@@ -24,8 +24,8 @@ use crate::state::RecordSpec;
 /// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
-/// Maximum time to save the record of a new migration durably. Later the state machine reports the
-/// failure.
+/// Maximum time to save the record of a new migration durably. After this time, the state machine
+/// reports the failure.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time for the destination to answer whether it is ready.
@@ -63,14 +63,15 @@ impl Migrations {
                 }
                 let shared = leaving.shared.clone();
                 migrations.begin_attempt(leaving, session, Some(guard));
-                // The caller may rely on the migration continuing after a crash.
+                // Waits until the migration would continue after a crash, because the caller may
+                // rely on that.
                 let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
                 migrations.migration(&name)
             })
             .await
     }
 
-    /// Ends the pull of a migrated disk's cache. The cache keeps what it has.
+    /// Ends the pull of a migrated disk's cache. The cache keeps the data that it has.
     fn end_filling(&self, name: &str) {
         let before = self.handles().remove(name);
         if let Some(Handle { task, .. }) = before {
@@ -241,8 +242,8 @@ impl Migrations {
             .await
     }
 
-    /// Removes a disk that is not here: deletes the tombstone of a migrated disk, or cancels an
-    /// incoming one. Returns `None` for any other disk.
+    /// Removes a disk that is not here: deletes the tombstone of a migrated disk, or cancels the
+    /// migration of an incoming disk. Returns `None` for any other disk.
     pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,

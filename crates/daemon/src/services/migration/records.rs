@@ -1,7 +1,7 @@
 //! Migration records in the state file: which host owns a disk.
 //!
-//! A record is in memory before it is saved, and another save may write it. After a failed save,
-//! the record may therefore be on disk or not. The state machines handle both cases.
+//! A record is in memory before it is saved, so a save of other settings may write it too. After a
+//! failed save, the state file may have the record or not. The state machines handle both cases.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Migrations {
         inner.disk(name).ok()?.wanted.migration.as_ref().map(|spec| spec.lineage.clone())
     }
 
-    /// Changes the migration settings of a disk and saves them.
+    /// Changes the migration settings of a disk and saves the settings.
     pub(super) async fn keep_spec(
         self: &Arc<Self>,
         name: &str,

@@ -18,8 +18,8 @@ use crate::state::DiskState;
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Migrations {
-    /// Enters a disk from the state file. Returns whether the disk is to be opened; a disk of
-    /// another host is not.
+    /// Enters a disk from the state file. Returns whether this host must open the disk, which is
+    /// false for a disk of another host.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {

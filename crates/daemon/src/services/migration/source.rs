@@ -20,8 +20,8 @@ use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};
 
-/// Time after its last answer during which a destination that reads this host's cache counts as
-/// alive.
+/// Time after the destination's latest answer during which the destination counts as alive while it
+/// reads this host's cache.
 const SERVING_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time that this host serves its cached data after the hand-over.
@@ -34,7 +34,7 @@ pub(super) enum Input {
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
     /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
-    /// A command of the operator. The answer tells whether it was in time.
+    /// A command of the operator. The answer tells whether the command came in time.
     Order(Order, oneshot::Sender<bool>),
 }
 
@@ -72,7 +72,7 @@ struct Task {
     call: Option<JoinHandle<()>>,
     /// Kind of the call in progress.
     asked: Asked,
-    /// Tasks that run beside this one.
+    /// Helper tasks that run beside the migration's task.
     helpers: Vec<JoinHandle<()>>,
     cancelled: bool,
     frozen_at: Option<Instant>,
@@ -134,7 +134,7 @@ pub(super) async fn run(
         }
     }
     task.helpers.iter().chain(&task.call).for_each(JoinHandle::abort);
-    // Shows the effect of the last input.
+    // Shows the effect of the input that was handled last.
     task.show();
     task.end();
     drop(guard);
@@ -158,7 +158,7 @@ impl Task {
 
     fn call(&mut self, ticket: Ticket, message: &Message) {
         use hob_engine::migration::Call;
-        // An abandoned call is not waited for.
+        // The task does not wait for an abandoned call, which may still use a connection.
         let idle = self.peers.iter().position(|peer| peer.try_lock().is_ok());
         if let (Some(before), None) = (self.call.take(), idle) {
             before.abort();
@@ -338,7 +338,7 @@ impl Task {
             Phase::Frozen => MigrationState::Frozen,
             Phase::HandingOver => MigrationState::HandingOver,
             Phase::Serving => MigrationState::Serving,
-            // Until all resources are released.
+            // The state is `Over` only after all resources are released.
             Phase::Over => MigrationState::Over,
             Phase::Cancelling | Phase::Kept => MigrationState::Cancelling,
         };

@@ -132,7 +132,7 @@ impl Leaving {
 
 impl Migrations {
     /// Records in etcd that a disk was drained for its migration. If this host then fails, other
-    /// hosts may acquire the disk. If etcd does not answer, a later check repeats this.
+    /// hosts may acquire the disk. If etcd does not answer, a later check repeats the request.
     fn unmark_drained(self: &Arc<Self>, name: &str) {
         let (migrations, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -187,7 +187,7 @@ fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> Arrivin
         fill: (spec.fill != Fill::default()).then(|| spec.fill.to_string()),
         verify: (spec.verify != Verify::default()).then(|| spec.verify.to_string()),
         ram: Some(spec.ram),
-        // An older hob does not know these fields.
+        // An hob of an earlier version does not know this field.
         shared: spec.shared.map(|_| true),
         min: spec.shared.map(|limits| limits.min),
         max: spec.shared.map(|limits| limits.max),

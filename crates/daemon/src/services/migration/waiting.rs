@@ -15,7 +15,7 @@ use crate::state::JournalSpec;
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two checks.
+/// Interval between two checks whether the attempt has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Migrations {
@@ -48,10 +48,11 @@ impl Migrations {
         Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
     }
 
-    /// Lets a disk that did not arrive wait for the cluster again, if it did before.
+    /// Lets a disk that did not arrive wait for the cluster again, if the disk did so before the
+    /// migration.
     pub(super) fn wait_for_cluster_again(self: &Arc<Self>, name: &str) {
         let Some(mut waited) = self.registry.inner().waited.remove(name) else { return };
-        // The segments of its earlier cache were released for the incoming disk.
+        // The segments of the waiting disk's earlier cache were released for the incoming disk.
         (waited.migration, waited.generation) = (None, None);
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
             cache.journal = Some(JournalSpec::new());

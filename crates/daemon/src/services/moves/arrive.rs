@@ -18,16 +18,17 @@ use crate::cluster::{Cluster, OrderFound};
 use crate::hardware::{Backing, BackingOptions};
 use crate::state::JournalSpec;
 
-/// Maximum time to acquire a released disk. Later its former owner may acquire it again.
+/// Maximum time to acquire a released disk. After this time, the former owner may acquire the disk
+/// again.
 const TAKE_MAX: Duration = Duration::from_secs(30);
 
 /// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two checks.
+/// Interval between two checks whether the attempt has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Pause between two attempts.
+/// Pause between two attempts to acquire a disk.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 
 impl Moves {

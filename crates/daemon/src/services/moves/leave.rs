@@ -24,7 +24,8 @@ const WELCOME_MAX: Duration = Duration::from_secs(20);
 /// Time after which all other hosts have seen the order.
 const SEEN_AFTER: Duration = Duration::from_millis(2500);
 
-/// Maximum time for the other host to acquire the disk. Later the disk stays here.
+/// Maximum time for the other host to acquire the disk. After this time, the disk stays on this
+/// host.
 const TAKEN_MAX: Duration = Duration::from_secs(40);
 
 /// Maximum time without an answer of etcd before a move fails.
@@ -207,13 +208,14 @@ impl Moves {
             Ok(()) => work.wait_for(ClusterMoveState::Done, TAKEN_MAX).await,
             Err(error) => Err(error),
         };
-        // If the other host failed to acquire it, this host waits for the disk like others and soon
-        // has it again.
+        // If the other host failed to acquire the disk, this host waits for the disk like all other
+        // hosts, and soon acquires it again.
         self.ownership.orders().give(&name, None);
         taken
     }
 
-    /// Prepares the release of a disk, up to the point from which on it is no longer served here.
+    /// Prepares the release of a disk, up to the point from which on this host does not serve the
+    /// disk any more.
     async fn close_to_leave(
         self: &Arc<Self>,
         work: &mut Work,

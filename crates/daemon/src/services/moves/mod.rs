@@ -77,22 +77,22 @@ impl Running {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a read of the orders. If one is in progress, schedules another one after it.
+    /// Starts a read of the orders. If a read is in progress, schedules another read after it.
     fn begin_look(&self) -> bool {
         let mut progress = self.progress();
         progress.looks_again = progress.is_looking;
         !std::mem::replace(&mut progress.is_looking, true)
     }
 
-    /// Ends a read. Returns true if another one follows.
+    /// Ends a read. Returns true if another read follows.
     fn end_look(&self) -> bool {
         let mut progress = self.progress();
         progress.is_looking = std::mem::take(&mut progress.looks_again);
         progress.is_looking
     }
 
-    /// Starts to execute an order. Returns false if this host already executes it or has the
-    /// maximum number.
+    /// Starts to execute an order. Returns false if this host already executes it or executes the
+    /// maximum number of orders.
     fn begin(&self, disk: &str) -> bool {
         let mut progress = self.progress();
         progress.disks.len() < AT_ONCE_MAX && progress.disks.insert(disk.to_owned())
@@ -226,7 +226,7 @@ impl Moves {
         }
     }
 
-    /// Reads all orders in the background. If a read is in progress, another one follows.
+    /// Reads all orders in the background. If a read is in progress, another read follows it.
     pub(super) fn look(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         if !self.running.begin_look() {
             return;
@@ -295,7 +295,7 @@ impl Moves {
     }
 }
 
-/// Writes the result of an order to etcd. A failure matters little, because the key of the order in
+/// Writes the result of an order to etcd. A failure does no harm, because the key of the order in
 /// etcd ends with its lease.
 async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why: &str) {
     let note = Some(why.to_owned()).filter(|why| !why.is_empty());

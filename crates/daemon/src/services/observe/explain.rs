@@ -29,7 +29,7 @@ const SPARSE_PERCENT: f64 = 50.0;
 /// reads.
 const FIRST_PERCENT: f64 = 5.0;
 
-/// Minimum number of requests for a statement about a cache.
+/// Minimum number of requests before the explanation says whether a cache works well.
 const REQUESTS_TELLING: u64 = 1000;
 
 impl Observe {
@@ -41,7 +41,7 @@ impl Observe {
         };
         let stats = match self.stats(name).await {
             Ok(stats) => Some(stats),
-            // An offline disk has no statistics, and a hung shard delivers none.
+            // An offline disk has no statistics, and a hung shard does not answer the query.
             Err(ApiError { kind: ErrorKind::Conflict | ErrorKind::Busy, .. }) => None,
             Err(error) => return Err(error),
         };

@@ -1,6 +1,7 @@
 //! Queries about all disks and pools at once: metrics, load and health.
 //!
-//! A hung shard delays an answer once and briefly; its values are missing from the answer.
+//! A hung shard delays an answer once and briefly; the values of the hung shard are missing from
+//! the answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -17,10 +17,10 @@ pub(in crate::services) const JUDGE_EVERY: Duration = Duration::from_secs(60);
 /// Interval between two counts of checksum mismatches.
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_secs(3);
 
-/// Minimum number of reads per minute for a comparison.
+/// Minimum number of reads in a minute before the hits of the minute are compared.
 const READS_TELLING: u64 = 1000;
 
-/// A hit ratio below this fraction of the predicted one counts as low.
+/// A hit ratio below this fraction of the predicted hit ratio counts as low.
 const SHARE_LOW: f64 = 0.5;
 
 /// Minimum predicted hit ratio for a comparison.
@@ -39,11 +39,11 @@ const MINUTES: u32 = 3;
 /// Maximum number of checksum mismatches that are repaired without a report.
 const MISMATCHES_FEW: u64 = 10;
 
-/// Likewise for a cache that was recovered after a crash: its journal may describe frames that were
-/// filled again just before the crash.
+/// Maximum number of mismatches without a report for a cache that was recovered after a crash. The
+/// journal of such a cache may describe frames that were filled again just before the crash.
 const MISMATCHES_FEW_AFTER_CRASH: u64 = 1000;
 
-/// Time after the last mismatch during which mismatches are a health problem.
+/// Time after the latest mismatch during which `hob health` reports the mismatches.
 const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
 
 /// Observations about one disk's cache.
@@ -61,7 +61,7 @@ pub(in crate::services) struct Quality {
     counting: bool,
 }
 
-/// Counters at one time.
+/// Counters of a disk's cache at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     reads: u64,
@@ -143,8 +143,8 @@ impl Sample {
         }
     }
 
-    /// Returns the actual and the predicted hit ratio since `before` in percent, if the actual one
-    /// is low.
+    /// Returns the actual and the predicted hit ratio since `before` in percent, if the actual hit
+    /// ratio is low.
     fn low_since(&self, before: &Sample) -> Option<(f64, f64)> {
         let reads = self.reads.checked_sub(before.reads).filter(|reads| *reads >= READS_TELLING)?;
         let bytes = self.read_bytes.checked_sub(before.read_bytes)?;
@@ -152,7 +152,7 @@ impl Sample {
         if bytes / reads > READ_BLOCKS_MAX * self.block_bytes || accesses < READS_TELLING as f64 {
             return None;
         }
-        // A cache that is still warming gets its hits later.
+        // A cache that is still warming has fewer hits than predicted for its full size.
         let is_full = self.blocks_cached as f64 >= FULL * self.blocks as f64;
         let grows = self.blocks_cached > before.blocks_cached + self.blocks / 100;
         if grows && !is_full {

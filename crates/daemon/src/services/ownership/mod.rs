@@ -20,7 +20,7 @@ use crate::api_error::ApiError;
 use crate::cluster::{Cluster, OtherOwner, TakeError, Took};
 pub(super) use orders::{Orders, PROMISED_MAX};
 
-/// Pause between two attempts to tell etcd.
+/// Pause between two attempts to record a change in etcd.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 service! {
@@ -54,7 +54,7 @@ impl Ownership {
         })
     }
 
-    /// Returns the cluster, if a disk needs an owner there.
+    /// Returns the cluster in which a disk needs an owner; `None` if the disk needs no owner.
     pub(super) fn cluster_of(&self, name: &str) -> Option<&Arc<Cluster>> {
         self.cluster().filter(|_| !self.registry.needs_no_owner(name))
     }
@@ -98,7 +98,7 @@ impl Ownership {
         Ok(())
     }
 
-    /// Releases a disk that migrated to another host, which waits to acquire it.
+    /// Releases a disk that migrated to another host, so that the other host can acquire it.
     pub(super) fn give_back_departed(self: &Arc<Self>, name: &str) {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (registry, name) = (self.registry.clone(), name.to_owned());
@@ -107,7 +107,7 @@ impl Ownership {
             while matches!(registry.record_of(&name), Some(Record::Away { .. })) {
                 let (known, _) = registry.wish(&name).unwrap_or((None, false));
                 // The disk was drained before it left this host. Its ownership record may still
-                // announce dirty data, if etcd or this host was down since.
+                // announce dirty data, if etcd or this host was down after the disk left.
                 match cluster.give_up(&name, known).await {
                     Ok(()) => return,
                     Err(why) => tracing::warn!("disk {name}: cannot release it in the cluster yet: {why}"),

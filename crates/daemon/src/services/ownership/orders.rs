@@ -18,7 +18,8 @@ pub(in crate::services) struct Orders(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Orders by disk as last seen, with the time since which they are unchanged.
+    /// The order for each disk as read last, with the time at which the order was first seen in
+    /// this form.
     seen: BTreeMap<String, (OrderFound, Instant)>,
     /// Disks that this host is giving away, with their new host. This host must not acquire them.
     giving: BTreeMap<String, String>,

@@ -28,7 +28,7 @@ use crate::state::JournalSpec;
 pub(in crate::services) enum AllocationRule {
     /// Refuse, and change nothing.
     Exactly,
-    /// Use the available space.
+    /// Use the space that the pool has free.
     AsFarAsPossible,
 }
 
@@ -318,13 +318,14 @@ impl Pools {
             let writes_back = spec.mode == Mode::WriteBack && spec.journal.is_some() && disk.has_cache;
             (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies, writes_back)
         };
-        // Segments of a removed device may be lost already; the engine knows.
+        // Segments of a removed device may be lost already; the engine knows which segments are
+        // lost.
         if let Some(which @ Vacate::Emptiest(_)) = vacates.filter(|_| writes_back) {
             self.vacate(name, &shard, id, which).await?;
         }
         let result = self.restructure_with_ring(name, segments_after, vacates, (&shard, id), &change).await;
         if result.is_err() && vacates.is_some() {
-            // The cache stays unchanged.
+            // The drain is stopped, and the cache keeps its segments.
             let _ = shard.change_cache(id, CacheChange::StopDrain).await;
         }
         let Err((error, room)) = result else { return result.map_err(|(error, _)| error) };

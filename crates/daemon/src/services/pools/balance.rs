@@ -20,7 +20,7 @@ use crate::api_error::ApiError;
 use crate::services::registry::SPREADING;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 
-/// A cache is balanced if at least one in this many of its segments has to move.
+/// A cache is balanced again only if at least one of this many of its segments has to move.
 const SHARE_MIN: u64 = 8;
 
 /// Segments of a cache that must move from one device.
@@ -109,7 +109,7 @@ impl Pools {
         Ok(count * segment_bytes)
     }
 
-    /// Releases as many segments as are given, and uses the given ones instead.
+    /// Releases as many of the cache's segments as `segments` has, and uses `segments` instead.
     async fn exchange(&self, name: &str, held: u64, segments: &[DataSegment]) -> Result<(), ApiError> {
         let count = segments.len() as u64;
         let pool =

@@ -1,9 +1,9 @@
 //! Commands that change caches: each changes the configuration in the disk's entry, then adjusts
 //! the shard's cache.
 //!
-//! State that is needed after a crash is saved before it takes effect: that a cache is persistent,
-//! before its journal is written; that it uses write-back, before it does so. The end of write-back
-//! is saved after the drain.
+//! State that is needed after a crash is saved in this order. A cache is saved as persistent before
+//! its journal is written. The mode write-back is saved before the cache uses it. The end of
+//! write-back is saved after the drain.
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged};
 use hob_engine::command::{CacheChange, Copies, Mode};

@@ -1,4 +1,4 @@
-//! Health of devices: stalled and fenced devices, and caches that leave a failed one.
+//! Health of devices: stalled and fenced devices, and caches that leave a failed device.
 
 use hob_control::DeviceState;
 use hob_engine::command::Segment;
@@ -87,7 +87,7 @@ impl Pools {
     pub(in crate::services) fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
         let mut inner = self.registry.inner();
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };
-        // A fence stays until the device is removed.
+        // A device stays fenced until it is removed.
         if entry.state == DeviceState::Fenced {
             return;
         }

@@ -12,7 +12,7 @@ use crate::api_error::ApiError;
 use crate::services::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::shard_api::{ShardError, ShardHandle};
 
-/// Time for requests to end by themselves.
+/// Time that waiting requests have to end, before hob lets them fail.
 const GRACE: Duration = Duration::from_millis(1500);
 
 /// Interval at which waiting requests fail. A request may ask the backing again after its first I/O
@@ -22,7 +22,7 @@ const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 /// Time after which a change counts as blocked by requests that cannot be cancelled.
 const DISCARD_MAX: Duration = Duration::from_millis(3500);
 
-/// Maximum time to wait for other changes of the disk.
+/// Maximum time to wait for other changes of the disk to end.
 const GUARD_MAX: Duration = Duration::from_secs(4);
 
 /// Name of the operation that removes a disk.

@@ -36,13 +36,13 @@ const STUCK_AFTER: Duration = Duration::from_secs(5);
 /// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// Last observation of a cache's dirty data.
+/// What was observed last about a cache's dirty data.
 #[derive(Debug, Default)]
 pub(in crate::services) struct Watch {
     seen: Option<Seen>,
     /// True while a query to the shard is outstanding.
     asking: bool,
-    /// Reason why the last drain ended early.
+    /// Reason why the latest drain ended early.
     ended: Option<String>,
 }
 
@@ -58,15 +58,16 @@ struct Seen {
     mode: Mode,
     /// Transfer rate in bytes per second, as a moving average.
     rate: f64,
-    /// Time of the last destage progress.
+    /// Time at which the amount of destaged data increased last.
     moved: Instant,
-    /// True if the backing's last write or flush failed and dirty data waits for the next one.
+    /// True if the latest write or flush of the backing failed, and dirty data waits for the next
+    /// attempt.
     failing: bool,
     verification: Option<Verification>,
 }
 
 impl Pools {
-    /// Starts a drain of dirty data to the backing, or continues one.
+    /// Starts a drain of dirty data to the backing, or continues a drain that is in progress.
     pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
@@ -201,7 +202,7 @@ impl Pools {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let busy = disk.busy;
-            // Commands wait for the daemon's own work.
+            // Commands wait until work that the daemon began by itself has ended.
             if !busy.is_some_and(is_own_work) {
                 disk.busy = Some(SHRINKING);
             }

@@ -90,7 +90,7 @@ impl Pools {
         }
     }
 
-    /// Removes a cache without dirty data, whatever its journal says, and creates a new one.
+    /// Removes a cache without dirty data, whatever its journal says, and creates a new cache.
     async fn begin_anew(&self, name: &str) -> Result<(), ApiError> {
         let (old, pool) = {
             let mut inner = self.registry.inner();

@@ -2,8 +2,9 @@
 //! disk's dirty data (docs/decisions/0023).
 //!
 //! The basic rule: while an ownership record names a replica, every acknowledged write is in that
-//! replica. Therefore the record names a replica only after it is complete, and stops naming it
-//! before any write continues without it. Without a cluster, the functions here do nothing.
+//! replica. So the record names a replica only after the replica is complete. The record stops
+//! naming the replica before any write continues without it. Without a cluster, the functions here
+//! do nothing.
 
 use super::Pools;
 use crate::api_error::ApiError;

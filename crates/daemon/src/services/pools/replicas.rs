@@ -1,5 +1,5 @@
 //! Replicas of dirty data on a peer host: the space of a cache for them, and whether all dirty data
-//! has one (docs/decisions/0022).
+//! has a replica (docs/decisions/0022).
 
 use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing, Segment};
 use hob_engine::units::DeviceId;

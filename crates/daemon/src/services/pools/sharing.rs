@@ -42,7 +42,7 @@ const TURN_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of disks whose counts are asked for at once, so that requests wait briefly.
 const ASKED_MAX: usize = 16;
 
-/// The last miss-ratio curve of each disk, and its number of reads then.
+/// The latest miss-ratio curve of each disk, and the disk's number of reads at that time.
 type Curves = BTreeMap<DiskId, (u64, BlockSizing)>;
 
 /// Division of one pool among its shared caches.
@@ -269,14 +269,14 @@ impl Pools {
         if wanted > left + self.free_beyond_journals(pool) {
             return;
         }
-        // Caches that need their backings for this come last.
+        // Caches that must write to their backings to release segments come last.
         donors.sort();
         for (_, name, held, surplus) in donors {
             let missing = wanted.saturating_sub(self.free_beyond_journals(pool));
             if missing == 0 {
                 return;
             }
-            // Each cache gives in proportion to what it can give.
+            // Each cache releases a part in proportion to the segments that it can release.
             let part = (u128::from(missing) * u128::from(surplus)).div_ceil(u128::from(left.max(1)));
             let part = (part as u64).min(surplus);
             left = left.saturating_sub(surplus);
@@ -292,8 +292,8 @@ impl Pools {
         inner.pool(pool).map_or(0, |entry| entry.free_segments_beyond(spare))
     }
 
-    /// Shrinks a shared cache to `segments`, after the daemon's own work on it. It may be smaller
-    /// already by then.
+    /// Shrinks a shared cache to `segments`, after the daemon's own work on it. The cache may
+    /// already be smaller by then.
     async fn shrink_patiently(&self, name: &str, segments: u64) -> Result<(), ApiError> {
         let end = Clock::now() + RELEASE_MAX;
         while self.registry.inner().disk(name)?.busy.is_some_and(is_own_work) && Clock::now() < end {

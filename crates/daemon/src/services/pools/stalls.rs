@@ -1,4 +1,4 @@
-//! Pauses of flash devices: which are logged, and which are only counted.
+//! Pauses of flash devices: which of them are logged, and which are only counted.
 //!
 //! The log gets one warning per hour and device, and one at the end of each pause of [`LONG`] or
 //! more. The metric `hob_device_stalls` counts every pause.

@@ -47,8 +47,8 @@ impl QosService {
     }
 
     /// Makes an agreement about a datastore. `exchange` sends this host's report to the peer hosts
-    /// and returns their reports. If it fails, there is no agreement, and each host uses its own
-    /// measurements.
+    /// and returns their reports. If the exchange fails, there is no agreement, and each host uses
+    /// its own measurements.
     async fn agree_on(
         &self,
         datastore: &str,

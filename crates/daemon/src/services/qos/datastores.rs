@@ -1,7 +1,7 @@
 //! Datastores: the storage that holds the backings of disks, and the limits on I/O in flight to it.
 //!
 //! The datastore of a file is its filesystem, named after the mount point. The datastore of an NBD
-//! export is its server. An operator may name another one.
+//! export is its server. An operator may name another datastore for a disk.
 //!
 //! Shares and reservations work among the disks of one shard. All disks of a datastore with a name
 //! or a setting therefore go to the same shard. Disks that were on other shards before stay there.
@@ -291,7 +291,7 @@ pub(in crate::services) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    // The end of a long path is the most specific part.
+    // The end of a long path identifies the file best.
     let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
     let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }

@@ -142,7 +142,7 @@ impl QosService {
             .await
     }
 
-    /// Applies the storage policies and datastores of hob.toml that no command has changed since.
+    /// Applies the storage policies and datastores of hob.toml that no command has changed.
     pub(super) fn start(&self, config: &Config) -> Result<(), ApiError> {
         let mut rules = self.rules();
         for PolicyEntry { name, qos } in &config.policies {
@@ -340,7 +340,7 @@ impl Rules {
     }
 
     /// Returns a note if a disk has shares or a reservation, and its datastore is not throttled, so
-    /// that they have no effect.
+    /// that shares and reservation have no effect.
     fn without_effect(&self, disk: &DiskEntry) -> Option<String> {
         let due = self.due(disk);
         let has_part = due.shares != Qos::default().shares || due.reservation > 0;

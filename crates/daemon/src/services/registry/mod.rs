@@ -6,8 +6,8 @@
 //! state file is a [`StatePart`], and a service that must act before a save is the
 //! [`SaveObserver`].
 //!
-//! The lock on [`Inner`] is held only for look-ups and never across an await. A service may take
-//! this lock while it holds its own, never the other way round.
+//! The lock on [`Inner`] is held only for look-ups and never across an await. A service that holds
+//! its own lock may take this lock. A service that holds this lock must not take its own.
 
 mod operation_guard;
 mod owed;
@@ -80,7 +80,7 @@ pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
     fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>>;
 }
 
-/// The registry; see the module.
+/// The registry; see the module's text.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) shards: Vec<ShardHandle>,
@@ -323,7 +323,8 @@ impl Registry {
     async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
         let registry = self.clone();
         flash::blocking(move || {
-            // The lock is taken first, so that an older state never replaces a newer one.
+            // The lock is taken first, so that an older state never replaces a newer state in the
+            // file.
             let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
             let mut state = {
                 let inner = registry.inner();

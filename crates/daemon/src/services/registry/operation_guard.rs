@@ -1,5 +1,5 @@
-//! Operation guards: at most one change of a disk or a pool at a time. Dropping the guard releases
-//! it.
+//! Operation guards: at most one change of a disk or a pool at a time. Dropping a guard allows the
+//! next change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(in crate::services) const REPARTITIONING: &str = "given its part of the shar
 /// Maximum time that a command waits for the daemon's own work on a disk.
 const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 
-/// Interval between two checks whether that work has ended.
+/// Interval between two checks whether the daemon's own work has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Pause between two attempts to take a guard for an operation that cannot be refused.

@@ -2,9 +2,10 @@
 //! number, so that it survives a crash.
 //!
 //! hob saves a higher number immediately, because each of these guests must get a report even after
-//! a crash. A lower number is also saved at once, but only [`LOWERED_MAX`] times and then once a
-//! second. Otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice,
-//! which is safe. The limit prevents a save for every failed flush of a broken backing.
+//! a crash. A lower number is also saved immediately, but only [`LOWERED_MAX`] times and then once
+//! a second. All other lower numbers are saved after [`LOWER_AFTER`]. If hob crashes before a lower
+//! number is saved, a guest gets the same report twice, which is safe. The limit prevents a save
+//! for every failed flush of a broken backing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +20,10 @@ use crate::api_error::ApiError;
 /// Delay before a lower number is saved if the rate limit is exceeded.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
 
-/// Number of lower numbers that are saved at once. One more is allowed each second.
+/// Number of lower numbers that are saved immediately. After that, one is saved each second.
 const LOWERED_MAX: u32 = 8;
 
-/// The number that the engine last reported. The saved number is in the disk's state.
+/// The number that the engine reported last. The number in the state file is in the disk's state.
 #[derive(Debug, Default)]
 pub(in crate::services) struct Owed {
     now: u32,

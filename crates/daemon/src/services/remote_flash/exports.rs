@@ -2,13 +2,14 @@
 //! one file, which a shard serves to that host only, as an NBD export.
 //!
 //! A flash lease is bound to the certificate of its first request. An open flash lease has an
-//! incarnation (field `epoch`), a random word that changes each time its file is opened. A
-//! connection names the incarnation. Therefore a borrower never continues with a file that lost
-//! unflushed writes in a crash of this host. A record file keeps the flash lease over restarts.
+//! incarnation (field `epoch`), a random number that changes each time this host opens the lease's
+//! file. A connection names the incarnation. Therefore a borrower never continues with a file that
+//! lost unflushed writes in a crash of this host. A record file keeps the flash lease over
+//! restarts.
 //!
 //! The flash leases of a host have at most `lend_max` bytes in total. A borrower gets no new flash
-//! lease while the data of its old one is needed. The file of a flash lease is always opened as
-//! raw, whatever the borrower wrote.
+//! lease while the data of its old flash lease is needed. The file of a flash lease is always
+//! opened as raw, whatever the borrower wrote.
 
 mod record;
 mod serving;

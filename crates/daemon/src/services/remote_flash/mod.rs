@@ -1,7 +1,7 @@
 //! Remote flash: the flash leases of this host ([`exports`]), and the local sockets that lead to
 //! flash leased from other hosts ([`sockets`]).
 //!
-//! A flash lease lets one host use flash of another as a pool device
+//! A flash lease lets one host use flash of another host as a pool device
 //! ([0022](../../../../../docs/decisions/0022-peer-copies.md)). The pool decides about a device
 //! whose lender does not answer.
 

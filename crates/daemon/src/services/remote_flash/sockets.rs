@@ -23,7 +23,7 @@ use crate::state::PeerState;
 /// Maximum time for a lender to answer a request.
 const ASK_MAX: Duration = Duration::from_secs(6);
 
-/// Sockets of remote devices by path. Dropping one closes it.
+/// Sockets of remote devices by path. Dropping a socket closes it.
 pub(super) type LenderSockets = Mutex<BTreeMap<PathBuf, LenderSocket>>;
 
 /// A local socket that leads to a lender.
@@ -32,7 +32,7 @@ pub(super) struct LenderSocket {
     to: PeerState,
     /// The flash lease on another host to which connections are forwarded.
     lease: Arc<Mutex<Option<FlashLease>>>,
-    /// Locked while the lender is asked whether it is back.
+    /// Locked while this host asks the lender whether it is available again.
     asking: Arc<tokio::sync::Mutex<()>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -57,7 +57,7 @@ struct Lender {
     host: String,
     port: u16,
     tls: ClientTls,
-    /// Identity of this host at the lender.
+    /// Name of this host, as the lender knows it.
     me: String,
 }
 

@@ -43,7 +43,7 @@ impl Shutdown {
     /// Stops accepting changes. Fails while a change is in progress.
     pub(crate) fn begin(&self) -> Result<(), ApiError> {
         let mut inner = self.registry.inner();
-        // An offline disk is only being retried.
+        // For an offline disk, the operation in progress is only a retry to open the disk.
         let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
@@ -129,8 +129,8 @@ impl Shutdown {
         }
     }
 
-    /// Waits for disks that are being opened, because they are to be drained, and reports those that
-    /// cannot be.
+    /// Waits for disks that are being opened, so that they can be drained. Reports the disks that
+    /// cannot be drained.
     async fn await_openings(&self) {
         let is_opening =
             |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy.is_some();
@@ -155,7 +155,7 @@ impl Shutdown {
     async fn close_disk(&self, name: &str) {
         let Ok((shard, id)) = self.registry.shard_of(name) else { return };
         self.exports.table().remove_disk(name);
-        // There is no later access to these statistics.
+        // This is the last reading of these statistics, because the disk is about to be closed.
         let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
         match self.exports.take_from_shard(name, &shard, id).await {
             Ok(gone) => {

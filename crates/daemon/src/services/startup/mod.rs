@@ -54,7 +54,8 @@ impl Startup {
             let names =
                 config.pools.iter().map(|pool| &pool.name).chain(config.disks.iter().map(|disk| &disk.name));
             inner.defined = names.cloned().collect();
-            // An entry that was deleted from the file and returns later is intended.
+            // A removed entry that was deleted from the file and later written again is wanted
+            // again.
             let defined = |names: &[String]| {
                 names.iter().filter(|name| inner.defined.contains(*name)).cloned().collect()
             };

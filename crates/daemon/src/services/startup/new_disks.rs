@@ -72,7 +72,7 @@ impl Startup {
 
 /// Resolves name conflicts between disks and exports. Names given by command take precedence over
 /// hob.toml, disk names over export names, and earlier entries over new ones. Conflicting entries
-/// are left out; the others are served.
+/// are left out; all other entries are served.
 pub(in super::super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskState> {
     let own = |disk: &DiskState| (disk.name.clone(), disk.name.clone());
     let mut owners: BTreeMap<String, String> = kept.iter().map(own).collect();

@@ -155,8 +155,8 @@ impl Swaps {
         Ok(name)
     }
 
-    /// Returns the device that a new area must use, if it is fixed, and the devices that it must
-    /// not use.
+    /// Returns the device that a new area must use, if only one device is possible, and the devices
+    /// that it must not use.
     async fn good_devices(
         &self,
         pool: &str,
@@ -359,7 +359,8 @@ impl Swaps {
     }
 }
 
-/// Returns the pool id of a device that is suitable for swap, or the reason why it is not.
+/// Returns the pool id of a device that is suitable for swap, or the reason why the device is not
+/// suitable.
 fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     let path = device.path.display();
     let reason = || device.reason.clone().unwrap_or_else(|| "see the daemon's log".to_owned());

@@ -25,8 +25,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Maximum time to wait until an operation on a swap area ends after it was told to stop.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
-/// One part in this many of all memory stays free when swap is turned off, about as much as the
-/// kernel reserves.
+/// The part of all memory, as one part in this number, that stays free when swap is turned off:
+/// about as much as the kernel reserves.
 const MEMORY_KEPT: u64 = 50;
 
 /// Kind of an operation on a swap area.
