@@ -114,7 +114,7 @@ pub enum EtcdError {
 /// A key in etcd with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEntry {
-    /// Key.
+    /// Deletes this key.
     pub key: String,
     /// Value.
     pub value: Vec<u8>,

@@ -103,9 +103,9 @@ pub(super) struct Lifecycle {
     /// Inherited clients whose disks are not open yet.
     pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
-    /// Set after the start; it closes everything that it opened.
+    /// Set after the start. At the end of the daemon, the manager closes all that it opened.
     pub(super) services: OnceCell<Arc<Services>>,
-    /// Set when everything has started.
+    /// Set when the start is complete.
     pub(super) ready: SetOnce<()>,
     /// The program that takes over at an upgrade.
     program: PathBuf,

@@ -55,7 +55,8 @@ impl Notifier {
         Arc::new(Notifier { line, watchdog, ready: AtomicBool::new(false), stopping: AtomicBool::new(false) })
     }
 
-    /// Reports that guests are served. From then on updates the status line and the watchdog.
+    /// Reports that guests are served. From then on, the notifier updates the status line and the
+    /// watchdog.
     pub(crate) fn ready(self: &Arc<Self>, services: &Arc<Services>) {
         self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {

@@ -28,8 +28,8 @@ pub(crate) enum TransferCall {
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
     /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
-    /// Invalidate these sector ranges in the cache, and pull the parts again that were already
-    /// pulled.
+    /// Invalidate these sector ranges in the cache, and pull those parts again that were pulled
+    /// already.
     Forget(Vec<(u64, u64)>, Answer<()>),
     /// Add sector ranges that the other host has in its cache to the list of data to pull.
     Listed(Vec<(u64, u64)>, Answer<()>),

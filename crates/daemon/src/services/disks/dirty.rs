@@ -9,8 +9,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::api_error::ApiError;
 
-/// The cache in a pool whose dirty data is read. Creating this value needs the pool. The slow
-/// reading does not.
+/// The cache in a pool whose dirty data is read. Creating this value needs the pool. Reading, which
+/// is slow, does not need the pool.
 pub(in crate::services) struct Source {
     recovery: Recovery,
     reader: SectorReader,

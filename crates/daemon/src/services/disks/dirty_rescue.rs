@@ -15,7 +15,7 @@ use crate::state::{CacheOwner, JournalSpec};
 /// State of a cache after its dirty data was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum Afterwards {
-    /// The cache stays in use.
+    /// The cache stays in use. Guests may have relied on the discarded data.
     GoesOn,
     /// The cache stays in use, and no guest relies on the discarded data, because the disk was
     /// reverted to a snapshot.
@@ -151,7 +151,7 @@ impl Disks {
         Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
     }
 
-    /// Refuses to remove an offline disk whose cache may hold dirty data.
+    /// Refuses to remove an offline disk whose cache may have dirty data.
     pub(in crate::services) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;

@@ -56,7 +56,7 @@ impl Look {
 }
 
 impl Disks {
-    /// Records new evidence of all backings every few seconds, until dropped.
+    /// Records new evidence for all backings every few seconds, until dropped.
     pub(in crate::services) async fn record_evidence(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

@@ -52,7 +52,7 @@ pub(in crate::services) enum Verdict {
     Refuse,
 }
 
-/// Decides by the table. Calls `sample` only if its result matters.
+/// Returns the decision by the table. Calls `sample` only if its result matters.
 pub(in crate::services) fn judge<E>(
     same: Same,
     changed: Changed,

@@ -33,7 +33,7 @@ impl Disks {
     }
 
     /// Takes a disk offline whose shard already refuses all requests, because another program or
-    /// host has it.
+    /// host has taken the backing over.
     pub(in crate::services) async fn lost(&self, id: DiskId, mut error: ApiError) {
         let (name, spec, flash, shard, is_coming) = {
             let inner = self.registry.inner();

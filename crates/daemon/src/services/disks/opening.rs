@@ -40,8 +40,8 @@ pub(in crate::services) enum Open {
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Disks {
-    /// Records the generation from which on the disk's data in flash is valid. Must precede serving
-    /// the disk.
+    /// Records the generation of the disk from which on its data in flash is valid. Must be called
+    /// before the disk is served.
     pub(in crate::services) async fn keep_generation(
         &self,
         name: &str,
@@ -389,7 +389,8 @@ impl Disks {
         }
     }
 
-    /// Gives a disk that has just been opened as large a part of its cache as possible.
+    /// Gives a cache of a disk that has just been opened as much of its configured size as
+    /// possible.
     pub(in crate::services) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
@@ -467,7 +468,7 @@ pub(in crate::services) fn open_gateway(
     Gateway::open(place, behind, failing)
 }
 
-/// Returns whether clients may write to the disk.
+/// Returns the access of clients to the disk: read-only or read-write.
 pub(in crate::services) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }

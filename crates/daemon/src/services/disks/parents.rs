@@ -44,7 +44,7 @@ pub(in crate::services) struct ParentLink {
 
 impl Disks {
     /// Makes a newly opened backing share its parent's data, if that is requested and possible.
-    /// Returns the shard that must serve the clone, if it matters.
+    /// Returns the shard that must serve the clone, if only one shard can serve the clone.
     pub(in crate::services) async fn share(
         &self,
         wanted: &DiskState,

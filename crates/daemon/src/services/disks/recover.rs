@@ -49,11 +49,11 @@ pub(in crate::services) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
-    /// Set if another host or program has used the disk since, which invalidates all data of the
-    /// cache.
+    /// Set if another host or program has used the disk since this host served it last, which
+    /// invalidates all data of the cache. Contains the reason.
     pub(in crate::services) foreign: Option<String>,
-    /// Set if a host has written the cache's dirty data to the backing from its replica. Names that
-    /// host.
+    /// Set if a host has written the cache's dirty data to the backing from its replica. Contains
+    /// the name of that host.
     pub(in crate::services) outdated_by: Option<String>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,

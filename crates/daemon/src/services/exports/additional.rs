@@ -20,7 +20,7 @@ use crate::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 const EXPORTS_MAX: usize = 16;
 
 impl ExportService {
-    /// Adds an export to a disk and saves it.
+    /// Adds an export to a disk, and saves the disk's exports.
     pub(in crate::services) async fn add(&self, disk: &str, export: ExportSpec) -> Result<(), ApiError> {
         let guard = self.registry.guard_disk_for_command(disk, "given another export").await?;
         self.registry.inner().check_export(disk, &export)?;
@@ -37,8 +37,8 @@ impl ExportService {
         self.registry.save().await
     }
 
-    /// Removes an export, closes the connections of its clients, and saves that. Fails if the
-    /// export's file is open.
+    /// Removes an export, closes the connections of its clients, and saves the remaining exports.
+    /// Fails if the export's file is open.
     pub(in crate::services) async fn remove(&self, disk: &str, export: String) -> Result<(), ApiError> {
         let guard = self.registry.guard_disk_for_command(disk, "deprived of an export").await?;
         let known = self.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);

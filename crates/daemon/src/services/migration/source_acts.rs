@@ -183,7 +183,7 @@ fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> Arrivin
         dirty_age_max: Some(spec.destage.dirty_age_max),
         copies: Some(spec.copies.to_string()),
         ordered: Some(spec.destage.ordered),
-        // An older hob does not know these fields.
+        // An hob of an earlier version does not know this field.
         fill: (spec.fill != Fill::default()).then(|| spec.fill.to_string()),
         verify: (spec.verify != Verify::default()).then(|| spec.verify.to_string()),
         ram: Some(spec.ram),

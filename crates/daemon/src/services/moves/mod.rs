@@ -104,7 +104,7 @@ impl Running {
 }
 
 impl Moves {
-    /// Returns true if there were no orders at the last read.
+    /// Returns true if the latest read found no orders.
     pub(super) fn are_none(&self) -> bool {
         self.ownership.orders().are_none() && self.running.progress().disks.is_empty()
     }

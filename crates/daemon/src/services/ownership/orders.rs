@@ -30,7 +30,7 @@ impl Orders {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if there were no orders at the last read.
+    /// Returns true if the latest read found no orders.
     pub(in crate::services) fn are_none(&self) -> bool {
         self.known().seen.is_empty()
     }
@@ -56,7 +56,7 @@ impl Orders {
         };
     }
 
-    /// Records the current orders. Returns each with the time for which it is unchanged.
+    /// Records the current orders. Returns each order with the time for which it has not changed.
     pub(in crate::services) fn note(&self, found: Vec<OrderFound>) -> Vec<(OrderFound, Duration)> {
         let mut known = self.known();
         let now = Instant::now();

@@ -26,7 +26,7 @@ use crate::state::JournalSpec;
 /// Treatment of a request for more space than the pool has free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::services) enum AllocationRule {
-    /// Refuse, and change nothing.
+    /// Refuse the request, and change nothing.
     Exactly,
     /// Use the space that the pool has free.
     AsFarAsPossible,

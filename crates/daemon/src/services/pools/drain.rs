@@ -221,7 +221,7 @@ impl Pools {
         }
     }
 
-    /// Queries the dirty data of every cache that can have any.
+    /// Queries the dirty data of every cache that can have dirty data.
     pub(in crate::services) fn look_at_dirty(&self) {
         let mut inner = self.registry.inner();
         for (name, disk) in &mut inner.disks {
@@ -300,7 +300,7 @@ impl Watch {
         self.seen.map_or(0, |seen| seen.rate as u64)
     }
 
-    /// Returns why dirty data does not reach the backing, if it should.
+    /// Returns why dirty data does not reach the backing, if it should be written now.
     pub(in crate::services) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);
@@ -363,12 +363,13 @@ impl Watch {
 }
 
 impl DiskEntry {
-    /// Returns the last observed progress of verifying the cache against the backing.
+    /// Returns the latest observed progress of verifying the cache against the backing.
     pub(in crate::services) fn verification(&self) -> Option<Verification> {
         self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
     }
 
-    /// Returns the last observed dirty data, or `None` if the cache can have none.
+    /// Returns the latest observed amount of dirty data, or `None` if the cache can have no dirty
+    /// data.
     pub(in crate::services) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
         // The dirty data of an offline disk is unknown.

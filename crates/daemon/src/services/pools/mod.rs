@@ -53,7 +53,8 @@ service! {
         observe: Observe,
         peers: Arc<PeerAccess>,
     } with {
-        /// Locked while the replicas in an ownership record are changed, so that the last change wins.
+        /// Locked while the replicas in an ownership record are changed, so that two changes cannot
+        /// overtake each other.
         copy_words: Arc<tokio::sync::Mutex<()>>,
     }
 }

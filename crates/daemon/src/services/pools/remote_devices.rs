@@ -166,7 +166,7 @@ impl Pools {
         }
     }
 
-    /// Returns the abandoned devices of a pool that hold no needed data.
+    /// Returns the abandoned devices of a pool whose data no cache needs.
     fn gone_lenders(&self, pool: &str) -> Vec<(PeerState, Option<crate::services::registry::DeviceIds>)> {
         let inner = self.registry.inner();
         let Ok(entry) = inner.pool(pool) else { return Vec::new() };

@@ -12,8 +12,8 @@ use crate::services::registry::DiskPhase;
 
 impl Pools {
     /// Removes the replica from the ownership record of `disk`. An error means that the record may
-    /// still name it. Then no write may continue without the replica, and the caller must try
-    /// again.
+    /// still name the replica. Then no write may continue without the replica, and the caller must
+    /// try again.
     pub(in crate::services) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.peers.cluster() else { return Ok(()) };
         // A disk that is not served acknowledges no write. The host that opens it removes the

@@ -13,8 +13,8 @@ use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::state::CacheSpec;
 
 impl Pools {
-    /// Allocates space on a peer for the replica of a disk's cache, if it is configured and
-    /// missing. The caller holds the disk's operation guard.
+    /// Allocates space on a peer for the replica of a disk's cache, if a replica is configured and
+    /// has no space yet. The caller holds the disk's operation guard.
     pub(in crate::services) async fn fit_peer(&self, name: &str) -> Result<Vec<String>, ApiError> {
         let (spec, owner, flash, held, ring) = {
             let inner = self.registry.inner();
@@ -136,8 +136,8 @@ impl Pools {
         self.registry.inner().disk(name).ok()?.apart.first().map(|segment| segment.device)
     }
 
-    /// Records the replica on this device in the ownership record, if it is complete. The engine
-    /// reported so a moment ago.
+    /// Records the replica on this device in the ownership record, if the replica is complete, as
+    /// the engine has just reported.
     pub(in crate::services) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {

@@ -107,7 +107,7 @@ impl Participant {
 }
 
 impl Pools {
-    /// Starts a round for each pool with shared caches whose last round has ended.
+    /// Starts a round for each pool with shared caches whose previous round has ended.
     pub(in crate::services) fn repartition(&self) {
         let pools: Vec<String> = {
             let mut inner = self.registry.inner();

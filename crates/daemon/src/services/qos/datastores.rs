@@ -57,8 +57,8 @@ impl QosService {
         self.rules().find_datastore(name).ok().map(|(_, store)| store.spec.clone())
     }
 
-    /// Returns the id of a datastore, which is created if new. `is_named`: an operator assigned a
-    /// disk to it by name.
+    /// Returns the id of a datastore. Creates the datastore if it does not exist. `is_named`: an
+    /// operator assigned a disk to it by name.
     pub(in crate::services) fn datastore_id(
         &self,
         name: &str,
@@ -254,8 +254,8 @@ impl Rules {
     }
 }
 
-/// Returns the datastore of a backing to which no operator assigned one. May block, because it
-/// examines the filesystem.
+/// Returns the datastore of a backing to which no operator assigned a datastore. May block, because
+/// it examines the filesystem.
 pub(in crate::services) fn datastore_of(backing: &str) -> String {
     let named = match backing.parse().map(|uri: NbdUri| uri.address) {
         Ok(Address::Tcp { host, port }) => Some(format!("nbd-{host}-{port}")),

@@ -48,7 +48,7 @@ pub(in crate::services) const DISKS_MAX: usize = 4096;
 /// Reason within the cluster why a disk is offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::services) enum ClusterWait {
-    /// The cluster is not the reason.
+    /// The disk is not offline because of the cluster.
     #[default]
     No,
     /// Another host serves the disk, which is normal.
@@ -95,20 +95,20 @@ pub(crate) struct Registry {
 pub(in crate::services) struct Inner {
     pub(in crate::services) pools: BTreeMap<String, PoolEntry>,
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
-    /// Time that requests wait for the backing of a disk without its own limit.
+    /// Time that requests wait for the backing of a disk that has no backing timeout of its own.
     pub(in crate::services) wait_max: std::time::Duration,
-    /// Reason why the current hob.toml is not in use; the version of the last start is.
+    /// Reason why the daemon does not use the current hob.toml, but the hob.toml of its last start.
     pub(in crate::services) config_refused: Option<String>,
     /// Next id of a flash device. Ids are not reused, because shards keep state per id.
     pub(in crate::services) next_device: u16,
-    /// True when all pools and disks of the state file are here. Until then nothing is saved,
-    /// because the state file would lose those that are not.
+    /// True when all pools and disks of the state file are in the registry. Before that, nothing is
+    /// saved, because a save would remove the missing ones from the state file.
     is_restored: bool,
-    /// Error of the last save of the state file.
+    /// Error of the latest save of the state file, if it failed.
     pub(in crate::services) unsaved: Option<String>,
     /// True if a save of the unreported flush failures is about to start.
     pub(in crate::services) saves_owed: bool,
-    /// True if an upgrade is about to hand over to another process. No changes are accepted then.
+    /// True if an upgrade is about to hand over to another process. Changes are refused meanwhile.
     pub(in crate::services) leaving: bool,
     /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::services) caches_refused: BTreeMap<String, String>,
@@ -136,7 +136,7 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) uuid: Option<String>,
     pub(in crate::services) segment_bytes: u64,
     pub(in crate::services) devices: Vec<DeviceEntry>,
-    /// Owners of persistent caches in the pool with their number of segments, at the last look-up.
+    /// Owners of persistent caches in the pool with their number of segments, as looked up last.
     pub(in crate::services) owners: Vec<(OwnerId, u64)>,
     /// Operation in progress on the pool.
     pub(in crate::services) busy: Option<&'static str>,
@@ -195,8 +195,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) leaves_peer: bool,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::services) copy_said: bool,
-    /// Segments of the journal's ring, with shard ids. While the journal ring is replaced, also
-    /// those of the next journal ring.
+    /// Segments of the journal's ring, with shard ids. While the journal ring is being replaced,
+    /// the list also has the segments of the next journal ring.
     pub(in crate::services) ring: Vec<Segment>,
     /// Number of copies of the newest journal ring.
     pub(in crate::services) ring_copies: usize,
@@ -218,7 +218,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
     /// The message about writes that the backing may have lost.
     pub(in crate::services) loss_message: RepeatedMessage,
-    /// Last logged reason why the disk is offline.
+    /// The reason why the disk is offline that was logged last.
     pub(in crate::services) offline_reason: Option<String>,
     /// True if hob has logged its notes about the format that the disk's content looks like.
     pub(in crate::services) content_noted: bool,
@@ -230,7 +230,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) drained_at_end: bool,
     /// Reason why the cache differs from its configuration.
     pub(in crate::services) cache_reason: Option<String>,
-    /// Findings of the last round of repartitioning about the shared cache.
+    /// Findings of the latest round of repartitioning about the shared cache.
     pub(in crate::services) sharing: hob_engine::partition::Status,
     /// Observations about the cache's efficiency.
     pub(in crate::services) quality: observe::Quality,
@@ -423,7 +423,7 @@ impl DiskEntry {
         }
     }
 
-    /// Returns true if the disk was added but was never online.
+    /// Returns true if the disk was added, but has not been online yet.
     pub(in crate::services) fn is_arriving(&self) -> bool {
         self.busy == Some(ADDING)
     }

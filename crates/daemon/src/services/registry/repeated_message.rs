@@ -15,8 +15,7 @@ pub(in crate::services) struct RepeatedMessage {
 }
 
 impl RepeatedMessage {
-    /// Returns the number of failures without a message since the last message, if another message
-    /// is due.
+    /// Returns the number of failures since the previous message, if a new message is due.
     pub(in crate::services) fn is_due(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now < last + EVERY) {
             self.withheld += 1;

@@ -15,7 +15,8 @@ use crate::services::pools::Stalls;
 use crate::state::CacheSpec;
 
 impl Registry {
-    /// Allocates segments of the pool for the data of a disk's cache. Returns them with shard ids.
+    /// Allocates segments of the pool for the data of a disk's cache. Returns the segments with
+    /// shard ids.
     pub(in crate::services) async fn take_room(
         &self,
         spec: &CacheSpec,

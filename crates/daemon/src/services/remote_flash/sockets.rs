@@ -97,7 +97,7 @@ impl RemoteFlash {
         Ok(self.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
-    /// Listens on the socket of a remote device, if not done already.
+    /// Listens on the socket of a remote device, unless this host already listens on the socket.
     pub(in crate::services) fn open_socket(&self, to: &PeerState) -> Result<(), ApiError> {
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if sockets.contains_key(&to.path) {
