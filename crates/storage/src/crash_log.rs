@@ -13,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 use hob_engine::journal::{CRASH_LOG_BYTES, SurvivingMemory};
@@ -34,7 +34,8 @@ pub struct CrashLogFile {
 
 /// Returns the directory of files that outlive a killed daemon but not a restart of the host.
 pub(crate) fn directory() -> PathBuf {
-    std::env::var_os(DIRECTORY_VARIABLE).unwrap_or_else(|| OsString::from(DIRECTORY_DEFAULT)).into()
+    let chosen = std::env::var_os(DIRECTORY_VARIABLE).filter(|directory| !directory.is_empty());
+    chosen.unwrap_or_else(|| OsString::from(DIRECTORY_DEFAULT)).into()
 }
 
 /// Returns the path of a cache's crash log.
@@ -59,6 +60,14 @@ pub(crate) fn open(path: &PathBuf, flags: OFlags) -> io::Result<File> {
     Ok(file)
 }
 
+/// Removes a new file for which there is no memory. Returns the error with the path.
+pub(crate) fn without_room(path: &Path, error: io::Error) -> io::Error {
+    if std::fs::metadata(path).is_ok_and(|found| found.len() == 0) {
+        let _ = std::fs::remove_file(path);
+    }
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
 impl CrashLogFile {
     /// Opens a cache's crash log, which keeps the content of an earlier daemon. Creates the file if
     /// it does not exist.
@@ -69,7 +78,8 @@ impl CrashLogFile {
         let path = path_of(cache);
         let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;
         // A write to a page without memory would kill the daemon.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CRASH_LOG_BYTES as u64)?;
+        let room = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CRASH_LOG_BYTES as u64);
+        room.map_err(|errno| without_room(&path, errno.into()))?;
         // SAFETY: this is a new mapping at an address that the kernel chooses, so it overlaps no
         // existing memory.
         let map = unsafe {

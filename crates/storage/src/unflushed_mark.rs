@@ -28,14 +28,14 @@ fn path_of(backing: &[u8; 16]) -> PathBuf {
 }
 
 /// Returns the number of guests whose acknowledged changes a killed daemon lost. Zero if the last
-/// daemon closed the disk, or if the host has started since.
+/// daemon closed the disk, or if the host has started since. One if the mark has lost its content.
 ///
 /// # Errors
 /// The system's error, or an error if another user can write to the mark.
 pub fn guests_with_losses(backing: &[u8; 16]) -> io::Result<u32> {
     let mut guests = [0];
     match crash_log::open(&path_of(backing), OFlags::RDONLY) {
-        Ok(mut file) => file.read(&mut guests).map(|_| u32::from(guests[0])),
+        Ok(mut file) => file.read(&mut guests).map(|bytes| if bytes == 0 { 1 } else { guests[0].into() }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(error),
     }
@@ -50,7 +50,7 @@ impl UnflushedMark {
     pub fn create(backing: &[u8; 16]) -> io::Result<UnflushedMark> {
         let path = path_of(backing);
         let file = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        file.write_all_at(&[0], 0)?;
+        file.write_all_at(&[0], 0).map_err(|error| crash_log::without_room(&path, error))?;
         Ok(UnflushedMark { file, path, guests: 0 })
     }
 
@@ -95,5 +95,9 @@ mod tests {
         assert_eq!(guests_with_losses(&backing).unwrap(), 255);
         mark.remove();
         assert_eq!(guests_with_losses(&backing).unwrap(), 0);
+        let mark = UnflushedMark::create(&backing).unwrap();
+        mark.file.set_len(0).unwrap();
+        assert_eq!(guests_with_losses(&backing).unwrap(), 1);
+        mark.remove();
     }
 }

@@ -56,13 +56,16 @@ impl Registry {
         name: &str,
         backing: &[u8; 16],
     ) -> Result<Option<String>, ApiError> {
-        let guests = match unflushed_mark::guests_with_losses(backing) {
+        let (guests, note) = match unflushed_mark::guests_with_losses(backing) {
             Ok(0) => return Ok(None),
-            Ok(guests) => guests,
+            Ok(guests) => {
+                let note = "hob ended before acknowledged writes were in the object store, and lost them; the \
+                            next flush of each guest that wrote them fails";
+                (guests, note.to_owned())
+            }
             Err(error) => {
-                return Ok(Some(format!(
-                    "hob does not know whether it was killed with unflushed writes in memory: {error}"
-                )));
+                let unknown = "hob does not know whether it was killed with unflushed writes in memory";
+                (1, format!("{unknown}, so the next flush of a guest fails: {error}"))
             }
         };
         {
@@ -71,11 +74,7 @@ impl Registry {
             *owed = owed.saturating_add(guests);
         }
         self.save_owed().await;
-        Ok(Some(
-            "hob ended before acknowledged writes were in the object store, and lost them; the next flush of \
-             each guest that wrote them fails"
-                .to_owned(),
-        ))
+        Ok(Some(note))
     }
 
     /// Handles a new number from the engine.
