@@ -231,13 +231,12 @@ impl Pools {
         {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
-            let devices = || inner.pools.values().flat_map(|pool| &pool.devices);
-            let online = devices().filter(|device| device.state == DeviceState::Online);
-            let online: Vec<DeviceId> =
-                online.filter_map(|device| device.ids).map(|ids| ids.on_shards).collect();
-            let works = |segment: &Segment| online.contains(&segment.device);
+            let devices = inner.pools.values().flat_map(|pool| &pool.devices);
+            let failed = devices.filter(|device| device.state != DeviceState::Online);
+            let failed: Vec<DeviceId> =
+                failed.filter_map(|device| device.ids).map(|ids| ids.on_shards).collect();
             let is_persistent = disk.cache().is_some_and(|spec| spec.journal.is_some());
-            if !is_persistent || disk.ring.iter().all(works) {
+            if !is_persistent || !disk.ring.iter().any(|segment| failed.contains(&segment.device)) {
                 return Ok(None);
             }
         }

@@ -49,7 +49,7 @@ fn cache(bench: &Bench) -> hob_control::Cache {
 }
 
 async fn warm_read_cache(bench: Bench) -> Bench {
-    let bench = prepare(bench, r#"{"persistent":true}"#).await;
+    let bench = prepare(bench, r#"{"persistent":true,"fill":"sectors"}"#).await;
     read(&bench, 0..500);
     tokio::time::sleep(COMMITTED).await;
     // A later page records that they are durable; until then they are not valid.
