@@ -312,8 +312,13 @@ impl Daemon {
         Self::run(host.wrap(&command), control)
     }
 
+    /// Starts the daemon with `command`, for example through a program that sets limits first.
+    ///
+    /// # Panics
+    /// If the control socket does not appear.
+    #[must_use]
     #[track_caller]
-    fn run(mut command: Command, control: &Path) -> Self {
+    pub fn run(mut command: Command, control: &Path) -> Self {
         command.env(CRASH_LOG_DIR, control.parent().expect("sockets are in a directory"));
         let mut process =
             Process::start("hob daemon", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"));

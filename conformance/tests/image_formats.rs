@@ -134,6 +134,29 @@ fn raw_disks_stay_raw_whatever_their_guests_write() {
     daemon.stop();
 }
 
+/// A guest may have written the header, or the operator gives an image: `hob serve` asks.
+#[test]
+fn serve_asks_for_the_format_of_a_file_that_looks_like_an_image() {
+    let scratch = Scratch::new();
+    let disk = scratch.text("vm.disk");
+    Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2", &disk, "4M"]).run();
+    let file = std::fs::OpenOptions::new().write(true).open(&disk).unwrap();
+    file.set_len(SIZE).unwrap();
+    let image = std::fs::read(&disk).unwrap();
+    let refused = Serve::disk(&disk).refused(&scratch);
+    assert_eq!(refused.status.and_then(|status| status.code()), Some(1), "{}", refused.all());
+    assert_eq!(refused.stderr.trim().lines().count(), 1, "{}", refused.all());
+    assert!(refused.stderr.contains("--format=qcow2") && refused.stderr.contains(&disk), "{}", refused.all());
+    assert!(std::fs::read(&disk).unwrap() == image, "nothing was written");
+    // The header of a raw disk, or an empty disk of 4 MiB.
+    let hob = Serve::disk(&disk).arg("--format", "raw").start(&scratch);
+    assert!(hob.connect().read(0, 65536).unwrap() == image[..65536]);
+    hob.stop();
+    let hob = Serve::disk(&disk).arg("--format", "qcow2").start(&scratch);
+    assert_eq!(hob.connect().read(0, 65536).unwrap(), [0; 65536]);
+    hob.stop();
+}
+
 #[test]
 fn a_changed_chain_is_refused_by_name_and_the_helper_reads_no_other_file() {
     let scratch = Scratch::new();

@@ -7,7 +7,7 @@ use conformance::data::noise_file;
 use conformance::hob::command;
 use conformance::nbd_client::{Address, Client};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch};
+use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -113,4 +113,38 @@ fn a_daemon_that_never_started_is_refused_with_its_mistakes() {
         let refused = command(&["daemon", "--config", &stage.scratch.text("hob.toml")]);
         assert!(!refused.success() && refused.all().contains(mentions), "{mistake}: {}", refused.all());
     }
+}
+
+/// A daemon that could not save its state is found before it starts: one line with the path.
+#[test]
+fn a_check_reports_a_state_directory_that_cannot_be_written() {
+    let stage = Stage::new();
+    stage.configure("");
+    let state = stage.scratch.path("state");
+    let check = || command(&["daemon", "--config", &stage.scratch.text("hob.toml"), "--check"]);
+    let refused = |why: &str| {
+        let checked = check();
+        assert!(!checked.success(), "{why}: {}", checked.all());
+        let said = checked.stderr.trim();
+        assert!(said.lines().count() == 1 && said.contains(&stage.scratch.text("state")), "{why}: {said}");
+        assert!(said.contains(why), "{why}: {said}");
+    };
+    assert!(check().success(), "a directory that does not exist yet: {}", check().all());
+    std::fs::write(&state, "").unwrap();
+    refused("Not a directory");
+    std::fs::remove_file(&state).unwrap();
+    std::fs::create_dir(&state).unwrap();
+    assert!(check().success(), "{}", check().all());
+    assert_eq!(std::fs::read_dir(&state).unwrap().count(), 0, "the check leaves nothing");
+    let _unmount = Unmount::at(&state);
+    let mount = |options: &str| {
+        Tool::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", &stage.scratch.text("state")]).run();
+    };
+    mount("size=256k");
+    assert!(check().success(), "{}", check().all());
+    // 12 KiB stay free, less than a state may need.
+    std::fs::write(state.join("other"), vec![1; 244 << 10]).unwrap();
+    refused("No space left on device");
+    mount("ro");
+    refused("Read-only file system");
 }

@@ -3,7 +3,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::nbd_client::{Address, Client};
@@ -15,6 +15,9 @@ const SIZE: u64 = 8 * MIB;
 const DISK: u64 = 1024 * MIB;
 const REQUEST: u64 = 65536;
 const COUNT: u64 = SIZE / REQUEST;
+
+/// Maximum time until a restarted cache serves, if its backing is unchanged.
+const WARM_MAX: Duration = Duration::from_secs(5);
 
 /// A restart may be faster than the test, so the test tries several times.
 const TRIES: usize = 8;
@@ -95,6 +98,13 @@ impl Stage {
         shown["cache"]["state"].as_str().unwrap().to_owned()
     }
 
+    /// Returns true if the saved state has the file's present times.
+    fn has_evidence(&self) -> bool {
+        let text = std::fs::read_to_string(self.scratch.path("state/state.json")).expect("a saved state");
+        let state: serde_json::Value = serde_json::from_str(text.trim_end()).expect("JSON");
+        !state["disks"][0]["cache"]["journal"]["evidence"].is_null()
+    }
+
     #[track_caller]
     fn wait_for_verification(daemon: &Daemon) {
         wait_until("the comparison with the backing", Duration::from_secs(30), || {
@@ -106,6 +116,43 @@ impl Stage {
     fn wait_for_cache(daemon: &Daemon) {
         wait_until("the cache", Duration::from_secs(30), || Self::state(daemon) == "active");
     }
+}
+
+/// The file's times prove that nobody changed the backing: after a stop because the daemon recorded
+/// them when it closed the disk, after a kill because it records them every two seconds.
+#[test]
+fn a_cache_over_an_unchanged_file_is_warm_within_seconds_and_without_a_comparison() {
+    let (stage, mut daemon) = Stage::new(&["--persistent"]);
+    stage.warm(&daemon);
+    for kill in [false, true] {
+        if kill {
+            wait_until("recorded evidence", Duration::from_secs(30), || stage.has_evidence());
+            daemon.kill();
+        } else {
+            daemon.stop();
+        }
+        let start = Instant::now();
+        daemon = stage.start();
+        Stage::wait_for_cache(&daemon);
+        let mut client = stage.connect();
+        assert_eq!(stage.pass(&daemon, &mut client), COUNT, "kill: {kill}: {}", daemon.stats("vm").text());
+        let took = start.elapsed();
+        assert!(took < WARM_MAX, "kill: {kill}: the cache was warm after {took:?}");
+        let stats = daemon.stats("vm");
+        for compared in ["unverified_bytes", "to_verify_bytes", "verified_bytes"] {
+            assert_eq!(stats.number(compared), Some(0.0), "kill: {kill}: {compared}: {}", stats.text());
+        }
+    }
+    // The same numbers show a comparison if the file may have changed.
+    daemon.kill();
+    let file = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();
+    file.write_all_at(&stage.content[..512], 0).unwrap();
+    daemon = stage.start();
+    Stage::wait_for_cache(&daemon);
+    Stage::wait_for_verification(&daemon);
+    let stats = daemon.stats("vm");
+    assert!(stats.number("verified_bytes") > Some(0.0), "{}", stats.text());
+    daemon.stop();
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,7 @@ use crate::medium::Medium;
 /// Time for which the kernel may cache attributes.
 const TTL: Duration = Duration::ZERO;
 /// Number of threads that serve FUSE requests.
-const THREADS: usize = 4;
+const THREADS: usize = 16;
 /// Size of the file system in `statfs`, blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
 /// Flag of a write that must be durable before the reply. RWF_DSYNC, O_DSYNC and O_SYNC include it.
@@ -66,6 +66,9 @@ struct Shared {
     files: Mutex<Vec<Arc<File>>>,
     seed: u64,
     stopping: AtomicBool,
+    hangs: AtomicBool,
+    /// Number of requests that wait because the file system hangs.
+    waiting: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -136,7 +139,13 @@ impl Files {
     /// Returns errors of the operating system. Mounting needs root and /dev/fuse.
     pub fn mount(dir: &Path, seed: u64) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
-        let shared = Arc::new(Shared { files: Mutex::default(), seed, stopping: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            files: Mutex::default(),
+            seed,
+            stopping: AtomicBool::new(false),
+            hangs: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+        });
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("torture".to_owned()), MountOption::NoAtime];
         config.n_threads = Some(THREADS);
@@ -163,6 +172,23 @@ impl Files {
         self.dir.join(name)
     }
 
+    /// Makes all requests hang, also those for attributes and names, until [`Self::resume`]. The
+    /// file system behaves like a network file system whose server does not answer.
+    pub fn hang(&self) {
+        self.shared.hangs.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends [`Self::hang`].
+    pub fn resume(&self) {
+        self.shared.hangs.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns the number of requests that hang now.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.waiting.load(Ordering::SeqCst)
+    }
+
     /// Simulates a power cut while no process uses the files: unflushed data is lost. Returns the
     /// number of lost units of 512 bytes.
     #[must_use]
@@ -174,6 +200,7 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
+        self.resume();
         self.all().iter().for_each(|file| file.behaviour.heal());
         // Unmount even if a process still uses the file system: a remaining mount would block every
         // process that accesses it.
@@ -187,6 +214,19 @@ impl Drop for Files {
 struct Served(Arc<Shared>);
 
 impl Served {
+    /// Waits while the file system hangs.
+    fn wait(&self) {
+        let shared = &self.0;
+        if !shared.hangs.load(Ordering::SeqCst) {
+            return;
+        }
+        shared.waiting.fetch_add(1, Ordering::SeqCst);
+        while shared.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        shared.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
     fn file(&self, ino: INodeNo) -> Result<Arc<File>, Errno> {
         let at = u64::from(ino).checked_sub(2).ok_or(Errno::EISDIR)?;
         lock(&self.0.files).get(at as usize).cloned().ok_or(Errno::ENOENT)
@@ -206,6 +246,7 @@ impl Served {
         range: &std::ops::Range<u64>,
         work: impl FnOnce(&File, &mut Medium) -> T,
     ) -> Result<T, Errno> {
+        self.wait();
         let file = self.file(ino)?;
         if u64::from(handle) != file.handle.load(Ordering::SeqCst) {
             return Err(Errno::ESTALE);
@@ -262,11 +303,13 @@ macro_rules! reply {
 
 impl Filesystem for Served {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.wait();
         let found = self.find(name).ok_or(Errno::ENOENT).and_then(|ino| self.attributes(ino));
         reply!(reply, found, attributes => reply.entry(&TTL, &attributes, Generation(0)));
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.wait();
         reply!(reply, self.attributes(ino.into()), attributes => reply.attr(&TTL, &attributes));
     }
 
@@ -288,6 +331,7 @@ impl Filesystem for Served {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        self.wait();
         if let Ok(file) = self.file(ino) {
             size.into_iter().for_each(|size| file.resize(size));
             mtime.into_iter().for_each(|time| file.set_modified(time));
@@ -296,6 +340,7 @@ impl Filesystem for Served {
     }
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.wait();
         let handle = self.file(ino).and_then(|file| match file.refuses_opens.load(Ordering::SeqCst) {
             true => Err(Errno::ESTALE),
             false => Ok(file.handle.load(Ordering::SeqCst)),
@@ -304,6 +349,7 @@ impl Filesystem for Served {
     }
 
     fn create(&self, _: &Request, _: INodeNo, name: &OsStr, _: u32, _: u32, _: i32, reply: ReplyCreate) {
+        self.wait();
         let ino = self.find(name).unwrap_or_else(|| {
             let mut files = lock(&self.0.files);
             let medium = Medium::new(0, self.0.seed ^ files.len() as u64);
@@ -360,6 +406,7 @@ impl Filesystem for Served {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.wait();
         reply.ok();
     }
 
@@ -395,10 +442,12 @@ impl Filesystem for Served {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.wait();
         reply.statfs(BLOCKS, BLOCKS, BLOCKS, 1000, 1000, 4096, 255, 4096);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.wait();
         let names: Vec<String> = lock(&self.0.files).iter().map(|file| file.name.clone()).collect();
         for (at, name) in names.iter().enumerate().skip(offset as usize) {
             if reply.add(INodeNo(at as u64 + 2), at as u64 + 1, FileType::RegularFile, name) {

@@ -43,6 +43,7 @@ struct State {
     absence: Mutex<Absence>,
     connection: Mutex<Option<UnixStream>>,
     stop: AtomicBool,
+    loses_at_close: AtomicBool,
     flags: u16,
 }
 
@@ -77,6 +78,7 @@ impl Server {
             absence: Mutex::default(),
             connection: Mutex::new(None),
             stop: AtomicBool::new(false),
+            loses_at_close: AtomicBool::new(false),
             // Transmission flags: HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM and SEND_WRITE_ZEROES.
             flags: 1 | 4 | (u16::from(fua) * 8) | 32 | 64,
         });
@@ -107,6 +109,12 @@ impl Server {
     /// Returns the server's medium. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.state.medium)
+    }
+
+    /// Makes the server lose unflushed data at the end of each connection, like a server that keeps
+    /// its write cache in a process for each connection.
+    pub fn lose_at_close(&self) {
+        self.state.loses_at_close.store(true, Ordering::Relaxed);
     }
 
     /// Loses unflushed data and closes the connection, as after a power failure. No client can
@@ -181,6 +189,9 @@ impl State {
                     // The server serves one connection at a time, so its requests end before the
                     // next connection begins.
                     let _ = self.serve(stream);
+                    if self.loses_at_close.load(Ordering::Relaxed) {
+                        lock(&self.medium).lose();
+                    }
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }

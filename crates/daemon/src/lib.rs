@@ -185,8 +185,9 @@ impl Plan {
         let mut outside: Vec<String> = Vec::new();
         outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
         outside.extend(listen_addresses(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
-        outside.extend(State::read(&config.state_dir).err().map(|error| error.to_string()));
-        outside.extend(Store::check_writable(&config.state_dir).err().map(|error| format!("{error:#}")));
+        // A directory whose state cannot be read is reported once.
+        let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
+        outside.extend(state.err().map(|error| format!("{error:#}")));
         config.refuse(outside)
     }
 

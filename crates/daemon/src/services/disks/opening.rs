@@ -225,7 +225,7 @@ impl Disks {
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
-        descriptors::check_room().map_err(ApiError::conflict)?;
+        let room = descriptors::room().await.map_err(ApiError::conflict)?;
         self.exports.clear_stale_file(name).await?;
         let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -236,6 +236,8 @@ impl Disks {
         })
         .await?
         .map_err(|error| open_error(&error))?;
+        // Its descriptors are open now. A clone's parent, which may be opened next, needs its own.
+        drop(room);
         let mut notes = Vec::new();
         let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
         let info = backing.info().clone();

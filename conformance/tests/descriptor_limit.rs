@@ -1,0 +1,118 @@
+//! The limit of open files: hob raises the soft limit, and refuses disks that the hard limit leaves
+//! no room for.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use conformance::data::noise_file;
+use conformance::hob::{Daemon, binary};
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::{text, wait_until};
+use conformance::tool::find;
+use conformance::{MIB, Scratch};
+
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Starts the daemon with limits of open files, `SOFT:HARD`.
+#[track_caller]
+fn start(scratch: &Scratch, limits: &str) -> Daemon {
+    let mut command = Command::new(find("prlimit"));
+    command.arg(format!("--nofile={limits}")).arg(binary());
+    command.args(["daemon", "--config", &text(&scratch.path("hob.toml"))]);
+    Daemon::run(command, &scratch.path("ctl.sock"))
+}
+
+/// Returns the soft limit of open files of a process.
+fn soft_limit(pid: u32) -> u64 {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("a living process");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+    line.split_whitespace().next().and_then(|soft| soft.parse().ok()).expect("a number")
+}
+
+#[track_caller]
+fn reads(scratch: &Scratch, disk: &str) {
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    wait_until(disk, WAIT_MAX, || Client::connect(&address, disk).is_ok());
+    Client::connect(&address, disk).expect("a connection").read(0, 4096).expect("a read");
+}
+
+fn image(path: &Path) -> String {
+    noise_file(path, MIB, 1);
+    text(path)
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+    let daemon = start(&scratch, "64:2048");
+    assert_eq!(soft_limit(daemon.process.pid()), 2048);
+    daemon.ctl(&["disk", "add", "vm", "--backing", &image(&scratch.path("vm.img"))]);
+    // More clients than the soft limit, all of which are served.
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    let clients: Vec<Client> =
+        (0..100).map(|_| Client::connect(&address, "vm").expect("a connection")).collect();
+    for mut client in clients {
+        client.read(0, 4096).expect("a read");
+    }
+    daemon.stop();
+}
+
+/// A disk that would use too many descriptors is refused with the numbers. The others are served.
+#[test]
+fn a_disk_beyond_the_limit_of_open_files_is_refused_and_the_others_are_served() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("hob.toml"), scratch.daemon_config()).unwrap();
+    let daemon = start(&scratch, "200:200");
+    let mut added = 0;
+    let refused = loop {
+        assert!(added < 200, "disks use descriptors");
+        let name = format!("vm{added}");
+        let backing = image(&scratch.path(&format!("{name}.img")));
+        let output = daemon.try_ctl(&["disk", "add", &name, "--backing", &backing]);
+        if !output.success() {
+            break output;
+        }
+        added += 1;
+    };
+    assert!(added >= 2, "the limit leaves room for some disks");
+    assert_eq!(refused.stderr.trim().lines().count(), 1, "{}", refused.all());
+    assert!(refused.stderr.contains("of 200 files are open"), "{}", refused.all());
+    assert!(refused.stderr.contains("LimitNOFILE"), "{}", refused.all());
+    for disk in 0..added {
+        reads(&scratch, &format!("vm{disk}"));
+    }
+    // With a higher limit, it is added.
+    daemon.stop();
+    let daemon = start(&scratch, "400:400");
+    let name = format!("vm{added}");
+    daemon.ctl(&["disk", "add", &name, "--backing", &scratch.text(&format!("{name}.img"))]);
+    reads(&scratch, &name);
+    daemon.stop();
+}
+
+/// The same for disks that are opened together at the start: those beyond the limit are offline
+/// with the numbers, the others are served, and the control API answers.
+#[test]
+fn disks_of_hob_toml_beyond_the_limit_of_open_files_are_refused_at_the_start() {
+    const DISKS: usize = 40;
+    let scratch = Scratch::new();
+    let mut config = scratch.daemon_config();
+    for disk in 0..DISKS {
+        let backing = image(&scratch.path(&format!("vm{disk}.img")));
+        let _ = write!(config, "[[disk]]\nname = \"vm{disk}\"\nbacking = \"{backing}\"\n");
+    }
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let daemon = start(&scratch, "120:120");
+    let health = || daemon.try_ctl(&["health"]).all();
+    wait_until("the disks that do not fit", WAIT_MAX, || health().contains("of 120 files are open"));
+    let listed = daemon.ctl(&["disk", "list"]);
+    let online: Vec<_> = listed.lines().filter(|line| line.contains("online")).collect();
+    assert!(!online.is_empty(), "{listed}");
+    for line in online {
+        reads(&scratch, line.split_whitespace().next().expect("a name"));
+    }
+    daemon.stop();
+}

@@ -1,0 +1,177 @@
+//! A file system that stops answering delays only the disks that are on it, whatever their guests
+//! and the operator ask for. These tests need root and /dev/fuse.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::data::{assert_same, noise_file};
+use conformance::hob::{Daemon, binary};
+use conformance::nbd_client::{Address, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{MIB, Scratch, Tool};
+use torture::files::Files;
+use torture::medium::Medium;
+
+const SIZE: u64 = 8 * MIB;
+
+/// Maximum time of a request of another disk.
+const REQUEST_MAX: Duration = Duration::from_secs(1);
+
+/// Maximum time until a request reaches the file system, or ends once the file system answers.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Two disks of one shard: `hung` on a test file system, and `well` on another.
+struct Stage {
+    daemon: Option<Daemon>,
+    well: Client,
+    image: Vec<u8>,
+    next: u64,
+    files: Files,
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let files = Files::mount(&scratch.path("mnt"), 1).expect("this test needs root and /dev/fuse");
+        files.add("hung.img", Medium::new(SIZE, 1));
+        files.add("more.img", Medium::new(SIZE, 1));
+        noise_file(&scratch.path("well.img"), SIZE, 5);
+        let image = std::fs::read(scratch.path("well.img")).unwrap();
+        let disk = |name: &str, path: &str| format!("[[disk]]\nname = \"{name}\"\nbacking = \"{path}\"\n");
+        let config = format!(
+            "shards = 1\n{}{}{}",
+            scratch.daemon_config(),
+            disk("hung", &scratch.text("mnt/hung.img")),
+            disk("well", &scratch.text("well.img")),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+        let well = connect(&scratch, "well");
+        Stage { daemon: Some(daemon), well, image, next: 0, files, scratch }
+    }
+
+    /// Stops the daemon.
+    fn end(mut self) {
+        self.daemon.take().expect("it runs").stop();
+    }
+
+    /// Makes the file system hang. Returns the number of requests that hang already.
+    fn hang(&self) -> usize {
+        self.files.hang();
+        self.files.waiting()
+    }
+
+    /// Waits until the file system has received more requests than before, and then checks that the
+    /// other disk and the control API answer in time.
+    #[track_caller]
+    fn hangs_alone(&mut self, before: usize, what: &str) {
+        wait_until(what, WAIT_MAX, || self.files.waiting() > before);
+        let start = Instant::now();
+        for _ in 0..4 {
+            let at = self.next % SIZE;
+            self.next += 4096 * 3;
+            let data = self.well.read(at, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_same(&data, &self.image[at as usize..at as usize + 4096], at, what);
+        }
+        self.well.write(0, &self.image[..4096]).unwrap();
+        self.well.flush().unwrap();
+        let waited = start.elapsed();
+        assert!(waited < REQUEST_MAX, "{what} of a hung disk delayed another disk by {waited:?}");
+        self.daemon.as_ref().expect("it runs").ctl(&["stats", "well"]);
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // The daemon cannot end while one of its system calls hangs.
+        self.files.resume();
+    }
+}
+
+#[track_caller]
+fn connect(scratch: &Scratch, disk: &str) -> Client {
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    let mut client = None;
+    wait_until("the export", WAIT_MAX, || {
+        client = Client::connect(&address, disk).ok();
+        client.is_some()
+    });
+    client.expect("a connection")
+}
+
+#[test]
+fn requests_of_a_hung_file_delay_no_other_disk() {
+    let mut stage = Stage::new();
+    let changes = [
+        ("a read", CMD_READ, 4096, &[][..]),
+        ("a write", CMD_WRITE, 4096, &[1; 4096]),
+        ("a write of a part of a page", CMD_WRITE, 512, &[2; 512]),
+        ("zeroing", CMD_WRITE_ZEROES, 65536, &[]),
+        ("a discard", CMD_TRIM, 65536, &[]),
+        ("a flush", CMD_FLUSH, 0, &[]),
+    ];
+    let mut client = connect(&stage.scratch, "hung");
+    client.write(0, &[9; 512]).unwrap();
+    for (what, command, length, data) in changes {
+        let before = stage.hang();
+        client.send(0, command, 0, length, data).unwrap();
+        stage.hangs_alone(before, what);
+        stage.files.resume();
+        assert_eq!(client.receive().unwrap().error, 0, "{what}, after the file system answered");
+        client.take(&mut vec![0; if command == CMD_READ { length as usize } else { 0 }]).unwrap();
+    }
+    // All at once. Each connection has its own part of the disk, except the flush.
+    let before = stage.hang();
+    let mut clients: Vec<Client> = changes.iter().map(|_| connect(&stage.scratch, "hung")).collect();
+    for ((n, client), (_, command, length, data)) in (1..).zip(&mut clients).zip(changes) {
+        let offset = if command == CMD_FLUSH { 0 } else { n * MIB };
+        client.send(0, command, offset, length, data).unwrap();
+    }
+    stage.hangs_alone(before, "everything");
+    stage.files.resume();
+    for (client, (what, ..)) in clients.iter_mut().zip(changes) {
+        assert_eq!(client.receive().unwrap().error, 0, "{what}, after the file system answered");
+    }
+    stage.end();
+}
+
+#[test]
+fn a_query_for_the_holes_of_a_hung_file_delays_no_other_disk() {
+    let mut stage = Stage::new();
+    connect(&stage.scratch, "hung").write(0, &[9; 4096]).unwrap();
+    let uri = Address::Unix(stage.scratch.path("nbd.sock")).uri("hung");
+    let before = stage.hang();
+    let mut query = Tool::new("nbdinfo").args(["--map", &uri]).start();
+    stage.hangs_alone(before, "a query for holes");
+    stage.files.resume();
+    let answer = query.finish(WAIT_MAX);
+    assert!(answer.success(), "the query after the file system answered: {}", answer.all());
+    stage.end();
+}
+
+/// Starts a client command that may have to wait for the file system.
+fn command(scratch: &Scratch, args: &[&str]) -> Process {
+    let control = format!("unix:{}", scratch.text("ctl.sock"));
+    Process::start("hob", Command::new(binary()).args(args).args(["--control", &control])).expect("start hob")
+}
+
+#[test]
+fn commands_for_a_hung_file_delay_no_other_disk() {
+    let mut stage = Stage::new();
+    let before = stage.hang();
+    let mut resize = command(&stage.scratch, &["disk", "resize", "hung"]);
+    stage.hangs_alone(before, "a measurement of the size");
+    let before = stage.files.waiting();
+    let more = stage.scratch.text("mnt/more.img");
+    let mut add = command(&stage.scratch, &["disk", "add", "more", "--backing", &more]);
+    stage.hangs_alone(before, "an opening");
+    let refused = add.finish(WAIT_MAX);
+    assert!(!refused.success() && refused.all().contains(&more), "{}", refused.all());
+    stage.hangs_alone(0, "an opening that was given up");
+    stage.files.resume();
+    let resized = resize.finish(WAIT_MAX);
+    assert!(resized.success(), "the measurement after the file system answered: {}", resized.all());
+    stage.end();
+}
