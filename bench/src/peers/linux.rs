@@ -58,8 +58,6 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 3] = [Self::DmCache, Self::Bcache, Self::DmWritecache];
-
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::DmCache => "dm-cache",

@@ -12,14 +12,15 @@ mount -t sysfs none /sys
 
 trouble() { echo "trouble $*"; return 1; }
 
-for module in $(cat /modules/order); do
+while read -r module; do
     case $module in
         brd.ko) options="rd_nr=$(cat /ramdisks) rd_size=268435456" ;;
         *) options= ;;
     esac
-    # Unquoted, because no options are no argument.
+    # Unquoted, because there can be several options or none.
+    # shellcheck disable=SC2086
     insmod "/modules/$module" $options || trouble "$module: cannot load"
-done
+done </modules/order
 
 span=$(cat /span)
 ram_used=0
@@ -43,8 +44,8 @@ add_dm_cache() { # NAME SECTORS BLOCK
     create_ram "$1.meta" 131072 && create_zero "$1.fast" "$2" && create_zero "$1.disk" "$span" &&
         echo "0 $span flakey /dev/mapper/$1.disk 0 0 1000000 5 corrupt_bio_byte 1 r 255 0" |
         create "$1.slow" &&
-        echo "0 $span cache /dev/mapper/$1.meta /dev/mapper/$1.fast /dev/mapper/$1.slow $3 1 writethrough smq 0" |
-        create "$1" || return
+        echo "0 $span cache /dev/mapper/$1.meta /dev/mapper/$1.fast /dev/mapper/$1.slow $3" \
+            "1 writethrough smq 0" | create "$1" || return
     devices="$devices $1:/dev/mapper/$1:-"
 }
 
@@ -68,7 +69,7 @@ add_bcache() { # NAME SECTORS BUCKET
     sleep 1
     bcache=/sys/block/$(block_name "$1.slow")/bcache
     if [ ! -e "$bcache/dev" ] || [ ! -e "$bcache/cache" ]; then
-        trouble "$1: bcache refused it: $(dmesg | grep 'bcache:.*rror' | tail -n 1)"
+        trouble "$1: bcache refuses a cache of $(($2 / 2)) KiB: $(dmesg | grep 'bcache:.*err' | tail -n 1)"
         return
     fi
     echo 0 >"$bcache/sequential_cutoff"
@@ -87,6 +88,7 @@ for device in $devices; do
     written "$name.fast" >"/tmp/before.$name"
 done
 # Unquoted, because each device is an argument.
+# shellcheck disable=SC2086
 player /trace $devices || trouble "the player failed"
 # Writes of metadata and copies in the background follow.
 sleep 30
