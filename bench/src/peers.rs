@@ -173,13 +173,20 @@ fn compare(
     };
     if let Some(linux) = &peers.linux {
         let sizes: Vec<u64> = rows.iter().map(|row| row.cache_bytes).collect();
-        let guest = linux.play(&records, &sizes, scratch, interrupt)?;
-        for (size, row) in rows.iter_mut().enumerate() {
-            let of_size = guest.played.iter().filter(|((_, of), _)| *of == size);
-            row.played.extend(of_size.map(|(_, played)| played.clone()));
+        match linux.play(&records, &sizes, scratch, interrupt) {
+            Ok(guest) => {
+                for (size, row) in rows.iter_mut().enumerate() {
+                    let of_size = guest.played.iter().filter(|((_, of), _)| *of == size);
+                    row.played.extend(of_size.map(|(_, played)| played.clone()));
+                }
+                played.guest = Some((guest.seconds, guest.speed_up));
+                (played.late_ms, played.troubles) = (guest.late_ms, guest.troubles);
+            }
+            Err(error) => {
+                interrupt.check()?;
+                played.troubles.push(format!("no caches of Linux: {error:#}"));
+            }
         }
-        played.guest = Some((guest.seconds, guest.speed_up));
-        (played.late_ms, played.troubles) = (guest.late_ms, guest.troubles);
     }
     results.rows.extend(rows);
     results.traces.push(played);

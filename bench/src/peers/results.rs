@@ -191,7 +191,9 @@ impl Results {
     /// Returns what the table does not show: summary, versions, failures and caveats.
     fn notes(&self) -> Vec<String> {
         let mut notes = vec![
-            "B: bytes of memory for each 4 KiB of the cache; of the caches of Linux: not measured".to_owned(),
+            "B: bytes of memory for each 4 KiB of the cache, with fixed structures, which dominate in small \
+             caches; of the caches of Linux: not measured"
+                .to_owned(),
             format!(
                 "required: hits at least those of OCF less {BEHIND_OCF_MAX} points and of dm-cache and bcache \
                  less {BEHIND_LINUX_MAX}, no more writes than OCF's default unless hits are {HITS_AHEAD_MIN} \
@@ -332,7 +334,7 @@ mod tests {
     #[test]
     fn verdicts_follow_the_limits() {
         let hob = played(HOB, 400, 100);
-        let verdict = |others: &[Played]| row(&[&[hob.clone()], others].concat()).verdict();
+        let verdict = |others: &[Played]| row(&[std::slice::from_ref(&hob), others].concat()).verdict();
         assert_eq!(verdict(&[]), "");
         assert_eq!(verdict(&[played(OCF, 405, 100)]), "");
         assert_eq!(verdict(&[played(OCF, 406, 99)]), "fewer hits than OCF, more writes than OCF");
