@@ -37,7 +37,8 @@ enum Bench {
     Databases(databases::Arguments),
     /// Measure the lab's simulation speed, and compare its miss ratios with libCacheSim
     Lab(lab::Arguments),
-    /// Compare a cache of hob with Open CAS on real traces: hits and flash writes
+    /// Compare a cache of hob with Open CAS, dm-cache, bcache and dm-writecache on real traces: hits and
+    /// flash writes
     Peers(peers::Arguments),
     /// Compare hob's caches with every policy, admission and block size on real traces
     Policies(policies::Arguments),

@@ -44,6 +44,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter", "prlimit"] },
     Package { name: "bsdutils", shown_by: &["script"] },
     Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
+    // The benchmark `peers` builds dm-cache in a guest.
+    Package { name: "dmsetup", shown_by: &["dmsetup"] },
     // Tests use perl as a process whose memory is paged out.
     Package { name: "perl-base", shown_by: &["perl"] },
     Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
