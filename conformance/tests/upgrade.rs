@@ -332,11 +332,13 @@ fn descriptors_and_children_do_not_pile_up() {
         }
         (least, descendants(stage.daemon.process.pid()).len())
     };
+    let is_served = |stage: &Stage| Client::connect(&stage.address(), "q").is_ok();
+    wait_until("the qcow2 disk", UPGRADE_MAX, || is_served(&stage));
     let before = count(&stage);
     for _ in 0..5 {
         stage.upgrade();
     }
-    wait_until("the qcow2 disk", UPGRADE_MAX, || Client::connect(&stage.address(), "q").is_ok());
+    wait_until("the qcow2 disk", UPGRADE_MAX, || is_served(&stage));
     // The qemu-nbd of the previous program may still be closing its image.
     wait_until("as few descriptors and children as before", UPGRADE_MAX, || count(&stage) == before);
     drop(clients);
