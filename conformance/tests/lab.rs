@@ -183,6 +183,7 @@ fn serve(scratch: &Scratch, trace: &str, policy: &str, (size, block_size): (&str
         .cached(&pool, size, block_size)
         .arg("--policy", policy)
         .arg("--admission", ADMISSION)
+        .arg("--fill", "sectors")
         .start(scratch);
     let uri = hob.uri();
     let args = ["replay", trace, "--target", &uri, "--pace", "asap", "--depth", "1", "--allow-writes"];

@@ -14,6 +14,7 @@ fn serve(scratch: &Scratch, ram: &str) -> Hob {
     Serve::disk(&scratch.text("disk.img"))
         .cached(&scratch.path("pool"), "32M", "4K")
         .arg("--ram", ram)
+        .arg("--fill", "sectors")
         .start(scratch)
 }
 

@@ -122,7 +122,8 @@ fn a_limit_is_kept_on_the_backing_and_not_on_hits() {
         "--segment-size",
         "1M",
     ]);
-    daemon.ctl(&["cache", "enable", "scratch", "--pool", "fast", "--size", "4M", "--block-size", "4K"]);
+    let cache = "cache enable scratch --pool fast --size 4M --block-size 4K --fill sectors";
+    daemon.ctl(&cache.split(' ').collect::<Vec<_>>());
     daemon.ctl(&["qos", "set", "scratch", "--limit", "40"]);
     let mut client = stage.connect("scratch");
     let read_all = |client: &mut Client| {
