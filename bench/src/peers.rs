@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// Admission of hob's cache
     #[arg(long, default_value = "auto")]
     admission: String,
+    /// Fill granularity of hob's cache
+    #[arg(long, default_value = "auto")]
+    fill: String,
     /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -93,8 +96,9 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// Compiles and collects what the caches need. Notes what is left out.
 fn prepare(arguments: &Arguments, hob: PathBuf, scratch: &Path, results: &mut Results) -> Result<Peers> {
     let version = shell::output(std::process::Command::new(&hob).arg("--version"))?;
-    let (policy, admission) = (&arguments.policy, &arguments.admission);
-    results.versions.push(format!("{} with policy {policy} and admission {admission}", version.trim()));
+    let Arguments { policy, admission, fill, .. } = arguments;
+    let settings = format!("policy {policy}, admission {admission} and fill {fill}");
+    results.versions.push(format!("{} with {settings}", version.trim()));
     let ocf = match &arguments.ocf {
         Some(source) => {
             eprintln!("compiling OCF");
@@ -146,8 +150,12 @@ fn compare(
         }
         out.finish()?;
     }
-    let caches =
-        Caches { policies: &[&arguments.policy], admissions: &[&arguments.admission], block_sizes: &["4K"] };
+    let caches = Caches {
+        policies: &[&arguments.policy],
+        admissions: &[&arguments.admission],
+        block_sizes: &["4K"],
+        fill: &arguments.fill,
+    };
     let mut rows = Vec::new();
     for cell in simulate(&peers.hob, &path, &arguments.selection.size, caches)? {
         rows.push(Row {

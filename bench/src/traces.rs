@@ -82,6 +82,8 @@ pub(crate) struct Caches<'a> {
     pub(crate) policies: &'a [&'a str],
     pub(crate) admissions: &'a [&'a str],
     pub(crate) block_sizes: &'a [&'a str],
+    /// Fill granularity of all caches.
+    pub(crate) fill: &'a str,
 }
 
 /// Simulates caches on a trace. Returns the results in any order.
@@ -95,6 +97,7 @@ pub(crate) fn simulate(hob: &Path, trace: &Path, size: &str, caches: Caches<'_>)
         .args(["--policy", &caches.policies.join(",")])
         .args(["--admission", &caches.admissions.join(",")])
         .args(["--block-size", &caches.block_sizes.join(",")])
+        .args(["--fill", caches.fill])
         .arg(trace)
         .stdin(Stdio::null())
         .output()
