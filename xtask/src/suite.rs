@@ -43,7 +43,7 @@ const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_dae
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 /// Test files that need a hob of their own: with an optional feature, or a release binary.
-const APART: [&str; 4] = ["nbd_psk", "hung_file", "stale_file", "volatile_backing"];
+const APART: [&str; 5] = ["nbd_psk", "failed_flash", "hung_file", "stale_file", "volatile_backing"];
 
 /// Features of the tests and of hob's debug build: TLS by OpenSSL with pre-shared keys, Ceph RBD
 /// images, and object stores in clouds.

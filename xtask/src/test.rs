@@ -140,7 +140,12 @@ impl Step {
             Self::Conformance => suite::all(),
             Self::Ring => suite::without_ring(),
             Self::Torture => {
-                suite::against_release(&["hung_file", "stale_file", "volatile_backing"], 1, &[], &[])?;
+                suite::against_release(
+                    &["failed_flash", "hung_file", "stale_file", "volatile_backing"],
+                    1,
+                    &[],
+                    &[],
+                )?;
                 let program = suite::build_debug()?.with_file_name("torture");
                 let mut command = Command::new(program);
                 shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::hob()?))
