@@ -32,6 +32,9 @@ const CONTROL_PORT: u16 = 7700;
 const MACHINE_PORT: u16 = 7701;
 /// Maximum time of any step on two busy cores.
 const STEP_MAX: Duration = Duration::from_secs(120);
+
+/// Time without output after which a guest's console gets an empty line.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Maximum pause of the guest by the hand-over, milliseconds, if no other program uses the
 /// processors (`HOB_QUIET=1`).
 const PAUSE_MS_MAX: f64 = 100.0;
@@ -241,12 +244,20 @@ impl Stage {
         console.write_all(b"end\n").expect("the guest listens");
         let heard = || self.source.console() + &self.target.console();
         let start = Instant::now();
-        while ![SENTINEL, "GUEST-FAILED"].iter().any(|last| heard().contains(last))
-            && start.elapsed() < STEP_MAX
+        let (mut said, mut heard_at) = (heard(), Instant::now());
+        while ![SENTINEL, "GUEST-FAILED"].iter().any(|last| said.contains(last)) && start.elapsed() < STEP_MAX
         {
             std::thread::sleep(Duration::from_millis(50));
+            let now = heard();
+            if now != said {
+                (said, heard_at) = (now, Instant::now());
+            } else if heard_at.elapsed() > SILENCE_MAX {
+                // After a migration the guest may wait for a lost interrupt of its serial port. Input
+                // makes it send the rest.
+                console.write_all(b"\n").expect("the guest listens");
+                heard_at = Instant::now();
+            }
         }
-        let said = heard();
         machine.kill();
         assert!(said.contains(SENTINEL), "the guest is not content:\n{said}");
         for bad in COMPLAINTS {

@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Returns the first unit of the region.
+    /// Returns the number of the region's first 512-byte unit on the disk.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.first

@@ -129,8 +129,8 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(dir.into())
 }
 
-/// Flag that SIGINT and SIGTERM set while this value exists. Scratch files and servers can thus be
-/// removed before the program ends.
+/// Flag that SIGINT and SIGTERM set from `listen` until the program ends, instead of ending it.
+/// Scratch files and servers can thus be removed before the program ends.
 #[derive(Debug, Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 

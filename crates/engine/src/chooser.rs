@@ -44,9 +44,10 @@ const COMPARISONS: u64 = 8;
 /// A window loses one part in 2ⁿ of its weight at each comparison, so it covers accesses to about
 /// 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
-/// Minimum lead of a candidate that replaces the choice, in hits, as a percentage of the number of
-/// reads whose data would fill the cache. With 50, the choice follows each phase of a loop, which cost
-/// 10 points of hits on a real trace. With 150 it reacts too late to a change of the workload.
+/// Minimum lead of a candidate (a policy and an admission) that replaces the choice, in hits, as a
+/// percentage of the number of reads whose data would fill the cache. With 50, the choice follows
+/// each phase of a loop, which cost 10 points of hits on a real trace. With 150 it reacts too late
+/// to a change of the workload.
 const PRICE_PERCENT: i64 = 100;
 /// The same for a candidate that differs from the choice only in the treatment of writes, as a
 /// percentage of the reads among as many accesses as fill the cache.

@@ -316,9 +316,9 @@ pub enum BitmapChange {
 /// ring. The old journal ring's segments are then released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
-    /// Announces a cache that is being recovered, and which requests may go to the backing
-    /// meanwhile. `None` withdraws the announcement. The announcement applies immediately, and a
-    /// later one with more knowledge replaces it.
+    /// Tells the engine that a cache is being recovered, and which requests may go to the backing
+    /// until then. `None` ends this state. Takes effect immediately. A later `Expect` replaces the
+    /// earlier one.
     Expect(Option<Box<Expect>>),
     /// Adds a cache, which is empty and volatile, has a new journal, or was recovered.
     Enable(Box<Enable>),

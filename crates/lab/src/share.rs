@@ -161,7 +161,7 @@ impl Shared {
     }
 }
 
-/// Simulates the host's requests on a pool that is divided this way.
+/// Simulates the host's requests on a pool that its disks share according to `share`.
 ///
 /// # Errors
 /// Returns an error if the pool has fewer segments than the host has disks, or if the cache

@@ -110,7 +110,8 @@ pub struct Model {
     /// Changes that were acknowledged and not durable when hob discarded dirty data. The backing
     /// may have some of them, and may lose them until the next flush.
     given_up: Vec<u32>,
-    /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
+    /// Changes that hob wrote to flash and not to the backing, so a loss of the backing does not
+    /// affect them. They stay in this set after a flush.
     in_flash: BTreeSet<u32>,
     /// Changes that the backing may have lost, each with the number of the loss. The changes were
     /// acknowledged and are not durable.
@@ -317,7 +318,7 @@ impl Model {
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// Records that an acknowledged change is only on flash, and not on the backing.
+    /// Records that a change is only on flash, and not on the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }

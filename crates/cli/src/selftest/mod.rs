@@ -1,5 +1,4 @@
-//! `hob selftest`: checks that this host and this binary lose no acknowledged data at a power
-//! failure.
+//! `hob selftest`: checks that this host and this binary lose no flushed data at a power failure.
 //!
 //! The command runs a separate daemon. It serves a scratch disk through a cache, over a layer that
 //! keeps unflushed writes in memory (`hob_storage::volatile`). The daemon is killed under load, by

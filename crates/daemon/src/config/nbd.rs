@@ -60,7 +60,7 @@ impl NbdTlsFiles {
         }
     }
 
-    /// Returns the kind of authentication.
+    /// Returns the configured files: those of a certificate, or the file of pre-shared keys.
     ///
     /// # Errors
     /// Neither or both kinds are configured.

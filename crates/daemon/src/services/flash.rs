@@ -309,7 +309,7 @@ impl Flash {
         .await
     }
 
-    /// Abandons a device on another host.
+    /// Stops all reads, writes and allocations on a device of another host that does not answer.
     pub(super) async fn give_up(&self, id: DeviceId) {
         let given_up = self.with(move |pool| {
             // A device that was removed already is ignored.

@@ -213,8 +213,8 @@ impl Tasks {
         Running { tasks: self.clone(), id, is_over: false }
     }
 
-    /// Runs a change to its end as a task. Waits for at most [`PATIENCE`]. Then the task keeps the
-    /// result.
+    /// Runs a change to its end as a task, and returns its result. If the change takes longer than
+    /// [`PATIENCE`], returns an error; the change continues, and the task keeps the result.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         what: &'static str,

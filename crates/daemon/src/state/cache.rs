@@ -274,7 +274,7 @@ impl FromStr for CacheOwner {
     }
 }
 
-/// Serializes evidence as 32 hexadecimal digits.
+/// Serializes the hash of the backing's state (`ChangeToken`) as 32 hexadecimal digits.
 mod evidence {
     use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
 

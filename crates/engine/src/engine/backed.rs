@@ -103,7 +103,7 @@ struct Told {
     failures: u64,
     /// True if a failure of an earlier session may be reported to this session.
     may_inherit: bool,
-    /// True if the session has changed data.
+    /// True if the session has changed data since it began.
     has_changed: bool,
 }
 

@@ -20,7 +20,8 @@ use crate::units::Instant;
 /// discards wait for the backing.
 pub(super) const DISCARDS_MAX: u32 = 64;
 
-/// One request slot in this number may be in use by acknowledged discards of a disk.
+/// The acknowledged discards of one disk may use at most 1/`SLOTS_PART` of the request slots of the
+/// engine, which all its disks share.
 const SLOTS_PART: u32 = 8;
 
 /// Maximum length of a discard that is acknowledged early, bytes. Longer ones keep the backing busy

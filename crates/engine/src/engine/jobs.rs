@@ -45,7 +45,8 @@ pub(super) struct Job {
 pub(super) enum JobKind {
     /// Writes dirty sectors to the backing.
     Destage,
-    /// Destages the dirty sectors of a request's range, under the request's range lock.
+    /// Destages a dirty sector that the request in this slot covers only partly, under the
+    /// request's range lock.
     Edges(u32),
     /// Flushes the backing; completed writes up to this count are durable afterwards.
     Flush(u64),

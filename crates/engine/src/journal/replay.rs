@@ -8,15 +8,15 @@
 //!
 //! | record in the tail | condition | effect |
 //! |---|---|---|
-//! | *set*, dirty | flash has the record's checksum | as before a commit |
+//! | *set*, dirty | flash has the record's checksum | applied |
 //! | *set*, dirty | flash has another checksum | the sector stays as it was; it is *undone* |
-//! | *set*, clean | the frame holds the block | as before a commit |
-//! | *clean* | the frame holds the block | as before a commit; drops undone sectors in the frame |
-//! | *drop* | the frame holds the block | as before a commit |
-//! | *unproven* | the frame holds the block, and the sector is dirty | as before a commit |
+//! | *set*, clean | the frame holds the block | applied |
+//! | *clean* | the frame holds the block | applied; drops undone sectors in the frame |
+//! | *drop* | the frame holds the block | applied |
+//! | *unproven* | the frame holds the block, and the sector is dirty | applied |
 //! | *set* clean, *clean*, *drop* | the sector is undone in the frame | also drops an older copy |
 //!
-//! An effect "as before a commit" is that of a record before the last known commit.
+//! An *applied* record has the same effect as a record before the last known commit.
 //!
 //! The older copy in the last row is in another frame, and the undone *set* record would have
 //! replaced it. The record in the last row shows that the backing has newer data than this copy.

@@ -73,8 +73,8 @@ impl Bidder {
         hull
     }
 
-    /// Returns the smallest size with the highest value that `spare` segments more than `least`
-    /// give.
+    /// Returns the best size from `least` to `least + spare`, but at most `most`: the smallest one
+    /// that has the highest value of these sizes.
     fn best_size(&self, spare: u64) -> u64 {
         let most = self.most.min(self.least.saturating_add(spare));
         let best = self.value_at(most);

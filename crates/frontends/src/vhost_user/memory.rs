@@ -268,7 +268,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Loads the value at byte `at`.
+    /// Loads the value at byte offset `at` of this part.
     ///
     /// # Panics
     /// If the value is unaligned or outside the range. The daemon computes the layout, so this
@@ -278,7 +278,7 @@ impl Part {
         self.slice.load(at, order).expect("inside its part and aligned")
     }
 
-    /// Stores a value at byte `at`.
+    /// Stores a value at byte offset `at` of this part.
     ///
     /// # Panics
     /// As for `load`.

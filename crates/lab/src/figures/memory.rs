@@ -11,7 +11,7 @@ use super::{FigureInfo, Findings, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 const CACHE_BYTES: u64 = 1 << 30;
-/// Lower bound of the published share of memory at 4 KB blocks.
+/// Memory as a share of the cache size at 4 KB blocks, lower bound, according to the study.
 const PUBLISHED_4K: f64 = 0.02;
 /// Limit for hob's share of memory: a tenth of the published share.
 const NEAR_NOTHING: f64 = 0.002;

@@ -60,7 +60,7 @@ pub struct Options {
 pub struct Part {
     /// Time of the first request of the part, nanoseconds since the start of the trace.
     pub from_ns: u64,
-    /// Maximum number of requests in the part.
+    /// Limit: the part ends after this number of requests.
     pub requests_max: u64,
 }
 

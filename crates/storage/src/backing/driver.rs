@@ -93,7 +93,7 @@ pub trait Driver: Send {
     fn take_over(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// For a handover: disconnects the peer host.
     fn leave_peer(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// For a handover: returns true if there is a peer.
+    /// For a handover: returns true if another host is connected as the source of reads.
     fn has_peer(&self) -> bool {
         false
     }

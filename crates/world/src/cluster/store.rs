@@ -17,11 +17,11 @@ use hob_engine::units::Instant;
 pub enum Request {
     /// Grants a lease of this many nanoseconds.
     Grant(u64),
-    /// Reads the key with this host name.
+    /// Reads the key of the host with this name.
     LookUp(String),
     /// Puts the host's key.
     Register(Txn),
-    /// Renews a lease, and then reads the key with this host name.
+    /// Renews a lease, and then reads the key of the host with this name.
     Renew(LeaseId, String),
     /// Ends a lease.
     Revoke(LeaseId),

@@ -39,7 +39,8 @@ pub struct Report {
     pub late: u64,
     /// Number of calls without an answer.
     pub unanswered: u64,
-    /// Number of records that may or may not be durable.
+    /// Number of failed writes of a host's durable record of the disk. A failed write may have
+    /// taken effect.
     pub records_in_doubt: u64,
     /// Number of guest moves between hosts.
     pub moves: u64,

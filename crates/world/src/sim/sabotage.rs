@@ -74,7 +74,8 @@ pub enum Sabotage {
     UnrecordedLoss,
     /// The daemon does not report that a kill lost unflushed data in its memory.
     UnmarkedMemory,
-    /// All guests of a disk share one session, so only the first guest gets an error.
+    /// All guests of a disk share one session, so a loss is reported only to the first guest that
+    /// flushes.
     OneSession,
     /// The pool frees a segment when destaging of its dirty data begins, not when it ends.
     EarlyGift,

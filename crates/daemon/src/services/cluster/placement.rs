@@ -159,7 +159,7 @@ impl ClusterService {
     }
 }
 
-/// Returns the sum of requests per second. An empty sum would be -0.
+/// Returns the sum of requests per second. `sum()` would return -0 for a host without disks.
 fn load_of(host: &HostLearnt) -> f64 {
     host.disks.iter().map(|disk| disk.load).fold(0.0, |sum, load| sum + load)
 }

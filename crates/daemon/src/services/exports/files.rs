@@ -34,8 +34,8 @@ pub(in crate::services) struct FileEntry {
 }
 
 impl DiskState {
-    /// Returns the files of a disk as pairs of export name and path. The disk's own export comes
-    /// first.
+    /// Returns the FUSE files of a disk as pairs of export name and path. The file of the disk's
+    /// own export comes first.
     pub(in crate::services) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
         let further =
@@ -79,8 +79,8 @@ impl ExportService {
         }
     }
 
-    /// Unmounts stale files of an earlier daemon, because the disk's backing may be a path below a
-    /// stale mount.
+    /// Unmounts the files of this disk that an earlier daemon left mounted and nobody serves,
+    /// because such a mount may hide the disk's backing.
     pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {
             let inner = self.registry.inner();

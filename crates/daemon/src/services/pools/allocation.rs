@@ -531,7 +531,7 @@ pub(in crate::services) enum Restructure {
 }
 
 impl Restructure {
-    /// Returns true for this error of the engine.
+    /// Returns true if the engine refused the change with this `error`.
     pub(in crate::services) fn is(&self, error: CommandError) -> bool {
         matches!(self, Restructure::Shard(ShardError::Command(other)) if *other == error)
     }

@@ -89,7 +89,8 @@ impl Shutdown {
     }
 
     /// Closes every persistent cache and dirty bitmap, and saves the evidence that they are valid.
-    /// No new clients are accepted.
+    /// The caller has stopped the listeners of NBD and of the API before, so they accept no new
+    /// clients.
     pub(crate) async fn close(&self, ending: Ending) {
         self.migrations.stop();
         if ending == Ending::Drain {

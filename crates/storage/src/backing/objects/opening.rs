@@ -22,7 +22,8 @@ const LOOKS_MAX: usize = 10;
 pub(super) enum Trouble {
     /// A process of this host has the disk open.
     InUse(String),
-    /// The disk or the object store does not fit the request.
+    /// The request is invalid, or the state of the disk or the object store does not allow it. The
+    /// text says why.
     Unfit(String),
     /// The object store failed a request.
     Store(String),

@@ -2,8 +2,9 @@
 //! through the `object_store` crate.
 //!
 //! Addresses are `objects+file:///DIRECTORY`, and with the feature `objects-cloud` also
-//! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options follow a question mark. Keys and passwords
-//! are read from the environment, never from the address, because hob shows and stores addresses.
+//! `s3://BUCKET/PREFIX`, `gs://` and `az://`. Options of a cloud address follow a question
+//! mark. Keys and passwords are read from the environment, never from the address, because hob
+//! shows and stores addresses.
 
 use std::error::Error as _;
 use std::io;
@@ -53,7 +54,7 @@ pub(super) struct DiskLocation {
     prefix: Path,
     /// Path of the directory, if the object store is a directory.
     directory: Option<PathBuf>,
-    /// Makes the names in a folder of the directory durable.
+    /// Syncs a subdirectory of `directory`, so that new file names in it are durable.
     sync: fn(&FilePath) -> io::Result<()>,
 }
 
