@@ -206,9 +206,13 @@ impl Pools {
             (disk.shard()?, disk.id)
         };
         let abandoned = self.abandon_rings(name, &shard, id).await?;
-        let result = self.take_from_shard(name, &shard, id).await;
+        let saved = if abandoned.is_some() { self.registry.save_first().await } else { Ok(()) };
+        let result = match saved {
+            Ok(()) => self.take_from_shard(name, &shard, id).await,
+            error => error,
+        };
         if let (Err(_), Some(journal)) = (&result, abandoned) {
-            // The cache is still there.
+            // The cache is still there. It stays drained until the state file names its journal.
             if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(journal);
             }
@@ -218,10 +222,10 @@ impl Pools {
         result
     }
 
-    /// Saves that a cache's journal rings do not count any more, if one of them is on a failed
-    /// device. That device may refuse to record the end of the cache, and work again after the next
-    /// start: then old dirty data would replace newer data of the backing. The cache is drained
-    /// first, so that no dirty data is lost if hob ends now. Returns the former journal.
+    /// Drains a cache and replaces its journal id, if one of its journal rings is on a failed
+    /// device; the caller saves the new id, so that the rings do not count any more. The device may
+    /// refuse to record the end of the cache, and work again after the next start: then old dirty
+    /// data would replace newer data of the backing. Returns the former journal.
     async fn abandon_rings(
         &self,
         name: &str,
@@ -241,13 +245,9 @@ impl Pools {
             }
         }
         self.clean(name, shard, id).await?;
-        let former = {
-            let mut inner = self.registry.inner();
-            let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
-            spec.journal.replace(JournalSpec::new())
-        };
-        self.registry.save_first().await?;
-        Ok(former)
+        let mut inner = self.registry.inner();
+        let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+        Ok(spec.journal.replace(JournalSpec::new()))
     }
 
     async fn take_from_shard(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<(), ApiError> {
