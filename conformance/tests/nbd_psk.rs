@@ -4,9 +4,10 @@
 use conformance::authority::secret;
 use conformance::data::{assert_same_file, noise_file};
 use conformance::nbd_client::Address;
-use conformance::scratch::text;
+use conformance::scratch::{free_port, text, wait_until};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
+use std::time::Duration;
 
 const SIZE: u64 = 24 * MIB;
 const HOST7: &str = "host7:a6c8f4e01b2d3c4f5061728394a5b6c7d8e9fa0b1c2d3e4f5061728394a5b6c7";
@@ -70,6 +71,33 @@ fn qemu_img_and_qemu_io_connect_with_a_key() {
         .run();
     Tool::new("qemu-img").args(["compare", "-U", "--object", &object, "--image-opts", &image, &other]).run();
     hob.stop();
+}
+
+#[test]
+fn a_backing_with_a_key_is_read_and_written() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("disk.img"), SIZE, 71);
+    secret(&scratch.path("server.psk"), &format!("{HOST7}\n{HOST8}\n"));
+    let port = free_port();
+    let _server = Tool::new("nbdkit")
+        .args(["--foreground", "--tls=require", &format!("--tls-psk={}", scratch.text("server.psk"))])
+        .args(["--ipaddr", "127.0.0.1", "--port", &port.to_string()])
+        .args(["file", &scratch.text("disk.img")])
+        .start();
+    let connects = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+    wait_until("nbdkit", Duration::from_secs(30), connects);
+    let (file, _) = keys(&scratch, "own", HOST7);
+    let uri = |user: &str| format!("nbds://{user}@127.0.0.1:{port}/?tls-psk-file={file}");
+    let serve = |uri: &str| Serve::disk(uri).cached(&scratch.path("pool"), "16M", "4K");
+    let hob = serve(&uri("host7")).start(&scratch);
+    noise_file(&scratch.path("in.img"), SIZE, 72);
+    Tool::new("nbdcopy").args(["--flush", &scratch.text("in.img"), &hob.uri()]).run();
+    assert_same_file(&scratch.path("in.img"), &scratch.path("disk.img"));
+    Tool::new("nbdcopy").args([&hob.uri(), &scratch.text("out.img")]).run();
+    assert_same_file(&scratch.path("out.img"), &scratch.path("disk.img"));
+    hob.stop();
+    let refused = serve(&uri("host8")).refused(&scratch);
+    assert!(refused.all().contains("has no key with the name"), "{}", refused.all());
 }
 
 #[test]

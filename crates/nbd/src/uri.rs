@@ -2,9 +2,15 @@
 //!
 //! Forms: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, percent-encoded, as in
 //! the NBD project's `doc/uri.md`. The export is the path without its first slash. A URI without a
-//! path means the server's default export. Errors name the form to use instead. Refused are TLS and
-//! vsock schemes, users and passwords, fragments, and unknown or repeated parameters. Names and
-//! paths that are too long, are not UTF-8 or contain NUL are refused too. Lengths are in bytes.
+//! path means the server's default export.
+//!
+//! `nbds://` and `nbds+unix://` request TLS. Their parameters are those of libnbd:
+//! `tls-certificates=DIRECTORY`, or a user before the host and `tls-psk-file=FILE`, and
+//! `tls-hostname=NAME`.
+//!
+//! Errors name the form to use instead. Refused are vsock schemes, passwords, users without TLS,
+//! fragments, and unknown or repeated parameters. Names and paths that are too long, are not UTF-8 or
+//! contain NUL are refused too. Lengths are in bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -25,6 +31,45 @@ pub struct NbdUri {
     pub address: Address,
     /// Name of the export; empty for the default export.
     pub export: String,
+    /// How the connection is encrypted; `None` if it is not.
+    pub tls: Option<UriTls>,
+}
+
+/// TLS settings of an NBD URI.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UriTls {
+    /// How server and client prove who they are.
+    pub credentials: Credentials,
+    /// Name that the server's certificate must have. If `None`, it is the host.
+    pub hostname: Option<String>,
+}
+
+/// How the server and the client of a TLS connection prove who they are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Credentials {
+    /// With certificates. The directory has `ca-cert.pem`, and optionally `client-cert.pem` and
+    /// `client-key.pem`.
+    Certificates(PathBuf),
+    /// With a key that both have.
+    PreSharedKey {
+        /// File with a line `name:hexadecimal` for each key.
+        file: PathBuf,
+        /// Name of the key.
+        user: String,
+    },
+}
+
+impl NbdUri {
+    /// The URI of an export that is reached without TLS. An empty name is the default export.
+    pub fn new(address: Address, export: impl Into<String>) -> NbdUri {
+        NbdUri { address, export: export.into(), tls: None }
+    }
+
+    /// Returns the URI without its TLS settings. It names the same export.
+    #[must_use]
+    pub fn without_tls(&self) -> NbdUri {
+        NbdUri { tls: None, ..self.clone() }
+    }
 }
 
 /// Address of a server.
@@ -50,11 +95,14 @@ pub enum UriError {
     /// The text has no scheme of an NBD URI.
     #[error("{0:?} is not an NBD URI; write nbd://host/export or nbd+unix:///export?socket=/path")]
     Scheme(String),
-    /// The URI's scheme requests TLS.
+    /// A TLS URI does not name its certificates or key.
     #[error(
-        "{0}:// requests TLS, which hob does not support for backings; use nbd:// over a trusted network or a tunnel"
+        "{0}:// needs certificates or a key; append ?tls-certificates=DIRECTORY, or write user@host and append ?tls-psk-file=FILE"
     )]
-    Tls(String),
+    NoCredentials(String),
+    /// A TLS URI names certificates and a pre-shared key.
+    #[error("use either tls-certificates, or a user and tls-psk-file")]
+    TwoCredentials,
     /// The URI's scheme requests a VM socket.
     #[error("{0}:// requests a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]
     Vsock(String),
@@ -80,9 +128,12 @@ pub enum UriError {
     Port(String),
     /// A parameter is unknown or repeated.
     #[error(
-        "the parameter {0:?} is unknown or repeated; nbd+unix:// takes `socket` once, and nbd:// takes none"
+        "the parameter {0:?} is unknown or repeated; nbd+unix:// takes `socket`, and nbds:// takes `tls-certificates`, `tls-psk-file` and `tls-hostname`"
     )]
     Parameter(String),
+    /// The URI has a user, but does not request TLS.
+    #[error("a user is for pre-shared keys of nbds://; NBD itself has no users")]
+    User,
     /// The URI has a fragment (`#…`).
     #[error("an NBD URI cannot have a fragment; write %23 for a # in a name")]
     Fragment,
@@ -114,21 +165,75 @@ impl FromStr for NbdUri {
         if export.len() > EXPORT_NAME_BYTES_MAX {
             return Err(UriError::TooLong);
         }
-        let address = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => tcp(authority, query)?,
-            "nbd+unix" => unix(authority, query)?,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls(scheme.to_owned())),
-            "nbd+vsock" | "nbds+vsock" => return Err(UriError::Vsock(scheme.to_owned())),
+        let (user, authority) = match authority.rsplit_once('@') {
+            Some((user, host)) => (Some(user), host),
+            None => (None, authority),
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        let (is_tls, plain) = match scheme.as_str() {
+            "nbd" | "nbd+unix" => (false, scheme.as_str()),
+            "nbds" => (true, "nbd"),
+            "nbds+unix" => (true, "nbd+unix"),
+            "nbd+vsock" | "nbds+vsock" => return Err(UriError::Vsock(scheme)),
             _ => return Err(UriError::Scheme(text.to_owned())),
         };
-        Ok(Self { address, export })
+        let mut parameters = Parameters::parse(query)?;
+        let tls = match is_tls {
+            true => Some(tls(&scheme, user, &mut parameters)?),
+            false if user.is_some() => return Err(UriError::User),
+            false => None,
+        };
+        let address = match plain {
+            "nbd" => tcp(authority)?,
+            _ => unix(authority, &mut parameters)?,
+        };
+        parameters.finish()?;
+        Ok(Self { address, export, tls })
     }
 }
 
-fn tcp(authority: &str, query: &str) -> Result<Address, UriError> {
-    if let Some(parameter) = query.split('&').find(|parameter| !parameter.is_empty()) {
-        return Err(UriError::Parameter(parameter.to_owned()));
+/// The parameters of a URI that were not used yet.
+struct Parameters<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Parameters<'a> {
+    fn parse(query: &'a str) -> Result<Self, UriError> {
+        let unknown = |text: &str| UriError::Parameter(text.to_owned());
+        let pairs = query.split('&').filter(|text| !text.is_empty());
+        pairs
+            .map(|text| text.split_once('=').ok_or_else(|| unknown(text)))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
+
+    /// Returns the decoded value of a parameter, if the URI has the parameter.
+    fn take(&mut self, name: &str) -> Result<Option<String>, UriError> {
+        let Some(index) = self.0.iter().position(|(key, _)| *key == name) else { return Ok(None) };
+        decode(self.0.remove(index).1).map(Some)
+    }
+
+    fn finish(self) -> Result<(), UriError> {
+        match self.0.first() {
+            None => Ok(()),
+            Some((name, value)) => Err(UriError::Parameter(format!("{name}={value}"))),
+        }
+    }
+}
+
+fn tls(scheme: &str, user: Option<&str>, parameters: &mut Parameters<'_>) -> Result<UriTls, UriError> {
+    let certificates = parameters.take("tls-certificates")?;
+    let key = parameters.take("tls-psk-file")?;
+    let credentials = match (certificates, key, user) {
+        (Some(directory), None, None) => Credentials::Certificates(directory.into()),
+        (None, Some(file), Some(user)) => {
+            Credentials::PreSharedKey { file: file.into(), user: decode(user)? }
+        }
+        (None, _, _) => return Err(UriError::NoCredentials(scheme.to_owned())),
+        _ => return Err(UriError::TwoCredentials),
+    };
+    Ok(UriTls { credentials, hostname: parameters.take("tls-hostname")? })
+}
+
+fn tcp(authority: &str) -> Result<Address, UriError> {
     let bad_host = || UriError::Host(authority.to_owned());
     let (host, port) = if let Some(inside) = authority.strip_prefix('[') {
         let (host, after) = inside.split_once(']').ok_or_else(bad_host)?;
@@ -174,18 +279,11 @@ fn is_plain(host: &str) -> bool {
     !host.is_empty() && !host.contains(odd) && !host.contains(|c: char| c.is_control() || c.is_whitespace())
 }
 
-fn unix(authority: &str, query: &str) -> Result<Address, UriError> {
+fn unix(authority: &str, parameters: &mut Parameters<'_>) -> Result<Address, UriError> {
     if !authority.is_empty() {
         return Err(UriError::UnixHost);
     }
-    let mut path = None;
-    for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
-        match parameter.split_once('=') {
-            Some(("socket", value)) if path.is_none() => path = Some(decode(value)?),
-            _ => return Err(UriError::Parameter(parameter.to_owned())),
-        }
-    }
-    let path = path.ok_or(UriError::NoSocket)?;
+    let path = parameters.take("socket")?.ok_or(UriError::NoSocket)?;
     if path.is_empty() || path.len() > SOCKET_PATH_BYTES_MAX {
         return Err(UriError::SocketLength);
     }
@@ -230,26 +328,56 @@ impl fmt::Display for Encoded<'_> {
     }
 }
 
+/// Characters of names and paths that a URI may contain as they are.
+const PATH: &[u8] = b"/:@+=,";
+
 /// Writes a URI that parses to the same value, if a URI can express the value.
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let export = Encoded { text: &self.export, also: b"/:@+=," };
+        let export = Encoded { text: &self.export, also: PATH };
+        f.write_str(if self.tls.is_some() { "nbds" } else { "nbd" })?;
+        let user = match &self.tls {
+            Some(UriTls { credentials: Credentials::PreSharedKey { user, .. }, .. }) => Some(user),
+            _ => None,
+        };
+        let write_user = |f: &mut fmt::Formatter<'_>| match user {
+            Some(user) => write!(f, "{}@", Encoded { text: user, also: b"" }),
+            None => Ok(()),
+        };
+        let mut separator = '?';
         match &self.address {
             Address::Tcp { host, port } => {
+                f.write_str("://")?;
+                write_user(f)?;
                 if host.contains(':') {
-                    write!(f, "nbd://[{}]", Encoded { text: host, also: b":" })?;
+                    write!(f, "[{}]", Encoded { text: host, also: b":" })?;
                 } else {
-                    write!(f, "nbd://{}", Encoded { text: host, also: b"" })?;
+                    write!(f, "{}", Encoded { text: host, also: b"" })?;
                 }
                 if *port != DEFAULT_PORT {
                     write!(f, ":{port}")?;
                 }
-                if self.export.is_empty() { Ok(()) } else { write!(f, "/{export}") }
+                if !self.export.is_empty() {
+                    write!(f, "/{export}")?;
+                }
             }
             Address::Unix { path } => {
+                f.write_str("+unix://")?;
+                write_user(f)?;
                 let path = path.to_string_lossy();
-                write!(f, "nbd+unix:///{export}?socket={}", Encoded { text: &path, also: b"/:@+=," })
+                write!(f, "/{export}?socket={}", Encoded { text: &path, also: PATH })?;
+                separator = '&';
             }
+        }
+        let Some(tls) = &self.tls else { return Ok(()) };
+        let (name, path) = match &tls.credentials {
+            Credentials::Certificates(directory) => ("tls-certificates", directory),
+            Credentials::PreSharedKey { file, .. } => ("tls-psk-file", file),
+        };
+        write!(f, "{separator}{name}={}", Encoded { text: &path.to_string_lossy(), also: PATH })?;
+        match &tls.hostname {
+            Some(hostname) => write!(f, "&tls-hostname={}", Encoded { text: hostname, also: b"" }),
+            None => Ok(()),
         }
     }
 }

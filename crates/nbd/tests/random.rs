@@ -146,9 +146,9 @@ proptest! {
 
     #[test]
     fn uri_fields(host in "[a-z0-9.-]{1,20}", port in 1..=u16::MAX, export in "[^\\x00]{0,40}", path in "[^\\x00]{1,20}") {
-        let tcp = NbdUri { address: Address::Tcp { host, port }, export: export.clone() };
+        let tcp = NbdUri::new(Address::Tcp { host, port }, export.clone());
         prop_assert_eq!(tcp.to_string().parse::<NbdUri>(), Ok(tcp));
-        let unix = NbdUri { address: Address::Unix { path: path.into() }, export };
+        let unix = NbdUri::new(Address::Unix { path: path.into() }, export);
         prop_assert_eq!(unix.to_string().parse::<NbdUri>(), Ok(unix));
     }
 }

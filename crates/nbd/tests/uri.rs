@@ -1,14 +1,24 @@
 //! URIs: accepted and refused ones, and what they print as.
 
 use hob_nbd::NbdUri;
-use hob_nbd::uri::{Address, UriError};
+use hob_nbd::uri::{Address, Credentials, UriError, UriTls};
 
 fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
-    NbdUri { address: Address::Tcp { host: host.into(), port }, export: export.into() }
+    NbdUri::new(Address::Tcp { host: host.into(), port }, export)
 }
 
 fn unix(path: &str, export: &str) -> NbdUri {
-    NbdUri { address: Address::Unix { path: path.into() }, export: export.into() }
+    NbdUri::new(Address::Unix { path: path.into() }, export)
+}
+
+fn with_certificates(plain: NbdUri, directory: &str, hostname: Option<&str>) -> NbdUri {
+    let credentials = Credentials::Certificates(directory.into());
+    NbdUri { tls: Some(UriTls { credentials, hostname: hostname.map(str::to_owned) }), ..plain }
+}
+
+fn with_key(plain: NbdUri, file: &str, user: &str) -> NbdUri {
+    let credentials = Credentials::PreSharedKey { file: file.into(), user: user.into() };
+    NbdUri { tls: Some(UriTls { credentials, hostname: None }), ..plain }
 }
 
 #[test]
@@ -32,6 +42,26 @@ fn accepted() {
         ("nbd+unix://?socket=s", unix("s", ""), "nbd+unix:///?socket=s"),
         ("nbd+unix:///d%26?socket=/a%26b", unix("/a&b", "d&"), "nbd+unix:///d%26?socket=/a%26b"),
         ("nbd+unix:///d?&socket=a=b&", unix("a=b", "d"), "nbd+unix:///d?socket=a=b"),
+        (
+            "nbds://h/x?tls-certificates=/etc/pki",
+            with_certificates(tcp("h", 10809, "x"), "/etc/pki", None),
+            "nbds://h/x?tls-certificates=/etc/pki",
+        ),
+        (
+            "nbds+unix:///x?tls-hostname=array.example&tls-certificates=p&socket=s",
+            with_certificates(unix("s", "x"), "p", Some("array.example")),
+            "nbds+unix:///x?socket=s&tls-certificates=p&tls-hostname=array.example",
+        ),
+        (
+            "nbds://ho%40st@[::1]:7?tls-psk-file=/k",
+            with_key(tcp("::1", 7, ""), "/k", "ho@st"),
+            "nbds://ho%40st@[::1]:7?tls-psk-file=/k",
+        ),
+        (
+            "nbds+unix://me@/x?socket=s&tls-psk-file=k",
+            with_key(unix("s", "x"), "k", "me"),
+            "nbds+unix://me@/x?socket=s&tls-psk-file=k",
+        ),
     ] {
         let parsed: NbdUri = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(parsed, want, "{text}");
@@ -51,12 +81,17 @@ fn refused() {
         ("/dev/nbd0", Scheme(s("/dev/nbd0"))),
         ("http://host/x", Scheme(s("http://host/x"))),
         ("nbd:host:10809", Scheme(s("nbd:host:10809"))),
-        ("nbds://host/x", Tls(s("nbds"))),
-        ("nbds+unix:///x?socket=s", Tls(s("nbds+unix"))),
+        ("nbds://host/x", NoCredentials(s("nbds"))),
+        ("nbds+unix:///x?socket=s", NoCredentials(s("nbds+unix"))),
+        ("nbds://host/x?tls-psk-file=k", NoCredentials(s("nbds"))),
+        ("nbds://user@host/x?tls-certificates=d", TwoCredentials),
+        ("nbds://user@host/x?tls-certificates=d&tls-psk-file=k", TwoCredentials),
+        ("nbds://host/x?tls-certificates=d&tls-certificates=e", Parameter(s("tls-certificates=e"))),
+        ("nbd://host/x?tls-certificates=d", Parameter(s("tls-certificates=d"))),
         ("nbd+vsock://2/x", Vsock(s("nbd+vsock"))),
         ("nbd:///x", NoHost),
         ("nbd://:10809/x", NoHost),
-        ("nbd://user@host/x", Host(s("user@host"))),
+        ("nbd://user@host/x", User),
         ("nbd://ho st/x", Host(s("ho st"))),
         ("nbd://::1/x", Host(s("::1"))),
         ("nbd://[::1/x", Host(s("[::1"))),

@@ -163,6 +163,6 @@ impl Stage {
 
     /// Returns the NBD URI of the disk.
     pub(super) fn uri(&self) -> NbdUri {
-        NbdUri { address: Address::Unix { path: self.nbd_socket() }, export: "disk".to_owned() }
+        NbdUri::new(Address::Unix { path: self.nbd_socket() }, "disk")
     }
 }

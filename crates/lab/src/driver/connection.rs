@@ -90,8 +90,11 @@ impl Connection {
     ///
     /// # Errors
     /// Returns an error if the server cannot be reached, is not an NBD server, or refuses the
-    /// export.
+    /// export, and for a URI with TLS.
     pub fn open(target: &NbdUri) -> Result<Connection> {
+        if target.tls.is_some() {
+            bail!("{target}: a replay does not use TLS; add a listener without TLS, or a Unix socket");
+        }
         let stream =
             Stream::connect(&target.address).with_context(|| format!("cannot connect to {target}"))?;
         stream.set_read_timeout(Some(SILENCE_MAX))?;
@@ -120,7 +123,9 @@ fn negotiate(mut stream: &Stream, export: &str) -> Result<(Negotiated, Vec<u8>)>
         match handshake.poll_outcome() {
             Some(HandshakeOutcome::Connected(negotiated)) => return Ok((negotiated, held)),
             Some(HandshakeOutcome::Failed(error)) => return Err(error.into()),
-            Some(HandshakeOutcome::Listed(_)) => unreachable!("nobody asked for a list"),
+            Some(HandshakeOutcome::Listed(_) | HandshakeOutcome::StartTls) => {
+                unreachable!("neither a list nor TLS was requested")
+            }
             None => {}
         }
         if used == 0 && output.is_none() {

@@ -113,7 +113,7 @@ fn against(
     let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
     let path: PathBuf = std::env::temp_dir().join(format!("hob-driver-{}-{number}.sock", std::process::id()));
     let listener = UnixListener::bind(&path)?;
-    let target = NbdUri { address: Address::Unix { path: path.clone() }, export: "disk".to_owned() };
+    let target = NbdUri::new(Address::Unix { path: path.clone() }, "disk");
     let run = thread::scope(|scope| {
         scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
         drive(&target, accesses, depth, stop, progress)
@@ -131,8 +131,7 @@ fn timed(
 ) -> (Vec<(u64, u64)>, Result<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let target =
-        NbdUri { address: Address::Tcp { host: "127.0.0.1".to_owned(), port }, export: String::new() };
+    let target = NbdUri::new(Address::Tcp { host: "127.0.0.1".to_owned(), port }, "");
     let mut times = Vec::new();
     let ended = thread::scope(|scope| {
         scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
@@ -200,8 +199,7 @@ fn the_depth_is_reached_and_not_exceeded() {
 fn tcp_works_as_well() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let target =
-        NbdUri { address: Address::Tcp { host: "127.0.0.1".to_owned(), port }, export: String::new() };
+    let target = NbdUri::new(Address::Tcp { host: "127.0.0.1".to_owned(), port }, "");
     let run = thread::scope(|scope| {
         scope.spawn(|| listener.accept().map(|(client, _)| serve(client, WILLING)));
         drive(&target, &accesses(200, 500), 4, &GO, |_, _| {})
@@ -269,7 +267,7 @@ fn a_request_beyond_the_export_is_refused_before_it_is_sent() {
     assert!(bad(Access { offset: u64::MAX, ..read }, 1).contains("beyond"));
     assert!(bad(Access { len: 0, ..read }, 1).contains("length of 0"));
     assert!(bad(Access { op: Op::Write, ..read }, 3).contains("read-only"));
-    let nowhere = NbdUri { address: Address::Unix { path: "/nowhere.sock".into() }, export: String::new() };
+    let nowhere = NbdUri::new(Address::Unix { path: "/nowhere.sock".into() }, "");
     assert!(drive(&nowhere, &[read], 1, &GO, |_, _| {}).is_err());
     assert!(drive(&nowhere, &[read], 0, &GO, |_, _| {}).unwrap_err().to_string().contains("depth"));
 }
@@ -333,7 +331,7 @@ fn in_dialogue<T>(manners: Manners, silence_max: Duration, talk: impl FnOnce(&mu
     let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("hob-dialogue-{}-{number}.sock", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
-    let target = NbdUri { address: Address::Unix { path: path.clone() }, export: "disk".to_owned() };
+    let target = NbdUri::new(Address::Unix { path: path.clone() }, "disk");
     thread::scope(|scope| {
         scope.spawn(|| listener.accept().map(|(client, _)| serve(client, manners)));
         let mut dialogue = Dialogue::open(Connection::open(&target).unwrap(), silence_max).unwrap();

@@ -5,7 +5,10 @@
 //! support GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT.
 //! Only one option is in flight at a time, so every reply has one meaning.
 //!
-//! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.
+//! With TLS, the client first sends STARTTLS. After the TLS handshake, negotiation begins anew and
+//! trusts nothing that the server sent before.
+//!
+//! The client refuses oldstyle servers, sizes beyond a file offset and invalid block sizes.
 //! The client also refuses replies to other options, replies after the end, replies longer than
 //! [`REPLY_BYTES_MAX`], and lists of exports that exceed [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
@@ -68,6 +71,10 @@ pub struct ListedExport {
 /// How negotiation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HandshakeOutcome {
+    /// The server awaits the TLS handshake. Bytes after its reply were not encrypted, so the caller
+    /// ends the connection if there are any. Otherwise the caller performs the TLS handshake and
+    /// continues with [`Handshake::inside_tls`].
+    StartTls,
     /// The client may send requests. Replies start with the first byte that `handle_input` did not
     /// consume.
     Connected(Negotiated),
@@ -101,10 +108,11 @@ pub enum HandshakeError {
         message: String,
     },
     /// The server requires TLS.
-    #[error(
-        "the server requires TLS, which hob does not support for backings; offer the export without TLS on a trusted network"
-    )]
+    #[error("the server requires TLS; use nbds:// with the client's certificates or key")]
     TlsRequired,
+    /// The server does not offer TLS.
+    #[error("the server does not offer TLS: {0}")]
+    NoTls(String),
     /// The server refused an option.
     #[error("the server refused option {option} with error {code:#x}: {message}")]
     Refused {
@@ -147,6 +155,8 @@ enum State {
 #[derive(Debug)]
 pub struct Handshake {
     goal: Goal,
+    /// Whether the connection must be encrypted, but is not yet.
+    needs_tls: bool,
     state: State,
     intake: Intake,
     output: Vec<u8>,
@@ -164,10 +174,34 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Creates a negotiation that waits for the server's greeting.
+    /// Creates a negotiation without TLS that waits for the server's greeting.
     pub fn new(goal: Goal) -> Self {
+        Self::start(goal, false)
+    }
+
+    /// Creates a negotiation that waits for the server's greeting and demands TLS.
+    pub fn with_tls(goal: Goal) -> Self {
+        Self::start(goal, true)
+    }
+
+    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It has the client's
+    /// first option as output.
+    ///
+    /// # Panics
+    /// If this negotiation did not end with `StartTls`.
+    #[must_use]
+    pub fn inside_tls(self) -> Self {
+        assert!(self.option == opt::STARTTLS && self.state == State::Ended, "TLS was not started");
+        let mut inside = Self::start(self.goal, false);
+        inside.no_zeroes = self.no_zeroes;
+        inside.ask(inside.first_option());
+        inside
+    }
+
+    fn start(goal: Goal, needs_tls: bool) -> Self {
         let mut new = Self {
             goal,
+            needs_tls,
             state: State::Magics,
             intake: Intake::new(MAGICS_BYTES),
             output: Vec::new(),
@@ -279,16 +313,29 @@ impl Handshake {
         let flags = Reader::new(bytes).u16().ok_or(SHORT)?;
         let fixed = flags & handshake_flags::FIXED_NEWSTYLE != 0;
         let first = match self.goal {
+            _ if self.needs_tls && !fixed => {
+                return Err(HandshakeError::NoTls(
+                    "it does not support fixed newstyle negotiation".to_owned(),
+                ));
+            }
+            _ if self.needs_tls => opt::STARTTLS,
             Goal::List if !fixed => return Err(HandshakeError::CannotList),
-            Goal::List => opt::LIST,
             Goal::Connect(_) if !fixed => opt::EXPORT_NAME,
-            Goal::Connect(_) => opt::STRUCTURED_REPLY,
+            _ => self.first_option(),
         };
         let known = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
         self.output.extend_from_slice(&u32::from(flags & known).to_be_bytes());
         self.no_zeroes = flags & handshake_flags::NO_ZEROES != 0;
         self.ask(first);
         Ok(())
+    }
+
+    /// The first option for a server with fixed newstyle negotiation.
+    fn first_option(&self) -> u32 {
+        match self.goal {
+            Goal::List => opt::LIST,
+            Goal::Connect(_) => opt::STRUCTURED_REPLY,
+        }
     }
 
     fn ask(&mut self, option: u32) {
@@ -343,6 +390,10 @@ impl Handshake {
             return self.on_error(header.reply, payload);
         }
         match (self.option, header.reply) {
+            (opt::STARTTLS, rep::ACK) => {
+                self.end(HandshakeOutcome::StartTls);
+                return Ok(());
+            }
             (opt::STRUCTURED_REPLY, rep::ACK) => {
                 self.structured_replies = true;
                 self.ask(opt::SET_META_CONTEXT);
@@ -376,6 +427,7 @@ impl Handshake {
         let message = readable(payload);
         let name = self.name().unwrap_or_default().to_owned();
         match (self.option, code) {
+            (opt::STARTTLS, _) => return Err(HandshakeError::NoTls(message)),
             (_, rep::ERR_TLS_REQD) => return Err(HandshakeError::TlsRequired),
             // The server may refuse structured replies and metadata contexts. The reply to GO
             // reports other problems.

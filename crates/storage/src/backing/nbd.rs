@@ -22,6 +22,10 @@
 //! flushed writes are safe. With [`BackingOptions::keeps_writes`], other code ensures that the
 //! server is the same as before, so a lost connection loses nothing.
 //!
+//! # TLS
+//! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix socket
+//! to this thread. Identity and cached data do not depend on TLS.
+//!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write. Without TRIM, discards are acknowledged. Without
 //! WRITE_ZEROES, zeroes are sent as data. Without BLOCK_STATUS, everything counts as data. A
@@ -33,9 +37,14 @@
 pub(crate) mod connect;
 mod exchange;
 mod jobs;
+#[cfg(feature = "psk")]
+mod psk;
 mod recovery;
+mod relay;
 mod requests;
 pub(crate) mod sample;
+mod socket;
+mod tls;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -56,7 +65,7 @@ use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, S
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
-use connect::{Attempt, Link};
+use connect::{Attempt, Link, Wire};
 use jobs::{Asker, Jobs, What};
 
 /// Time that a server that shuts down has for replies to earlier requests, nanoseconds.
@@ -100,7 +109,8 @@ pub(super) fn open(
         spec: spec.to_owned(),
         reason: error.to_string(),
     })?;
-    let whose = |size_bytes| format!("NBD export {uri}, {size_bytes} bytes");
+    let plain = uri.without_tls();
+    let whose = |size_bytes| format!("NBD export {plain}, {size_bytes} bytes");
     let driver = open_uri(&uri, access, options, format!("NBD export {spec}"), &whose)?;
     Ok(Box::new(driver))
 }
@@ -195,6 +205,8 @@ enum State {
 
 struct Connection {
     fd: Fd,
+    /// Socket to the server, if the connection is encrypted.
+    wire: Option<Wire>,
     decoder: ReplyDecoder,
     /// Receive buffer; `None` while the I/O ring receives into it.
     rx: Option<RxBuf>,
@@ -453,14 +465,14 @@ impl Driver for NbdBacking {
     fn close(&mut self, ring: &mut Ring) {
         self.state = match std::mem::replace(&mut self.state, State::Closed) {
             State::Connected(connection) => {
-                let Connection { fd, gather, .. } = *connection;
+                let Connection { fd, wire, gather, .. } = *connection;
                 let is_idle = gather.is_some() && self.jobs.is_empty();
                 if is_idle {
                     connect::end_politely(ring.borrow(fd));
                 }
                 ring.shutdown(fd);
                 if !is_idle {
-                    connect::drop_unsent(ring.borrow(fd));
+                    connect::cut(ring.borrow(fd), wire.as_ref());
                 }
                 State::Closing(Some(fd))
             }

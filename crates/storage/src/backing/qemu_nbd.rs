@@ -119,7 +119,7 @@ pub(super) fn open(
 }
 
 fn uri_of(server: &Server) -> NbdUri {
-    NbdUri { address: Address::Unix { path: server.socket() }, export: String::new() }
+    NbdUri::new(Address::Unix { path: server.socket() }, "")
 }
 
 /// Returns the function to call before connecting again, because the child may have ended.

@@ -77,7 +77,7 @@ impl std::fmt::Debug for RemoteFlash {
 }
 
 fn uri(socket: &Path) -> NbdUri {
-    NbdUri { address: Address::Unix { path: socket.to_owned() }, export: REMOTE_EXPORT.to_owned() }
+    NbdUri::new(Address::Unix { path: socket.to_owned() }, REMOTE_EXPORT)
 }
 
 impl RemoteFile {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -11,6 +11,10 @@ use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
 
+use super::relay;
+use super::socket::{LATE, Socket, in_time};
+use super::tls::Session;
+
 /// Idle time after which TCP keepalive probes a connection.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
@@ -18,33 +22,61 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) socket: OwnedFd,
+    pub(crate) wire: Option<Wire>,
     pub(crate) negotiated: Negotiated,
+}
+
+/// The socket to the server, if a thread encrypts the connection.
+#[derive(Debug)]
+pub(crate) struct Wire(OwnedFd);
+
+impl Wire {
+    pub(super) fn new(session: &Session) -> io::Result<Wire> {
+        session.as_fd().try_clone_to_owned().map(Wire)
+    }
+
+    /// Ends the connection to the server at once. Nothing more of it is sent.
+    pub(super) fn cut(&self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+        drop_unsent(self.0.as_fd());
+    }
 }
 
 /// Connects to the server of `uri`, within `limit`. If the server's host leaves data unconfirmed
 /// for `silence_max`, the kernel closes the connection. The error is a sentence for users.
 pub(crate) fn connect(uri: &NbdUri, limit: Duration, silence_max: Duration) -> Result<Link, String> {
     let deadline = Instant::now() + limit;
-    match &uri.address {
-        Address::Unix { path } => {
-            let stream = UnixStream::connect(path).map_err(|error| error.to_string())?;
-            let set = |stream: &UnixStream, limit| {
-                stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
-            };
-            let negotiated = negotiate(&stream, uri, deadline, &|limit| set(&stream, limit))?;
-            Ok(Link { socket: stream.into(), negotiated })
-        }
+    let mut socket = match &uri.address {
+        Address::Unix { path } => Socket::Unix(UnixStream::connect(path).map_err(|error| error.to_string())?),
         Address::Tcp { host, port } => {
             let stream = connect_tcp(host, *port, deadline)?;
-            let cannot = |error: io::Error| format!("the socket cannot be set up: {error}");
-            forget_at_end(&stream, silence_max).map_err(cannot)?;
-            let set = |stream: &TcpStream, limit| {
-                stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
-            };
-            let negotiated = negotiate(&stream, uri, deadline, &|limit| set(&stream, limit))?;
-            Ok(Link { socket: stream.into(), negotiated })
+            forget_at_end(&stream, silence_max)
+                .map_err(|error| format!("the socket cannot be set up: {error}"))?;
+            Socket::Tcp(stream)
         }
-    }
+    };
+    let goal = Goal::Connect(uri.export.clone());
+    let Some(tls) = &uri.tls else {
+        let negotiated = match negotiate(&mut Handshake::new(goal), &mut socket, deadline)? {
+            Agreed::Connected(negotiated) => negotiated,
+            Agreed::StartTls => return Err("the server started TLS without a request".to_owned()),
+        };
+        socket.wait_forever()?;
+        return Ok(Link { socket: socket.into(), wire: None, negotiated });
+    };
+    let mut handshake = Handshake::with_tls(goal);
+    let Agreed::StartTls = negotiate(&mut handshake, &mut socket, deadline)? else {
+        return Err("the server did not start TLS".to_owned());
+    };
+    let mut session = Session::start(socket, uri, tls, deadline)?;
+    let Agreed::Connected(negotiated) = negotiate(&mut handshake.inside_tls(), &mut session, deadline)?
+    else {
+        return Err("the server started TLS inside TLS".to_owned());
+    };
+    let cannot = |error: io::Error| format!("TLS cannot be set up: {error}");
+    let wire = Wire::new(&session).map_err(cannot)?;
+    let socket = relay::start(session).map_err(cannot)?;
+    Ok(Link { socket: socket.into(), wire: Some(wire), negotiated })
 }
 
 /// Connects to the first of the host's addresses that accepts.
@@ -54,7 +86,7 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
     for address in addresses {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("it does not answer in time".into());
+            return Err(LATE.to_owned());
         }
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
@@ -98,45 +130,51 @@ pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &request::disconnect(), flags);
 }
 
+/// Ends the connection at once: no request of it reaches the server later.
+pub(super) fn cut(socket: BorrowedFd<'_>, wire: Option<&Wire>) {
+    match wire {
+        Some(wire) => wire.cut(),
+        None => drop_unsent(socket),
+    }
+}
+
 /// Makes the kernel drop a connection's unsent data now. Closing may take longer, because older
 /// kernels keep an I/O ring's sockets until earlier I/O of the I/O ring has ended. The connection
 /// is shut down already, and no request waits for it. Only TCP sockets deliver data late.
-pub(super) fn drop_unsent(socket: BorrowedFd<'_>) {
+fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }
 
-/// Negotiates until the server agrees or refuses. `set_timeout` sets the timeout of both directions
-/// of `stream`.
-fn negotiate<S>(
-    stream: &S,
-    uri: &NbdUri,
+/// What a server has agreed to.
+enum Agreed {
+    /// The connection is ready for requests.
+    Connected(Negotiated),
+    /// The TLS handshake is next.
+    StartTls,
+}
+
+/// Negotiates until the server agrees or refuses.
+fn negotiate(
+    handshake: &mut Handshake,
+    stream: &mut impl Stream,
     deadline: Instant,
-    set_timeout: &dyn Fn(Option<Duration>) -> io::Result<()>,
-) -> Result<Negotiated, String>
-where
-    for<'a> &'a S: Read + Write,
-{
-    let mut stream = stream;
-    let mut handshake = Handshake::new(Goal::Connect(uri.export.clone()));
+) -> Result<Agreed, String> {
     let mut input = vec![0; 4096];
     let (mut from, mut to) = (0, 0);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err("it does not answer in time".into());
-        }
-        set_timeout(Some(left)).map_err(|error| error.to_string())?;
+        stream.socket().wait_until(deadline)?;
         while let Some(bytes) = handshake.poll_output() {
-            stream.write_all(&bytes).map_err(|error| in_time(&error))?;
+            stream.write_all(&bytes).and_then(|()| stream.flush()).map_err(|error| in_time(&error))?;
         }
         match handshake.poll_outcome() {
             Some(HandshakeOutcome::Connected(_)) if from < to => {
                 return Err("the server sent replies before the first request".into());
             }
-            Some(HandshakeOutcome::Connected(negotiated)) => {
-                set_timeout(None).map_err(|error| error.to_string())?;
-                return Ok(negotiated);
+            Some(HandshakeOutcome::StartTls) if from < to => {
+                return Err("the server sent data before the TLS handshake".into());
             }
+            Some(HandshakeOutcome::Connected(negotiated)) => return Ok(Agreed::Connected(negotiated)),
+            Some(HandshakeOutcome::StartTls) => return Ok(Agreed::StartTls),
             Some(HandshakeOutcome::Failed(error)) => return Err(error.to_string()),
             Some(HandshakeOutcome::Listed(_)) => {
                 return Err("the server listed its exports without a request".into());
@@ -160,10 +198,21 @@ where
     }
 }
 
-fn in_time(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not answer in time".into(),
-        _ => error.to_string(),
+/// A stream to the server, encrypted or not.
+trait Stream: Read + Write {
+    /// The socket below the stream.
+    fn socket(&self) -> &Socket;
+}
+
+impl Stream for Socket {
+    fn socket(&self) -> &Socket {
+        self
+    }
+}
+
+impl Stream for Session {
+    fn socket(&self) -> &Socket {
+        Session::socket(self)
     }
 }
 
@@ -207,8 +256,6 @@ impl Attempt {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     #[test]

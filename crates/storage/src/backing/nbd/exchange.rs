@@ -35,7 +35,7 @@ impl NbdBacking {
         self.operations = 1;
         ring.recv(self.tokens().token(RECEIVE), fd, RxBuf::new(RX_BYTES));
         let gather = Some(Gather::default());
-        let connection = Connection { fd, decoder, rx: None, gather, place, shutdown: None };
+        let connection = Connection { fd, wire: link.wire, decoder, rx: None, gather, place, shutdown: None };
         self.state = State::Connected(Box::new(connection));
         self.send(ring);
     }

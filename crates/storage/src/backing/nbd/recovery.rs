@@ -21,7 +21,7 @@ impl NbdBacking {
         }
         let fd = connection.fd;
         ring.shutdown(fd);
-        connect::drop_unsent(ring.borrow(fd));
+        connect::cut(ring.borrow(fd), connection.wire.as_ref());
         self.begin_outage(ring, now, fd, why);
     }
 

@@ -1,0 +1,99 @@
+//! The socket to an NBD server before the I/O ring uses it: TCP or Unix, blocking or not.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Sets the timeout of reads and writes to the time until `deadline`.
+    pub(super) fn wait_until(&self, deadline: Instant) -> Result<(), String> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(LATE.to_owned());
+        }
+        self.set_timeout(Some(left)).map_err(|error| error.to_string())
+    }
+
+    /// Makes reads and writes wait without limit.
+    pub(super) fn wait_forever(&self) -> Result<(), String> {
+        self.set_timeout(None).map_err(|error| error.to_string())
+    }
+
+    fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => {
+                stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
+            }
+            Socket::Unix(stream) => {
+                stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit))
+            }
+        }
+    }
+
+    pub(super) fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.set_nonblocking(true),
+            Socket::Unix(stream) => stream.set_nonblocking(true),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.read(into),
+            Socket::Unix(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.write(bytes),
+            Socket::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> OwnedFd {
+        match socket {
+            Socket::Tcp(stream) => stream.into(),
+            Socket::Unix(stream) => stream.into(),
+        }
+    }
+}
+
+/// Message for a server that does not answer before the deadline.
+pub(super) const LATE: &str = "it does not answer in time";
+
+/// Returns the message for a read or write that failed.
+pub(super) fn in_time(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LATE.to_owned(),
+        _ => error.to_string(),
+    }
+}
