@@ -25,6 +25,18 @@ pub const DIRECTORY_VARIABLE: &str = "HOB_CRASH_LOG_DIR";
 
 const DIRECTORY_DEFAULT: &str = "/dev/shm";
 
+/// Environment variable that replaces the kernel's boot id. Tests that simulate a power cut set it.
+pub const BOOT_VARIABLE: &str = "HOB_BOOT_ID";
+
+const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Returns the id of the kernel's current boot, a UUID. Files of crash logs that were there earlier
+/// in the same boot must still be there. `None` if the kernel does not tell the id.
+pub fn boot_id() -> Option<u128> {
+    let text = std::env::var(BOOT_VARIABLE).or_else(|_| std::fs::read_to_string(BOOT_FILE)).ok()?;
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
+}
+
 /// The mapped file of one cache.
 #[derive(Debug)]
 pub struct CrashLogFile {
@@ -106,9 +118,7 @@ pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
         Ok(_) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(
-                "cannot read a crash log: {error}; writes that were not flushed before hob was killed are lost"
-            );
+            tracing::warn!("cannot read a crash log: {error}");
             None
         }
     }
@@ -159,6 +169,12 @@ mod tests {
         assert_eq!(read(&cache).unwrap()[CRASH_LOG_BYTES - 4..], *b"last");
         log.remove();
         assert_eq!(read(&cache), None);
+    }
+
+    #[test]
+    fn the_kernel_has_a_boot_id() {
+        assert!(boot_id().is_some_and(|id| id > 0));
+        assert_eq!(boot_id(), boot_id());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::api_error::{ApiError, ErrorKind};
 use crate::services::flash::RingCopies;
 use crate::services::registry::COPYING;
 use crate::services::registry::Inner;
-use crate::state::{CacheSpec, JournalSpec};
+use crate::state::{BootId, CacheSpec, JournalSpec};
 
 impl Pools {
     /// Allocates the next journal ring of a disk for a cache of `data_segments`. Returns `None` for
@@ -36,6 +36,7 @@ impl Pools {
             };
             // A ring number is never reused, so it is saved before its use.
             journal.ring += 1;
+            journal.note_use(BootId::current());
             (flash, spec.pool.clone(), *journal, disk.identity, ring_places(spec.copies), segments, avoid)
         };
         self.registry.save_first().await?;
