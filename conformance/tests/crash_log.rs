@@ -119,8 +119,12 @@ fn a_lost_or_damaged_crash_log_fails_the_next_flush() {
         let id = shown.split("task ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
         daemon.ctl(&["tasks", "acknowledge", id]);
         drop(guest);
+        let log = stage.crash_log();
         if name == "writable for others" {
-            std::fs::remove_file(stage.crash_log()).unwrap();
+            assert!(health(&daemon).contains("crash-log-missing"), "{}", health(&daemon));
+            std::fs::remove_file(log).unwrap();
+        } else {
+            assert!(!health(&daemon).contains("crash"), "{name}: {}", health(&daemon));
         }
         daemon.stop();
     }
@@ -172,5 +176,19 @@ fn a_lost_crash_log_is_reported_after_a_second_kill() {
     guest.flush().expect("the guest was told");
     drop(guest);
     stage.connect().flush().expect("the guest was told");
+    daemon.stop();
+}
+
+#[test]
+fn health_shows_a_crash_log_that_disappears() {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    drop(stage.connect());
+    assert!(!health(&daemon).contains("crash-log-missing"), "{}", health(&daemon));
+    std::fs::remove_file(stage.crash_log()).unwrap();
+    let shown = health(&daemon);
+    assert!(shown.contains("crash-log-missing") && shown.contains("was removed"), "{shown}");
+    daemon.ctl(&["cache", "set", "vm", "--mode", "write-through"]);
+    assert!(!health(&daemon).contains("crash-log-missing"), "write-through needs none: {}", health(&daemon));
     daemon.stop();
 }
