@@ -192,3 +192,34 @@ fn health_shows_a_crash_log_that_disappears() {
     assert!(!health(&daemon).contains("crash-log-missing"), "write-through needs none: {}", health(&daemon));
     daemon.stop();
 }
+
+#[test]
+fn a_discarded_cache_leaves_no_crash_log() {
+    let stage = Stage::new();
+    for command in [&["cache", "discard-dirty", "vm"][..], &["disk", "remove", "vm", "--discard-dirty"][..]] {
+        stage.kill_with_unflushed_write(stage.start(), 7);
+        let log = stage.crash_log();
+        let (disk, away) = (stage.scratch.path("disk.img"), stage.scratch.path("away"));
+        std::fs::rename(&disk, &away).unwrap();
+        let daemon = stage.start();
+        daemon.ctl(&[command, &["--yes"]].concat());
+        assert!(!log.exists(), "{command:?} leaves the log of the cache that it discards");
+        std::fs::rename(&away, &disk).unwrap();
+        daemon.stop();
+    }
+    // The disk was removed, so its next cache belongs to no disk.
+    let stage = Stage::new();
+    stage.kill_with_unflushed_write(stage.start(), 7);
+    let log = stage.crash_log();
+    std::fs::remove_dir_all(stage.scratch.path("state")).unwrap();
+    let config = std::fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let without_disk = config.split("[[disk]]").next().unwrap();
+    std::fs::write(stage.scratch.path("hob.toml"), without_disk).unwrap();
+    let daemon = stage.start();
+    let pool: serde_json::Value =
+        serde_json::from_str(&daemon.ctl(&["pool", "show", "pool", "-o", "json"])).unwrap();
+    let owner = pool["orphans"][0]["owner"].as_str().expect("an orphan");
+    daemon.ctl(&["pool", "discard-orphan", "pool", owner, "--yes"]);
+    assert!(!log.exists(), "the log of the orphan is left");
+    daemon.stop();
+}

@@ -164,6 +164,17 @@ impl CrashLogFile {
     }
 }
 
+/// Removes the crash log of a cache that was discarded while no process used it, if there is one.
+pub fn remove(cache: &[u8; 16]) {
+    let path = path_of(cache);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("cannot remove the crash log of a discarded cache: {}: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
 /// Returns the crash log of a cache; `None` if there is none.
 pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
     let path = path_of(cache);

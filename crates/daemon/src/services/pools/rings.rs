@@ -3,6 +3,7 @@
 use hob_control::Size;
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
 use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
+use hob_storage::crash_log;
 use hob_storage::pool::OwnerId;
 
 use super::Pools;
@@ -177,6 +178,7 @@ impl Inner {
     }
 }
 
+/// Frees all segments of a persistent cache that no disk uses, and removes its crash log.
 pub(in crate::services) async fn release_owner(
     flash: &crate::services::flash::Flash,
     journal: JournalSpec,
@@ -185,6 +187,7 @@ pub(in crate::services) async fn release_owner(
     if !segments.is_empty() {
         flash.release(segments).await?;
     }
+    crash_log::remove(&journal.owner.0.to_le_bytes());
     Ok(())
 }
 
