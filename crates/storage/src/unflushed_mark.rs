@@ -2,9 +2,10 @@
 //! knows what a kill lost.
 //!
 //! Each such disk has a file in the [directory of the crash logs](crate::crash_log). Its only byte is
-//! the number of guests whose acknowledged changes would be lost. The shard writes it before it
-//! acknowledges a change. A restart of the host removes the file, and ends the guests too, so nobody
-//! needs a report then. A disk that is closed cleanly has no file.
+//! the number of guests whose acknowledged changes would be lost, or that have not received a report
+//! of an earlier loss. So `hob serve`, which saves no state, keeps a report when it is killed again.
+//! The shard writes the byte before it acknowledges a change. A restart of the host removes the file,
+//! and ends the guests too, so nobody needs a report then. A disk that is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -60,7 +61,8 @@ impl UnflushedMark {
         &self.file
     }
 
-    /// Records the number of guests whose acknowledged changes are not flushed.
+    /// Records the number of guests whose acknowledged changes are not flushed, or that have not
+    /// received a report of a loss.
     pub fn set(&mut self, guests: u32) {
         let guests = u8::try_from(guests).unwrap_or(u8::MAX);
         if guests != self.guests {
@@ -78,7 +80,7 @@ impl UnflushedMark {
         }
     }
 
-    /// Returns true if a guest's acknowledged changes are not flushed.
+    /// Returns true if the mark counts a guest.
     pub fn has_guests(&self) -> bool {
         self.guests > 0
     }
