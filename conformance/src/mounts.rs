@@ -45,6 +45,20 @@ impl Loop {
         Self { device: tool.limit(MOUNT_MAX).run().trim().to_owned() }
     }
 
+    /// Detaches the device from its file. While a program has it open, the device works until the
+    /// program closes it.
+    #[track_caller]
+    pub fn detach(&self) {
+        Tool::new("losetup").args(["--detach", &self.device]).limit(MOUNT_MAX).run();
+    }
+
+    /// Attaches a detached device to `file` again.
+    #[track_caller]
+    pub fn attach(&self, file: &Path, direct: bool) {
+        let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
+        Tool::new("losetup").args([direct, &self.device]).arg(file).limit(MOUNT_MAX).run();
+    }
+
     /// Returns its path, `/dev/loop…`.
     #[must_use]
     pub fn device(&self) -> &str {

@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
-use conformance::nbd_client::Client;
+use conformance::nbd_client::{CMD_WRITE, Client};
 use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_until};
 use conformance::store::ONE_BY_ONE;
-use conformance::{Authority, Etcd, Host, MIB, Plan, Scratch, Side, Store, Tool};
+use conformance::{Authority, Etcd, Freezer, Host, MIB, Plan, Scratch, Side, Store, Tool};
 use rustix::process::Signal;
 
 /// The shortest valid lease, so that tests are short.
@@ -220,6 +220,50 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
     b.ctl(&["disk", "remove", "vm1"]);
     a.wait_until_serving("vm1", FAIL_OVER_MAX);
     assert_eq!(number_in(&a.connect("vm1").read(5 * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+}
+
+/// The freezer stops every thread of the old owner at once, at any point of its writes. After the
+/// takeover, nothing that it still has may reach the backing.
+#[test]
+fn a_host_that_was_frozen_past_its_lease_writes_nothing_to_the_backing_when_it_thaws() {
+    const BLOCKS: u64 = 64;
+    let (_etcd, shared, a, b) = two_hosts(1, THROUGH);
+    let freezer = Freezer::of(a.daemon().process.pid());
+    let guests: Vec<Guest> = (0..4).map(|at| Guest::start(a.connect("vm1"), BLOCKS + at, 1)).collect();
+    let writes_on = || guests.iter().all(|guest| guest.acknowledged() > 20);
+    wait_until("the guests to write", FAIL_OVER_MAX, writes_on);
+    // The host has requests in flight in every state, and requests that it has not read yet.
+    let mut burst = a.connect("vm1");
+    for block in (0..BLOCKS).chain(0..BLOCKS) {
+        burst.send(0, CMD_WRITE, block * BLOCK, BLOCK as u32, &filled(7)).expect("room in the socket");
+    }
+    freezer.freeze();
+    b.wait_until_serving("vm1", FAIL_OVER_MAX);
+    let mut client = b.connect("vm1");
+    for (guest, block) in guests.iter().zip(BLOCKS..) {
+        let found = number_in(&client.read(block * BLOCK, BLOCK as u32).unwrap());
+        let acknowledged = guest.acknowledged();
+        assert!(found == acknowledged || found == acknowledged + 1, "{found} and {acknowledged}");
+    }
+    let all = BLOCKS + guests.len() as u64;
+    (0..all).for_each(|block| client.write(block * BLOCK, &filled(1 << 40)).unwrap());
+    client.flush().unwrap();
+    let thawed = Instant::now();
+    freezer.thaw();
+    wait_until("host-a to know", FAIL_OVER_MAX, || !a.serves("vm1"));
+    std::thread::sleep(Duration::from_secs(2));
+    for guest in guests {
+        assert_eq!(guest.acknowledged_after(thawed), [0; 0], "it acknowledged what it must not");
+        guest.end();
+    }
+    for block in 0..all {
+        assert_eq!(
+            number_in(&shared.block(block)),
+            1 << 40,
+            "block {block}: a write of the old owner arrived"
+        );
+        assert_eq!(number_in(&client.read(block * BLOCK, BLOCK as u32).unwrap()), 1 << 40);
+    }
 }
 
 #[test]

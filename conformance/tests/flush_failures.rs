@@ -17,6 +17,18 @@ struct Stage {
 }
 
 impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
+        let config = format!(
+            "{}[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
+            scratch.daemon_config(),
+            scratch.text("backing.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        Stage { scratch }
+    }
+
     fn nbdkit(&self) -> Process {
         let socket = self.scratch.path("backing.sock");
         let _ = std::fs::remove_file(&socket);
@@ -48,17 +60,7 @@ impl Stage {
 
 #[test]
 fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
-    let stage = Stage { scratch: Scratch::new() };
-    noise_file(&stage.scratch.path("disk.img"), 8 * MIB, 1);
-    let config = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
-         [[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-        stage.scratch.text("state"),
-        stage.scratch.text("nbd.sock"),
-        stage.scratch.text("ctl.sock"),
-        stage.scratch.text("backing.sock"),
-    );
-    std::fs::write(stage.scratch.path("hob.toml"), config).unwrap();
+    let stage = Stage::new();
     let mut backing = stage.nbdkit();
     let mut daemon = stage.start();
     for kill in [false, true] {
@@ -84,4 +86,23 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
         wait_until("the end of the debt", WAIT_MAX, || stage.owed() == 0);
     }
     daemon.stop();
+}
+
+/// A disk that is removed takes the report with it, so the operator is told.
+#[test]
+fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
+    let stage = Stage::new();
+    let mut backing = stage.nbdkit();
+    let daemon = stage.start();
+    let mut guest = stage.connect();
+    guest.flush().expect("nothing was lost");
+    guest.write(MIB, &[7; 4096]).unwrap();
+    backing.kill();
+    wait_until("the loss in the state", WAIT_MAX, || stage.owed() == 1);
+    let _backing = stage.nbdkit();
+    drop(guest);
+    let removed = daemon.try_ctl(&["disk", "remove", "vm"]);
+    assert!(removed.success(), "{}", removed.all());
+    assert!(removed.all().contains("acknowledged writes may be lost"), "{}", removed.all());
+    assert!(daemon.stop().stderr.contains("acknowledged writes may be lost"), "the log has it too");
 }

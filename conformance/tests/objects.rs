@@ -124,6 +124,12 @@ fn a_kill_is_reported_by_one_failed_flush() {
     assert_eq!(flushes(&mut hob.connect()), [true, true], "the write is in the cache");
     assert_eq!(hob.connect().read(0, 4096).unwrap(), [3; 4096]);
     hob.stop();
+
+    // The second kill comes before a guest has received the report.
+    killed(false, &mut |client| client.write(0, &[4; 4096]).unwrap()).kill();
+    let hob = Serve::disk(&spec).start(&scratch);
+    assert_eq!(flushes(&mut hob.connect()), [false, true], "the report survives the second kill");
+    hob.stop();
 }
 
 /// A second hob is refused, and also an operator's command to take the disk from a running hob of

@@ -18,8 +18,15 @@ fn start(scratch: &Scratch) -> Daemon {
 
 /// Returns the status and the body of a request to the control API.
 fn api(scratch: &Scratch, method: &str, path: &str) -> String {
+    api_with(scratch, method, path, "")
+}
+
+/// Sends a request with a body in JSON, like `api`.
+fn api_with(scratch: &Scratch, method: &str, path: &str, body: &str) -> String {
     let mut stream = UnixStream::connect(scratch.path("ctl.sock")).unwrap();
-    let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let about = format!("Content-Type: application/json\r\nContent-Length: {}", body.len());
+    let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{about}");
+    let request = format!("{head}\r\n\r\n{body}");
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -104,5 +111,44 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
     assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1, "nothing was changed");
     std::fs::rename(scratch.path("away"), &two).unwrap();
+    daemon.stop();
+}
+
+/// `--force` accepts other data on a device, but dirty data of another pool only with `--yes`.
+#[test]
+fn dirty_data_of_another_pool_is_overwritten_only_with_yes() {
+    let scratch = Scratch::new();
+    prepare(&scratch).stop();
+    std::fs::remove_dir_all(scratch.path("state")).unwrap();
+    let daemon = start(&scratch);
+    let devices = [scratch.text("flash1"), scratch.text("flash2")];
+    let create = ["pool", "create", "new", &devices[0], &devices[1], "--segment-size", "1M", "--force"];
+    let refused = daemon.try_ctl(&create);
+    assert!(!refused.success() && refused.stderr.contains("1 MiB of dirty data"), "{}", refused.all());
+    assert!(refused.stderr.contains("--yes"), "{}", refused.all());
+    let rehearsed = daemon.try_ctl(&[&create[..], &["--dry-run", "--yes"]].concat());
+    assert!(rehearsed.success() && rehearsed.stderr.contains("1 MiB of dirty data"), "{}", rehearsed.all());
+    assert_eq!(daemon.ctl(&["pool", "list", "-o", "json"]).trim(), "[]", "nothing was changed");
+
+    daemon.ctl(&[
+        "pool",
+        "create",
+        "other",
+        &scratch.text("flash3"),
+        "--size",
+        "32M",
+        "--segment-size",
+        "1M",
+    ]);
+    for device in &devices {
+        let add = ["pool", "add-device", "other", device, "--force"];
+        let refused = daemon.try_ctl(&add);
+        assert!(!refused.success() && refused.stderr.contains("dirty data"), "{}", refused.all());
+    }
+    let body = format!("{{\"path\":{:?},\"force\":true}}", devices[0]);
+    let answer = api_with(&scratch, "POST", "/v1/pools/other/devices", &body);
+    assert!(answer.starts_with("HTTP/1.1 409") && answer.contains("discard_dirty=true"), "{answer}");
+
+    daemon.ctl(&[&create[..], &["--yes"]].concat());
     daemon.stop();
 }

@@ -28,6 +28,8 @@ pub struct Daemon {
     program: PathBuf,
     dir: PathBuf,
     child: Option<Child>,
+    /// Boot id of the simulated host, which a power cut changes.
+    boot: u32,
 }
 
 /// How an upgrade of the running daemon ended.
@@ -44,7 +46,7 @@ impl Daemon {
     /// log are in `dir`.
     #[must_use]
     pub fn new(program: &Path, dir: &Path) -> Self {
-        Self { program: program.to_owned(), dir: dir.to_owned(), child: None }
+        Self { program: program.to_owned(), dir: dir.to_owned(), child: None, boot: 1 }
     }
 
     /// Returns the path of the daemon's NBD socket.
@@ -66,7 +68,8 @@ impl Daemon {
     }
 
     /// Loses the crash logs, as a power cut does.
-    pub fn lose_crash_logs(&self) {
+    pub fn lose_crash_logs(&mut self) {
+        self.boot += 1;
         let _ = std::fs::remove_dir_all(self.crash_logs());
     }
 
@@ -127,6 +130,7 @@ impl Daemon {
             .args(["daemon", "--log", "info", "--config"])
             .arg(self.dir.join("hob.toml"))
             .env("HOB_CRASH_LOG_DIR", self.crash_logs())
+            .env("HOB_BOOT_ID", format!("{:032x}", self.boot))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

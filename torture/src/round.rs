@@ -9,9 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use conformance::Loop;
 use conformance::data::Noise;
 use conformance::nbd_client::{Address, CMD_FLUSH, Client};
+use conformance::{Loop, Tool, Unmount};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -30,6 +30,12 @@ use crate::stamp::{Origin, UNIT};
 
 /// Maximum time for guests to finish without faults.
 const FINISH_MAX: Duration = Duration::from_secs(120);
+
+/// Size of the file system of the state directory, bytes.
+const STATE_BYTES: u64 = 1 << 20;
+
+/// Maximum time for which changes wait for a new journal.
+const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Size of a pool device and of a cache.
 const CACHE: &str = "8M";
@@ -125,6 +131,8 @@ struct Round<'a> {
     noise: Noise,
     /// File system of the pool devices, if it is the test file system.
     flash: Option<Files>,
+    /// Mount of the daemon's state directory.
+    _state: Unmount,
 }
 
 /// Runs a round in the empty directory `dir`. Violations go to the journal.
@@ -189,13 +197,24 @@ impl<'a> Round<'a> {
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
         let daemon = Daemon::new(&run.hob, dir);
-        std::fs::create_dir(dir.join("state"))?;
+        let state = mount_state(&dir.join("state"))?;
         let flash =
             plan.volatile_pool.then(|| Files::mount(&dir.join("flash"), plan.seed ^ 0xf1a5)).transpose()?;
         std::fs::create_dir_all(dir.join("flash"))?;
         std::fs::write(dir.join("hob.toml"), config(plan, dir, &daemon, &disks))?;
         let (life, noise) = (Arc::new(AtomicU64::new(0)), Noise::new(plan.seed ^ 0xfa17));
-        Ok(Self { run, plan, dir: dir.to_owned(), daemon, disks, threads: Vec::new(), life, noise, flash })
+        Ok(Self {
+            run,
+            plan,
+            dir: dir.to_owned(),
+            daemon,
+            disks,
+            threads: Vec::new(),
+            life,
+            noise,
+            flash,
+            _state: state,
+        })
     }
 
     fn live(&mut self, totals: &mut Totals) -> Result<()> {
@@ -346,10 +365,12 @@ impl<'a> Round<'a> {
                 }
                 true
             }
-            Fault::FlashSlow { .. } | Fault::FlashHang { .. } => {
+            Fault::FlashSlow { .. } | Fault::FlashHang { .. } | Fault::FlashErrors { .. } => {
                 self.trouble_flash(fault);
                 true
             }
+            Fault::StateFull { time, kill } => self.fill_state(time, kill),
+            Fault::LoopDetached { disk, away } => self.detach_loop(disk, away),
             Fault::Flood { disk } => {
                 self.flood(disk);
                 true
@@ -419,8 +440,50 @@ impl<'a> Round<'a> {
             Fault::FlashHang { device, time } => {
                 files.get(device).inspect(|file| file.behaviour().hang(time));
             }
+            Fault::FlashErrors { device, operation, error, time } => {
+                // Changes wait for a new journal, half a minute at most.
+                self.guests().for_each(|guest| guest.excuse(time + JOURNAL_WAIT_MAX));
+                let failing = Failing { operation, range: 0..u64::MAX, error, until: Instant::now() + time };
+                files.get(device).inspect(|file| file.behaviour().fail(failing));
+            }
             _ => unreachable!("not a fault of flash"),
         }
+    }
+
+    /// Fills the file system of the state directory for a while. A daemon that starts meanwhile
+    /// serves no disk whose cache needs a new journal.
+    fn fill_state(&mut self, time: Duration, kill: bool) -> bool {
+        self.guests().for_each(|guest| guest.excuse(time));
+        let filler = self.dir.join("state/filler");
+        // The write fails when the file system is full.
+        let _ = std::fs::write(&filler, vec![0; 2 * STATE_BYTES as usize]);
+        let goes_on = if kill {
+            self.kill_daemon();
+            self.start_daemon()
+        } else {
+            true
+        };
+        std::thread::sleep(time);
+        let removed = std::fs::remove_file(&filler);
+        removed.expect("the filler is there");
+        goes_on
+    }
+
+    /// Detaches the loop device of a backing while the daemon uses it. The kernel removes the device
+    /// when the killed daemon has closed it, and the next daemon does not find it for a while.
+    fn detach_loop(&mut self, disk: usize, away: Duration) -> bool {
+        self.excuse(disk, away);
+        let Backing::Volatile(Some(device), ..) = &self.disks[disk].backing else {
+            unreachable!("the plan gives this fault to loop devices")
+        };
+        device.detach();
+        self.kill_daemon();
+        let goes_on = self.start_daemon();
+        std::thread::sleep(away);
+        if let Backing::Volatile(Some(device), _, files) = &self.disks[disk].backing {
+            device.attach(&files.path("disk"), true);
+        }
+        goes_on
     }
 
     /// Simulates a power cut of the host: the daemon is killed, and files of the test file system
@@ -679,6 +742,15 @@ impl<'a> Round<'a> {
             }
         }
     }
+}
+
+/// Creates the state directory on a small file system of its own, so that it can be filled.
+fn mount_state(state: &Path) -> Result<Unmount> {
+    std::fs::create_dir(state)?;
+    let options = format!("size={STATE_BYTES},mode=700");
+    let mount = Tool::new("mount").args(["-t", "tmpfs", "-o", &options, "torture-state"]).arg(state).output();
+    anyhow::ensure!(mount.success(), "mount the state directory: {}", mount.all());
+    Ok(Unmount::at(state))
 }
 
 fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {

@@ -242,6 +242,32 @@ pub enum Fault {
         /// Duration of the fault.
         time: Duration,
     },
+    /// A flash device fails writes or flushes for a while, and loses no data.
+    FlashErrors {
+        /// Number of the flash device.
+        device: usize,
+        /// Operation of the failing requests.
+        operation: Operation,
+        /// NBD error number of the reply.
+        error: u32,
+        /// Duration of the fault.
+        time: Duration,
+    },
+    /// The file system of `state_dir` is full for a while.
+    StateFull {
+        /// Duration of the fault.
+        time: Duration,
+        /// True if the daemon is killed and started meanwhile.
+        kill: bool,
+    },
+    /// The loop device of a backing is detached. It disappears when the daemon is killed, and is
+    /// attached again later.
+    LoopDetached {
+        /// Number of the disk.
+        disk: usize,
+        /// Time during which the device is missing while the daemon runs.
+        away: Duration,
+    },
     /// A flash device is removed from the pool and added again.
     FlashRemoved {
         /// Number of the flash device.
@@ -332,6 +358,12 @@ impl Filter {
     }
 }
 
+/// Seed of the separate random numbers of [`Fault::draw_later`].
+const LATER_SALT: u64 = 0x6c61_7465;
+
+/// One of this many changes of a cache is another fault instead ([`Fault::draw_later`]).
+const LATER_ONE_IN: u64 = 3;
+
 /// Maximum number of random draws until a selected fault is found.
 const DRAWS: usize = 1000;
 
@@ -359,6 +391,16 @@ impl Plan {
             }
             let mut drawn = (0..DRAWS).map(|_| Fault::draw(&mut noise, &disks, volatile_pool));
             faults.extend(drawn.find(|fault| filter.takes(fault.name())).map(|fault| (pause, fault)));
+        }
+        // Separate random numbers, so that these faults do not change the other choices of a seed.
+        let mut later = Noise::new(seed ^ LATER_SALT);
+        for (_, fault) in &mut faults {
+            if matches!(fault, Fault::Change { .. }) && later.below(LATER_ONE_IN) == 0 {
+                let drawn = Fault::draw_later(&mut later, &disks, volatile_pool);
+                if let Some(drawn) = drawn.filter(|drawn| filter.takes(drawn.name())) {
+                    *fault = drawn;
+                }
+            }
         }
         let shards = 1 + noise.below(2);
         let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
@@ -477,6 +519,25 @@ impl Fault {
         }
     }
 
+    /// Draws one of the faults that take the place of some changes of caches. `None` if the round
+    /// cannot have the fault.
+    fn draw_later(noise: &mut Noise, disks: &[DiskPlan], volatile_pool: bool) -> Option<Self> {
+        let time = ms(noise, 300, 3000);
+        match noise.below(3) {
+            0 if volatile_pool => Some(Fault::FlashErrors {
+                device: noise.below(2) as usize,
+                operation: pick(noise, &[Operation::Write, Operation::Flush]),
+                error: pick(noise, &[5, 28]),
+                time,
+            }),
+            1 => Some(Fault::StateFull { time, kill: noise.below(2) == 0 }),
+            _ => {
+                let disk = disks.iter().position(|disk| disk.backing == BackingKind::Loop)?;
+                Some(Fault::LoopDetached { disk, away: time })
+            }
+        }
+    }
+
     /// Returns the name of the fault in the report.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -500,6 +561,9 @@ impl Fault {
             Fault::Interruptions => "daemon interrupted",
             Fault::FlashSlow { .. } => "flash is slow",
             Fault::FlashHang { .. } => "flash hangs",
+            Fault::FlashErrors { .. } => "flash errors",
+            Fault::StateFull { .. } => "state directory is full",
+            Fault::LoopDetached { .. } => "loop device detached",
             Fault::FlashRemoved { .. } => "flash device removed and returned",
             Fault::Change { change, .. } => change.name(),
             Fault::ChangeOffline { .. } => "backing changed while hob is down",
@@ -569,7 +633,7 @@ mod tests {
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 28, "{names:?}");
+        assert_eq!(names.len(), 31, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }

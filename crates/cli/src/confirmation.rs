@@ -128,6 +128,22 @@ impl Confirmation {
         Ok(())
     }
 
+    /// Shows and checks what is lost if devices are overwritten. Without `--force` the daemon does not
+    /// overwrite them. Returns the parameter of the daemon's request.
+    pub(super) async fn check_overwritten(
+        self,
+        client: &Client,
+        pool: &str,
+        change: &PlannedPoolChange,
+        force: bool,
+    ) -> anyhow::Result<OnDirty> {
+        if force {
+            return self.check_pool(client, pool, change).await;
+        }
+        self.rehearsal.say(pool, Preview::default())?;
+        Ok(OnDirty::Drain)
+    }
+
     /// Shows and checks the effects of a change. Returns the parameter of the daemon's request.
     pub(super) async fn check(
         self,

@@ -31,6 +31,8 @@ pub(crate) enum Pool {
         /// Use devices that contain other data; that data is lost
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        consent: Confirmation,
     },
     /// Add a device to a pool
     AddDevice {
@@ -48,6 +50,8 @@ pub(crate) enum Pool {
         /// Use a device that contains other data; that data is lost
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        consent: Confirmation,
     },
     /// Turn allocation on a device on or off; data on it stays
     SetDevice {
@@ -101,15 +105,23 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let pool = ask(global, async |client| client.pool(&pool).await)?;
             return print(global.output, &pool, show);
         }
-        Pool::Create { name, devices, size, segment_size, force } => {
-            let devices = devices.into_iter().map(absolute).collect();
+        Pool::Create { name, devices, size, segment_size, force, consent } => {
+            let devices: Vec<String> = devices.into_iter().map(absolute).collect();
             let create = PoolCreate { name, devices, size, segment_size, force };
-            ask(global, async |client| client.pool_create(&create).await)?
+            converse(global, async |client| {
+                let change = PlannedPoolChange::UseDevices { paths: create.devices.clone() };
+                let dirty = consent.check_overwritten(&client, &create.name, &change, force).await?;
+                client.pool_create(&create, dirty).await.map_err(explain)
+            })?
         }
-        Pool::AddDevice { pool, device, peer, size, force } => {
+        Pool::AddDevice { pool, device, peer, size, force, consent } => {
             let path = device.map(absolute).unwrap_or_default();
             let add = DeviceAdd { path, peer, size, force };
-            ask(global, async |client| client.device_add(&pool, &add).await)?
+            converse(global, async |client| {
+                let change = PlannedPoolChange::UseDevices { paths: vec![add.path.clone()] };
+                let dirty = consent.check_overwritten(&client, &pool, &change, force).await?;
+                client.device_add(&pool, &add, dirty).await.map_err(explain)
+            })?
         }
         Pool::SetDevice { pool, device, admission } => {
             let path = absolute(device);

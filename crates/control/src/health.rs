@@ -66,6 +66,9 @@ pub enum ProblemKind {
     BackingSlow,
     /// A backing does not support FLUSH, so hob cannot make its writes durable.
     FlushMissing,
+    /// The crash log of a write-back cache, or the mark of a disk's unflushed changes, is missing or
+    /// cannot be written. If hob is killed, acknowledged writes may be lost.
+    CrashLogMissing,
     /// A swap area that should be on is off.
     SwapOff,
     /// This host has no lease in its cluster, so its disks do not answer.
@@ -82,7 +85,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds of problems.
-    pub const ALL: [ProblemKind; 18] = [
+    pub const ALL: [ProblemKind; 19] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -96,6 +99,7 @@ impl ProblemKind {
         ProblemKind::BackingUnreachable,
         ProblemKind::BackingSlow,
         ProblemKind::FlushMissing,
+        ProblemKind::CrashLogMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
@@ -119,6 +123,7 @@ impl ProblemKind {
             ProblemKind::BackingUnreachable => "backing-unreachable",
             ProblemKind::BackingSlow => "backing-slow",
             ProblemKind::FlushMissing => "flush-missing",
+            ProblemKind::CrashLogMissing => "crash-log-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",

@@ -42,6 +42,11 @@ pub enum PlannedChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "change", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PlannedPoolChange {
+    /// Create the pool of these devices, or add them to it, and overwrite their data.
+    UseDevices {
+        /// The devices' paths.
+        paths: Vec<String>,
+    },
     /// Remove a device from the pool.
     RemoveDevice {
         /// The device's path.

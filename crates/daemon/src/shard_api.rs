@@ -12,6 +12,7 @@ mod calls;
 mod error;
 mod event;
 mod handle;
+mod surviving;
 mod vhost_user;
 
 use std::os::fd::OwnedFd;

@@ -23,7 +23,7 @@ mod migration;
 mod qos;
 
 pub(crate) use bitmap::BitmapSpec;
-pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec, SharedSize};
+pub(crate) use cache::{BootId, CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec, SharedSize};
 pub(crate) use image::{FileSpec, FormatName, ImageSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos, patched_qos};

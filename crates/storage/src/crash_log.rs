@@ -15,6 +15,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use hob_engine::journal::{CRASH_LOG_BYTES, SurvivingMemory};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -25,11 +27,68 @@ pub const DIRECTORY_VARIABLE: &str = "HOB_CRASH_LOG_DIR";
 
 const DIRECTORY_DEFAULT: &str = "/dev/shm";
 
+/// Environment variable that replaces the kernel's boot id. Tests that simulate a power cut set it.
+pub const BOOT_VARIABLE: &str = "HOB_BOOT_ID";
+
+const BOOT_FILE: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Returns the id of the kernel's current boot, a UUID. Files of crash logs that were there earlier
+/// in the same boot must still be there. `None` if the kernel does not tell the id.
+pub fn boot_id() -> Option<u128> {
+    let text = std::env::var(BOOT_VARIABLE).or_else(|_| std::fs::read_to_string(BOOT_FILE)).ok()?;
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
+}
+
 /// The mapped file of one cache.
 #[derive(Debug)]
 pub struct CrashLogFile {
     map: NonNull<u8>,
+    file: SurvivingFile,
+}
+
+/// Name and identity of a file that must stay in its directory while hob uses it.
+#[derive(Clone, Debug)]
+pub struct SurvivingFile {
     path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+    /// True while a write to the file fails.
+    is_failing: Arc<AtomicBool>,
+}
+
+impl SurvivingFile {
+    pub(crate) fn of(path: &Path, file: &File) -> io::Result<SurvivingFile> {
+        let found = file.metadata()?;
+        let identity = (found.dev(), found.ino());
+        Ok(SurvivingFile { path: path.to_owned(), identity, is_failing: Arc::default() })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Records whether the last write to the file failed. Returns the earlier value.
+    pub(crate) fn set_failing(&self, is_failing: bool) -> bool {
+        self.is_failing.swap(is_failing, Relaxed)
+    }
+
+    /// Returns why another process will not find what this one writes to the file; `None` if it
+    /// will.
+    pub fn problem(&self) -> Option<String> {
+        let path = self.path.display();
+        if self.is_failing.load(Relaxed) {
+            return Some(format!("{path} cannot be written"));
+        }
+        match std::fs::symlink_metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) != self.identity => {
+                Some(format!("{path} was replaced by another file"))
+            }
+            Ok(found) if found.mode() & 0o077 != 0 => Some(format!("other users have access to {path}")),
+            Ok(_) => None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(format!("{path} was removed")),
+            Err(error) => Some(format!("{path}: {error}")),
+        }
+    }
 }
 
 /// Returns the directory of files that outlive a killed daemon but not a restart of the host.
@@ -77,6 +136,7 @@ impl CrashLogFile {
     pub fn open(cache: &[u8; 16]) -> io::Result<CrashLogFile> {
         let path = path_of(cache);
         let file = open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        let identity = SurvivingFile::of(&path, &file)?;
         // A write to a page without memory would kill the daemon.
         let room = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, CRASH_LOG_BYTES as u64);
         room.map_err(|errno| without_room(&path, errno.into()))?;
@@ -92,7 +152,26 @@ impl CrashLogFile {
                 0,
             )?
         };
-        Ok(CrashLogFile { map: NonNull::new(map.cast()).expect("mmap never returns address 0"), path })
+        Ok(CrashLogFile {
+            map: NonNull::new(map.cast()).expect("mmap never returns address 0"),
+            file: identity,
+        })
+    }
+
+    /// Returns the name and identity of the file.
+    pub fn file(&self) -> SurvivingFile {
+        self.file.clone()
+    }
+}
+
+/// Removes the crash log of a cache that was discarded while no process used it, if there is one.
+pub fn remove(cache: &[u8; 16]) {
+    let path = path_of(cache);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("cannot remove the crash log of a discarded cache: {}: {error}", path.display());
+        }
+        _ => {}
     }
 }
 
@@ -106,9 +185,7 @@ pub(crate) fn read(cache: &[u8; 16]) -> Option<Vec<u8>> {
         Ok(_) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(
-                "cannot read a crash log: {error}; writes that were not flushed before hob was killed are lost"
-            );
+            tracing::warn!("cannot read a crash log: {error}");
             None
         }
     }
@@ -127,7 +204,7 @@ impl SurvivingMemory for CrashLogFile {
     }
 
     fn remove(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.file.path);
     }
 }
 
@@ -162,15 +239,33 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_is_removed_or_replaced_is_a_problem() {
+        let cache = (u128::from(std::process::id()) << 64 | 0x676f_6e65).to_le_bytes();
+        let mut log = CrashLogFile::open(&cache).unwrap();
+        assert_eq!(log.file().problem(), None);
+        log.remove();
+        assert!(log.file().problem().unwrap().contains("removed"));
+        let mut other = CrashLogFile::open(&cache).unwrap();
+        assert!(log.file().problem().unwrap().contains("replaced"));
+        other.remove();
+    }
+
+    #[test]
+    fn the_kernel_has_a_boot_id() {
+        assert!(boot_id().is_some_and(|id| id > 0));
+        assert_eq!(boot_id(), boot_id());
+    }
+
+    #[test]
     fn files_that_others_can_write_are_refused() {
         use std::os::unix::fs::PermissionsExt;
         let cache = (u128::from(std::process::id()) << 64 | 0x6f70_656e).to_le_bytes();
         let mut log = CrashLogFile::open(&cache).unwrap();
-        std::fs::set_permissions(&log.path, std::fs::Permissions::from_mode(0o666)).unwrap();
+        std::fs::set_permissions(log.file.path(), std::fs::Permissions::from_mode(0o666)).unwrap();
         assert_eq!(read(&cache), None);
         assert!(CrashLogFile::open(&cache).is_err());
         log.remove();
-        std::os::unix::fs::symlink("/etc/passwd", &log.path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", log.file.path()).unwrap();
         assert!(CrashLogFile::open(&cache).is_err() && read(&cache).is_none());
         log.remove();
     }

@@ -2,9 +2,10 @@
 //! knows what a kill lost.
 //!
 //! Each such disk has a file in the [directory of the crash logs](crate::crash_log). Its only byte is
-//! the number of guests whose acknowledged changes would be lost. The shard writes it before it
-//! acknowledges a change. A restart of the host removes the file, and ends the guests too, so nobody
-//! needs a report then. A disk that is closed cleanly has no file.
+//! the number of guests whose acknowledged changes would be lost, or that have not received a report
+//! of an earlier loss. So `hob serve`, which saves no state, keeps a report when it is killed again.
+//! The shard writes the byte before it acknowledges a change. A restart of the host removes the file,
+//! and ends the guests too, so nobody needs a report then. A disk that is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,13 +14,13 @@ use std::path::PathBuf;
 
 use rustix::fs::OFlags;
 
-use crate::crash_log;
+use crate::crash_log::{self, SurvivingFile};
 
 /// The mark of one disk.
 #[derive(Debug)]
 pub struct UnflushedMark {
-    file: File,
-    path: PathBuf,
+    open: File,
+    file: SurvivingFile,
     guests: u8,
 }
 
@@ -49,31 +50,44 @@ impl UnflushedMark {
     /// The system's error, or an error if another user can write to the mark.
     pub fn create(backing: &[u8; 16]) -> io::Result<UnflushedMark> {
         let path = path_of(backing);
-        let file = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;
-        file.write_all_at(&[0], 0).map_err(|error| crash_log::without_room(&path, error))?;
-        Ok(UnflushedMark { file, path, guests: 0 })
+        let open = crash_log::open(&path, OFlags::RDWR | OFlags::CREATE)?;
+        open.write_all_at(&[0], 0).map_err(|error| crash_log::without_room(&path, error))?;
+        let file = SurvivingFile::of(&path, &open)?;
+        Ok(UnflushedMark { open, file, guests: 0 })
     }
 
-    /// Records the number of guests whose acknowledged changes are not flushed.
+    /// Returns the name and identity of the file.
+    pub fn file(&self) -> &SurvivingFile {
+        &self.file
+    }
+
+    /// Records the number of guests whose acknowledged changes are not flushed, or that have not
+    /// received a report of a loss.
     pub fn set(&mut self, guests: u32) {
         let guests = u8::try_from(guests).unwrap_or(u8::MAX);
         if guests != self.guests {
             // The page exists since the mark was created, so a tmpfs does not refuse this.
-            if let Err(error) = self.file.write_all_at(&[guests], 0) {
-                tracing::warn!("{}: {error}; a kill of hob may lose writes silently", self.path.display());
+            let written = self.open.write_all_at(&[guests], 0);
+            let was_failing = self.file.set_failing(written.is_err());
+            match written {
+                Ok(()) => self.guests = guests,
+                Err(error) if !was_failing => {
+                    let path = self.file.path().display();
+                    tracing::warn!("{path}: {error}; if hob is killed, writes may be lost without a report");
+                }
+                Err(_) => {}
             }
-            self.guests = guests;
         }
     }
 
-    /// Returns true if a guest's acknowledged changes are not flushed.
+    /// Returns true if the mark counts a guest.
     pub fn has_guests(&self) -> bool {
         self.guests > 0
     }
 
     /// Removes the mark of a disk that is closed.
     pub fn remove(self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(self.file.path());
     }
 }
 
@@ -96,8 +110,21 @@ mod tests {
         mark.remove();
         assert_eq!(guests_with_losses(&backing).unwrap(), 0);
         let mark = UnflushedMark::create(&backing).unwrap();
-        mark.file.set_len(0).unwrap();
+        mark.open.set_len(0).unwrap();
         assert_eq!(guests_with_losses(&backing).unwrap(), 1);
+        mark.remove();
+    }
+
+    #[test]
+    fn a_mark_that_cannot_be_written_is_a_problem_until_it_can() {
+        let backing = (u128::from(std::process::id()) << 64 | 0x726f).to_le_bytes();
+        let mut mark = UnflushedMark::create(&backing).unwrap();
+        let writable = std::mem::replace(&mut mark.open, File::open(mark.file.path()).unwrap());
+        mark.set(1);
+        assert!(mark.file().problem().is_some() && !mark.has_guests());
+        mark.open = writable;
+        mark.set(1);
+        assert!(mark.file().problem().is_none() && mark.has_guests());
         mark.remove();
     }
 }

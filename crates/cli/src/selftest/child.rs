@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ use hob_storage::volatile::VolatileOptions;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::setup::Stage;
+
+/// Number of daemons that were started, plus 1.
+static STARTS: AtomicU64 = AtomicU64::new(1);
 
 /// Maximum time for a daemon to serve its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -45,6 +49,8 @@ impl Daemon {
             .arg(stage.config())
             .env(power_cut::VARIABLE, power_cut::order(options))
             .env(crash_log::DIRECTORY_VARIABLE, stage.empty_memory()?)
+            // A power cut restarts the host.
+            .env(crash_log::BOOT_VARIABLE, format!("{:032x}", STARTS.fetch_add(1, Ordering::Relaxed)))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

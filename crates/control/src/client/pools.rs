@@ -45,9 +45,10 @@ impl Client {
         self.get(&pool_path(pool)).await
     }
 
-    /// Makes a pool.
-    pub async fn pool_create(&self, create: &PoolCreate) -> Result<PoolChanged, ClientError> {
-        self.send(Method::POST, "/v1/pools", Some(create)).await
+    /// Creates a pool. The daemon refuses to overwrite dirty data of another pool, unless `dirty`
+    /// allows that.
+    pub async fn pool_create(&self, create: &PoolCreate, dirty: OnDirty) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, &format!("/v1/pools{}", dirty.query()), Some(create)).await
     }
 
     /// Removes a pool that has no caches.
@@ -55,9 +56,15 @@ impl Client {
         self.delete(&pool_path(pool)).await
     }
 
-    /// Adds a flash device to a pool.
-    pub async fn device_add(&self, pool: &str, add: &DeviceAdd) -> Result<PoolChanged, ClientError> {
-        self.send(Method::POST, &format!("{}/devices", pool_path(pool)), Some(add)).await
+    /// Adds a flash device to a pool. The daemon refuses to overwrite dirty data of another pool,
+    /// unless `dirty` allows that.
+    pub async fn device_add(
+        &self,
+        pool: &str,
+        add: &DeviceAdd,
+        dirty: OnDirty,
+    ) -> Result<PoolChanged, ClientError> {
+        self.send(Method::POST, &format!("{}/devices{}", pool_path(pool), dirty.query()), Some(add)).await
     }
 
     /// Allows or forbids new segments on a pool's device.

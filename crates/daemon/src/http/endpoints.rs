@@ -41,7 +41,7 @@ macro_rules! endpoints {
             #[utoipa::path(
                 $method,
                 path = $path,
-                params($(($key = String, Path, description = $about)),* $(, $Form)?),
+                params($(($key = String, Path, description = $about),)* $($Form)?),
                 $(request_body = $Body,)?
                 responses(
                     (status = 200, body = $Answer)

@@ -34,9 +34,14 @@ endpoints! { services;
         Ok(services.observe.pools())
     }
 
-    /// Creates a pool.
+    /// Creates a pool. Refused without `discard_dirty=true` if a device has or may have dirty data of
+    /// another pool's caches.
     post "/v1/pools"
-    pool_create(; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
+    pool_create(; ?dirty: WhatOfDirty; create: PoolCreate) -> PoolChanged, "4XX", "5XX" {
+        if create.force {
+            let change = PlannedPoolChange::UseDevices { paths: create.devices.clone() };
+            services.disks.check_pool_discard(&create.name, &change, dirty.discard_dirty).await?;
+        }
         services.pools.pool_create(create).await
     }
 
@@ -58,9 +63,14 @@ endpoints! { services;
         services.observe.pool(&pool).map(|pool| pool.devices)
     }
 
-    /// Adds a device to a pool.
+    /// Adds a device to a pool. Refused without `discard_dirty=true` if the device has or may have
+    /// dirty data of another pool's caches.
     post "/v1/pools/{pool}/devices"
-    device_add(pool = "pool": "The pool"; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
+    device_add(pool = "pool": "The pool"; ?dirty: WhatOfDirty; add: DeviceAdd) -> PoolChanged, "4XX", "5XX" {
+        if add.force {
+            let change = PlannedPoolChange::UseDevices { paths: vec![add.path.clone()] };
+            services.disks.check_pool_discard(&pool, &change, dirty.discard_dirty).await?;
+        }
         services.pools.device_add(pool, add).await
     }
 

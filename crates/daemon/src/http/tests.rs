@@ -77,13 +77,13 @@ fn a_client_can_do_everything() {
             segment_size: Some(Size(MIB)),
             force: false,
         };
-        let pool = client.pool_create(&create).await.unwrap().pool.unwrap();
+        let pool = client.pool_create(&create, OnDirty::Drain).await.unwrap().pool.unwrap();
         assert_eq!((pool.size, pool.devices.len()), (Size(4 * MIB), 1));
         // A path with all characters that need escaping.
         let odd = path("ö d&d?=%/");
         let odd = odd.trim_end_matches('/').to_owned();
         client
-            .device_add("p", &DeviceAdd { path: odd.clone(), size, peer: None, force: false })
+            .device_add("p", &DeviceAdd { path: odd.clone(), size, peer: None, force: false }, OnDirty::Drain)
             .await
             .unwrap();
         assert_eq!(client.pool("p").await.unwrap().devices.len(), 2);

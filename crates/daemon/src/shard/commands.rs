@@ -401,14 +401,7 @@ impl Shard {
                 tracing::debug!(device = device.0, "flash device answers again");
                 ShardEvent::Resumed(device)
             }
-            Event::DirtyLost { disk, sectors } => {
-                tracing::error!(
-                    disk = disk.0,
-                    sectors,
-                    "dirty data is unreadable on flash; see 'hob health'"
-                );
-                ShardEvent::DirtyLost { disk, sectors }
-            }
+            Event::DirtyLost { disk, sectors } => ShardEvent::DirtyLost { disk, sectors },
             Event::Bitmaps { disk, bitmaps } => {
                 self.commands.bitmaps.insert(disk, bitmaps);
                 return;

@@ -251,7 +251,7 @@ impl Shard {
         );
         progress |= self.drain_engine(now);
         for (disk, mark) in &mut self.marks {
-            self.engine.guests_at_risk(*disk).into_iter().for_each(|guests| mark.set(guests));
+            set_mark(&self.engine, *disk, mark);
         }
         self.vhost_user.flush(&mut self.ring);
         let is_without_device = self.ring.unsubmitted() == 0;
@@ -406,10 +406,8 @@ impl Shard {
     /// Records whether a kill of this process would lose changes of a disk. Must precede the reply
     /// to a change.
     fn mark_unflushed(&mut self, disk: DiskId) {
-        if let Some(mark) = self.marks.get_mut(&disk)
-            && let Some(guests) = self.engine.guests_at_risk(disk)
-        {
-            mark.set(guests);
+        if let Some(mark) = self.marks.get_mut(&disk) {
+            set_mark(&self.engine, disk, mark);
         }
     }
 
@@ -597,6 +595,13 @@ fn note_failed(waited: io::Result<()>) {
     if let Err(error) = waited {
         tracing::error!(%error, "io_uring cannot wait for completions; trying again every 10 ms");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Updates the mark of a disk whose unflushed changes are lost if the process is killed.
+fn set_mark(engine: &Engine, disk: DiskId, mark: &mut UnflushedMark) {
+    if let Some(guests) = engine.guests_at_risk(disk) {
+        mark.set(guests.saturating_add(engine.failures_owed(disk)));
     }
 }
 

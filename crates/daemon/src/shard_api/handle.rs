@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use hob_engine::command::{CacheChange, DiskConfig, Segment};
 use hob_engine::io::Promote;
-use hob_engine::journal::SurvivingMemory;
 use hob_engine::units::{DeviceId, DiskId};
 use hob_nbd::server::handshake::Negotiated;
-use hob_storage::crash_log::{CrashLogFile, DIRECTORY_VARIABLE};
-use hob_storage::unflushed_mark::UnflushedMark;
 use tokio::sync::oneshot;
 
+use super::surviving::SurvivingFiles;
 use super::{Answer, ConnectionPermit, ShardCall, ShardError, Transport};
 use crate::hardware::{Backing, DeviceCounts};
 
@@ -25,47 +23,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct ShardHandle {
     calls: mpsc::Sender<ShardCall>,
     wake: Arc<dyn Fn() + Send + Sync>,
-}
-
-/// Opens the crash log of a cache. The log is on a tmpfs, so opening it does not wait for a device.
-fn open_crash_log(cache: &[u8; 16]) -> Option<Box<dyn SurvivingMemory>> {
-    if cfg!(test) {
-        // Unit tests make no crash logs, because nothing would remove the files.
-        return None;
-    }
-    match CrashLogFile::open(cache) {
-        Ok(log) => Some(Box::new(log)),
-        Err(error) => {
-            tracing::warn!(
-                "if hob is killed, a write-back cache loses unflushed writes, because there is no memory for \
-                 its crash log: {error}; free space in /dev/shm, or set {DIRECTORY_VARIABLE}"
-            );
-            None
-        }
-    }
-}
-
-/// Creates the mark of a backing that loses unflushed changes if the process is killed. The mark is
-/// on a tmpfs, so creating it does not wait for a device.
-fn create_mark(backing: &[u8; 16]) -> Option<UnflushedMark> {
-    if cfg!(test) {
-        return None;
-    }
-    UnflushedMark::create(backing)
-        .inspect_err(|error| {
-            tracing::warn!(
-                "if hob is killed, it cannot report lost writes to guests: {error}; free space in /dev/shm, \
-                 or set {DIRECTORY_VARIABLE}"
-            );
-        })
-        .ok()
+    surviving: SurvivingFiles,
 }
 
 impl ShardHandle {
     /// Makes a handle, and the receiver of the shard. `wake` wakes a sleeping shard.
     pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> (ShardHandle, mpsc::Receiver<ShardCall>) {
         let (calls, receiver) = mpsc::channel();
-        (ShardHandle { calls, wake: Arc::new(wake) }, receiver)
+        (ShardHandle { calls, wake: Arc::new(wake), surviving: SurvivingFiles::default() }, receiver)
     }
 
     /// Asks the shard to answer. The answer shows that the shard's loop ran after this call.
@@ -88,7 +53,7 @@ impl ShardHandle {
         config: DiskConfig,
         backing: Backing,
     ) -> Result<(), ShardError> {
-        let mark = backing.memory_id().and_then(|backing| create_mark(&backing));
+        let mark = self.surviving.create_mark(id, backing.memory_id().as_ref());
         self.ask(|answer| ShardCall::AddDisk { id, config, backing, mark, answer }).await
     }
 
@@ -98,7 +63,7 @@ impl ShardHandle {
         id: DiskId,
         change: CacheChange,
     ) -> Result<Vec<Segment>, ShardError> {
-        let crash_log = change.ring().and_then(|ring| open_crash_log(&ring.cache));
+        let crash_log = change.ring().and_then(|ring| self.surviving.open_crash_log(id, &ring.cache));
         self.ask(|answer| ShardCall::ChangeCache { id, change, crash_log, answer }).await
     }
 
@@ -127,6 +92,17 @@ impl ShardHandle {
             transport,
             permit,
         })
+    }
+
+    /// Returns why the crash log of a disk's persistent cache does not work; `None` if it works.
+    pub(crate) fn crash_log_problem(&self, id: DiskId) -> Option<String> {
+        self.surviving.crash_log_problem(id)
+    }
+
+    /// Returns why hob cannot mark the unflushed changes of a disk; `None` if it can, or if the
+    /// backing needs no mark.
+    pub(crate) fn mark_problem(&self, id: DiskId) -> Option<String> {
+        self.surviving.mark_problem(id)
     }
 
     /// Returns true if both handles belong to the same shard.

@@ -204,6 +204,9 @@ pub(crate) struct JournalSpec {
     /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
+    /// Boot of the host in which the cache was used last, to notice that its crash log is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) used: Option<UsedIn>,
     /// True if another program took over the backing while hob served it, which invalidates all
     /// cached data.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -223,7 +226,31 @@ pub(crate) struct Closed {
     pub(crate) modified_ns: i64,
 }
 
+/// A boot of the host in which a cache was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UsedIn {
+    /// The kernel's boot id.
+    #[serde(with = "word")]
+    pub(crate) boot: BootId,
+    /// The first journal ring of the cache in this boot.
+    pub(crate) first_ring: u32,
+}
+
 impl JournalSpec {
+    /// Records that the cache gets the journal ring `ring` in this boot of the host.
+    pub(crate) fn note_use(&mut self, boot: Option<BootId>) {
+        let first_ring = self.ring;
+        let known = self.used.filter(|used| Some(used.boot) == boot);
+        self.used = known.or(boot.map(|boot| UsedIn { boot, first_ring }));
+    }
+
+    /// Returns true if the journal ring `ring` was used in this boot of the host, so that its crash
+    /// log still exists, unless somebody removed it or the cache was closed.
+    pub(crate) fn expects_crash_log(&self, boot: Option<BootId>, ring: u32) -> bool {
+        self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
+    }
+
     /// Creates the spec of a new cache.
     pub(crate) fn new() -> JournalSpec {
         JournalSpec {
@@ -232,9 +259,35 @@ impl JournalSpec {
             lost_ring: 0,
             closed: None,
             evidence: None,
+            used: None,
             foreign: false,
             mode_unknown: false,
         }
+    }
+}
+
+/// Id of a boot of the host's kernel: 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BootId(u128);
+
+impl BootId {
+    /// Returns the id of the current boot. `None` in unit tests, which have no crash logs.
+    pub(crate) fn current() -> Option<BootId> {
+        if cfg!(test) { None } else { hob_storage::crash_log::boot_id().map(BootId) }
+    }
+}
+
+impl fmt::Display for BootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for BootId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<BootId, std::num::ParseIntError> {
+        u128::from_str_radix(text, 16).map(BootId)
     }
 }
 
@@ -306,5 +359,29 @@ pub(super) mod word {
         D: Deserializer<'de>,
     {
         String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host that restarted has no crash logs, and rings of earlier boots had other ones.
+    #[test]
+    fn a_crash_log_is_expected_for_the_rings_of_this_boot() {
+        let (first, second) = (Some(BootId(1)), Some(BootId(2)));
+        let mut journal = JournalSpec { ring: 4, ..JournalSpec::new() };
+        assert!(!journal.expects_crash_log(first, 4));
+        journal.note_use(first);
+        journal.ring = 5;
+        journal.note_use(first);
+        assert_eq!([3, 4, 5].map(|ring| journal.expects_crash_log(first, ring)), [false, true, true]);
+        assert!(!journal.expects_crash_log(second, 5) && !journal.expects_crash_log(None, 5));
+        journal.ring = 6;
+        journal.note_use(second);
+        assert_eq!([5, 6].map(|ring| journal.expects_crash_log(second, ring)), [false, true]);
+        let used = journal.used.unwrap();
+        let text = serde_json::to_string(&used).unwrap();
+        assert_eq!(serde_json::from_str::<UsedIn>(&text).unwrap(), used);
     }
 }

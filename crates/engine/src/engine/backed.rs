@@ -401,6 +401,13 @@ impl Engine {
         disk.map(|disk| disk.backed.guests_at_risk())
     }
 
+    /// Returns the number of guests that changed data of a disk and have not received a report that
+    /// acknowledged changes may be lost. Zero for a disk that does not exist.
+    pub fn failures_owed(&self, disk: DiskId) -> u32 {
+        let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
+        disk.map_or(0, |disk| disk.backed.owed_failures())
+    }
+
     /// Returns true if the session's next flush will fail because acknowledged changes of the disk
     /// may be lost.
     pub fn owes_failure(&self, disk: DiskId, session: SessionId) -> bool {

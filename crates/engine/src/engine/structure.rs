@@ -498,6 +498,8 @@ impl Engine {
                 cache.index.hold_dirty();
                 let size_bytes = disk.journal.as_ref().expect("the new journal exists").writer.disk_bytes();
                 disk.grow(size_bytes);
+                // Recovery finds the new ring from now on, and expects the crash log to know it.
+                disk.save_records();
                 let cache = disk.cache.as_mut().expect("the new cache exists");
                 disk.recovering = None;
                 if cache.config.copies != Copies::One {

@@ -104,8 +104,9 @@ impl CrashLog {
     #[inline]
     pub(super) fn add(&mut self, pushed: u64, record_of: impl Fn(u64) -> Record) {
         for number in self.handled + 1..=pushed {
-            if number - self.written > RECORDS {
-                // The new entry would replace an entry that is still needed.
+            // A new entry must not replace an entry that is still needed. After a missing entry, a
+            // log has no later ones, so recovery can tell a damaged log.
+            if number - self.written > RECORDS || self.missing > self.written {
                 self.missing = self.missing.max(number);
                 continue;
             }
@@ -164,9 +165,18 @@ impl CrashLog {
     }
 }
 
-/// Returns the records of a crash log that follow those in the page `last` of this ring; none if
-/// the log does not know the page.
-pub(super) fn records_after(log: &[u8], cache: &[u8; 16], ring: u32, last: u64) -> Vec<Record> {
+/// The part of a crash log that follows a page of the ring.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Continuation {
+    /// The records after those of the page.
+    pub(super) records: Vec<Record>,
+    /// True if entries between `records` and a later entry are missing, so the log is damaged.
+    pub(super) has_gap: bool,
+}
+
+/// Returns the part of a crash log that follows the page `last` of this ring; `None` if the log
+/// does not know the page.
+pub(super) fn records_after(log: &[u8], cache: &[u8; 16], ring: u32, last: u64) -> Option<Continuation> {
     let seed = seed(cache, ring);
     let entry = |kind, at: usize, number: u64| -> Option<&[u8; RECORD_BYTES]> {
         let bytes = log.get(at..at + ENTRY_BYTES)?;
@@ -174,15 +184,23 @@ pub(super) fn records_after(log: &[u8], cache: &[u8; 16], ring: u32, last: u64) 
             && bytes[CRC_AT..][..4] == checksum(seed, kind, &bytes[..CRC_AT]).to_le_bytes();
         bytes[8..].first_chunk().filter(|_| is_it)
     };
-    let Some(page) = entry(Entry::Page, PAGES_AT + (last % PAGES) as usize * ENTRY_BYTES, last) else {
-        return Vec::new();
-    };
+    let page = entry(Entry::Page, PAGES_AT + (last % PAGES) as usize * ENTRY_BYTES, last)?;
     let recorded = u64::from_le_bytes(*page.first_chunk().expect("entries are longer"));
     let numbers = (1..=RECORDS).map(|i| recorded.saturating_add(i));
-    numbers
+    let records: Vec<Record> = numbers
         .map_while(|number| entry(Entry::Record, (number % RECORDS) as usize * ENTRY_BYTES, number))
         .map_while(Record::read)
-        .collect()
+        .collect();
+    let end = recorded.saturating_add(records.len() as u64);
+    let has_gap = (0..RECORDS as usize).any(|position| {
+        let at = position * ENTRY_BYTES;
+        let number = log.get(at..).and_then(|bytes| bytes.first_chunk()).map(|n| u64::from_le_bytes(*n));
+        number.is_some_and(|number| {
+            let is_in_place = number % RECORDS == position as u64;
+            number > end && is_in_place && entry(Entry::Record, at, number).is_some()
+        })
+    });
+    Some(Continuation { records, has_gap })
 }
 
 #[cfg(test)]
@@ -205,8 +223,8 @@ mod tests {
         Record { kind: Kind::Drop, first: 0, count: 1, frame: number as u32, block: 7 }
     }
 
-    fn records(numbers: std::ops::RangeInclusive<u64>) -> Vec<Record> {
-        numbers.map(record).collect()
+    fn records(numbers: std::ops::RangeInclusive<u64>) -> Option<Continuation> {
+        Some(Continuation { records: numbers.map(record).collect(), has_gap: false })
     }
 
     /// A log of ring 4 whose page 3 ends with change 10, with the changes up to 20, and page 4 up
@@ -228,11 +246,12 @@ mod tests {
         assert_eq!(records_after(&memory.0, &CACHE, 4, 3), records(11..=20));
         assert_eq!(records_after(&memory.0, &CACHE, 4, 4), records(16..=20));
         for (cache, ring, last) in [(CACHE, 4, 5), (CACHE, 5, 4), ([8; 16], 4, 4)] {
-            assert_eq!(records_after(&memory.0, &cache, ring, last), []);
+            assert_eq!(records_after(&memory.0, &cache, ring, last), None);
         }
         memory.0[18 * ENTRY_BYTES + 12] ^= 1;
-        assert_eq!(records_after(&memory.0, &CACHE, 4, 4), records(16..=17));
-        assert_eq!(records_after(&memory.0[..17 * ENTRY_BYTES], &CACHE, 4, 4), []);
+        let damaged = Continuation { records: vec![record(16), record(17)], has_gap: true };
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 4), Some(damaged));
+        assert_eq!(records_after(&memory.0[..17 * ENTRY_BYTES], &CACHE, 4, 4), None);
     }
 
     /// Entries that are still needed are not replaced.
@@ -252,7 +271,7 @@ mod tests {
         log.add(13 + RECORDS, record);
         log.save(&mut memory);
         assert!(log.has_all());
-        assert_eq!(records_after(&memory.0, &CACHE, 4, 5), [record(13 + RECORDS)]);
+        assert_eq!(records_after(&memory.0, &CACHE, 4, 5), records(13 + RECORDS..=13 + RECORDS));
         log.forget();
         log.pages_written(u64::MAX);
         assert!(!log.has_all(), "entries without memory are lost");

@@ -271,6 +271,7 @@ impl Replay {
         let summary = Summary {
             ring: self.plan.ring,
             clean: self.plan.clean,
+            is_logged: self.plan.is_logged,
             sectors_valid: index.sectors_valid(),
             sectors_dirty: index.dirty_sectors(),
             sectors_undone,

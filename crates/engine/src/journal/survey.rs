@@ -80,6 +80,8 @@ pub struct Plan {
     pub identity: [u8; 32],
     /// True if the cache was closed cleanly.
     pub clean: bool,
+    /// True if a crash log continued the journal, and has no missing entry.
+    pub is_logged: bool,
     /// Regions that include all dirty data.
     pub doubtful: Regions,
     pub(super) block_shift: u32,
@@ -271,6 +273,7 @@ impl Plan {
             disk_bytes: header.disk_bytes,
             identity: header.identity,
             clean: last.clean,
+            is_logged: false,
             doubtful,
             block_shift: header.block_shift,
             segment_frames: header.segment_frames,
@@ -289,7 +292,11 @@ impl Plan {
     /// Continues the journal with the records of a crash log, if the log belongs to this journal
     /// ring. A crash log exists only if the host has not lost power since it was written.
     pub fn continue_with(&mut self, log: &[u8]) {
-        self.continue_with_records(crash_log::records_after(log, &self.cache, self.ring, self.end));
+        let found = crash_log::records_after(log, &self.cache, self.ring, self.end);
+        // A process that is killed just after the ring became valid has logged nothing in this ring.
+        let is_new = self.begin == 1 && self.committed <= self.dump_end;
+        self.is_logged = found.as_ref().map_or(is_new, |found| !found.has_gap);
+        self.continue_with_records(found.map_or(Vec::new(), |found| found.records));
     }
 
     pub(super) fn continue_with_records(&mut self, records: Vec<Record>) {

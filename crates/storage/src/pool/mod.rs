@@ -18,6 +18,7 @@
 mod device;
 mod error;
 mod flushes;
+mod foreign;
 mod format;
 mod reader;
 pub mod recovery;
@@ -38,6 +39,7 @@ use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;
 pub(crate) use flushes::DeviceFlushes;
+pub use foreign::{ForeignCache, caches_on};
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
 pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for, is_segment_size};
 pub(crate) use reader::AlignedBuffer;

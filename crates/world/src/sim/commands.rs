@@ -254,8 +254,10 @@ impl Simulation<'_> {
         if matches!(command, Command::RemoveDisk) {
             self.observe_removal(disk);
         }
-        if matches!(&command, Command::Cache(change) if change.ring().is_some()) {
-            self.give_crash_log(disk);
+        if let Command::Cache(change) = &command
+            && let Some(ring) = change.ring()
+        {
+            self.give_crash_log(disk, ring.number);
         }
         let state = &mut self.disks[disk];
         match &command {

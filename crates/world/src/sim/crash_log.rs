@@ -14,6 +14,7 @@ use hob_engine::units::DiskId;
 use super::scenario::End;
 use super::{Sabotage, Simulation};
 use crate::rng::SimRng;
+use crate::{Violation, ensure};
 
 /// Seed of the separate random numbers that choose whether a history has crash logs.
 const SALT: u64 = 0x6372_6173_686c;
@@ -24,6 +25,8 @@ pub(super) struct CrashLog {
     bytes: Arc<Mutex<Vec<u8>>>,
     /// True if the engine of this life writes the log.
     is_used: bool,
+    /// The first journal ring since power failed last.
+    first_ring: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -39,13 +42,14 @@ impl CrashLog {
     /// Returns the log of a disk in the history of this seed, if it has one.
     fn of(seed: u64) -> Option<CrashLog> {
         let bytes = Arc::new(Mutex::new(vec![0; CRASH_LOG_BYTES]));
-        SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false })
+        SimRng::new(seed ^ SALT).chance(750).then_some(CrashLog { bytes, is_used: false, first_ring: None })
     }
 
     /// Returns true if the crash loses no acknowledged write. Empties the log if power fails.
     pub(super) fn crash(&mut self, end: End) -> bool {
         if end == End::PowerCut {
             self.bytes.lock().expect("no thread panics").fill(0);
+            self.first_ring = None;
         }
         std::mem::take(&mut self.is_used) && end != End::PowerCut
     }
@@ -60,8 +64,9 @@ impl Simulation<'_> {
     }
 
     /// Gives the engine the memory of a disk's crash log.
-    pub(super) fn give_crash_log(&mut self, disk: usize) {
+    pub(super) fn give_crash_log(&mut self, disk: usize, ring: u32) {
         if let Some(log) = &mut self.disks[disk].crash_log {
+            log.first_ring.get_or_insert(ring);
             let memory = Memory(log.bytes.clone());
             log.is_used = self.engine.keep_records(DiskId(disk as u32), Box::new(memory));
         }
@@ -75,5 +80,19 @@ impl Simulation<'_> {
         if let Some(log) = &self.disks[disk].crash_log {
             plan.continue_with(&log.bytes.lock().expect("no thread panics"));
         }
+    }
+
+    /// Checks that the crash log knows each ring that it was given for. Otherwise the daemon would
+    /// report a loss that did not happen.
+    pub(super) fn check_crash_log(&self, disk: usize, plan: &Plan) -> Result<(), Violation> {
+        let first = self.disks[disk].crash_log.as_ref().and_then(|log| log.first_ring);
+        let is_expected = first.is_some_and(|first| first <= plan.ring) && !plan.clean;
+        let is_read = self.options.sabotage != Some(Sabotage::IgnoredCrashLog);
+        ensure!(
+            plan.is_logged || !is_expected || !is_read,
+            "disk {disk}: the crash log does not know ring {}",
+            plan.ring
+        );
+        Ok(())
     }
 }

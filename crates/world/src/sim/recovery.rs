@@ -342,6 +342,7 @@ impl Simulation<'_> {
                 }
                 Ring::Whole(mut plan) => {
                     self.continue_with_log(index, &mut plan);
+                    self.check_crash_log(index, &plan)?;
                     return self.replay(index, plan, (*number, copies), doubtful);
                 }
             }

@@ -12,6 +12,7 @@
 mod abandon;
 mod backing_timeout;
 mod comparison;
+mod crash_log;
 mod dirty;
 mod dirty_rescue;
 mod evidence;

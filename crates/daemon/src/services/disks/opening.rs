@@ -190,6 +190,7 @@ impl Disks {
             watch: crate::services::pools::Watch::default(),
             retry_after: None,
             loss_message: RepeatedMessage::default(),
+            dirty_lost_message: RepeatedMessage::default(),
             offline_reason: None,
             content_noted: false,
             owed: Owed::default(),

@@ -12,7 +12,7 @@ use hob_storage::pool::recovery::Found;
 
 use super::Disks;
 use crate::api_error::ApiError;
-use crate::services::pools::no_device;
+use crate::services::pools::{check_overwritten, no_device, overwritten};
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::CacheOwner;
 use crate::watchdog::contained;
@@ -28,6 +28,7 @@ impl Disks {
         change: &PlannedPoolChange,
     ) -> Result<Preview, ApiError> {
         match change {
+            PlannedPoolChange::UseDevices { paths } => Ok(overwritten(paths).await),
             PlannedPoolChange::RemoveDevice { path } => {
                 self.registry.inner().without_device(pool, Path::new(path))
             }
@@ -45,11 +46,15 @@ impl Disks {
         if may_lose {
             return Ok(());
         }
+        if let PlannedPoolChange::UseDevices { paths } = change {
+            return check_overwritten(paths).await;
+        }
         let preview = self.pool_preview(pool, change).await?;
         if !preview.loses_dirty() {
             return Ok(());
         }
         let command = match change {
+            PlannedPoolChange::UseDevices { .. } => format!("'hob pool create {pool}"),
             PlannedPoolChange::RemoveDevice { path } => format!("'hob pool remove-device {pool} {path}"),
             PlannedPoolChange::DiscardOrphan { owner } => format!("'hob pool discard-orphan {pool} {owner}"),
         };

@@ -26,7 +26,7 @@ use crate::hardware::BackingInfo;
 use crate::services::flash::blocking;
 use crate::services::pools::{Restructure, places};
 use crate::services::registry::{DeviceEntry, DiskPhase};
-use crate::state::{CacheSpec, JournalSpec};
+use crate::state::{BootId, CacheSpec, JournalSpec};
 use crate::watchdog::contained;
 
 /// Minimum time before a refused cache is read again.
@@ -69,6 +69,8 @@ pub(in crate::services) struct Surveyed {
     identity: [u8; 32],
     disk_bytes: u64,
     clean: bool,
+    ring: u32,
+    is_logged: bool,
     /// Superset of the regions that may be dirty.
     pub(in crate::services) doubtful: Regions,
 }
@@ -84,10 +86,11 @@ impl Reading {
         self.missing.is_empty() && self.journal.ring > 0
     }
 
-    /// Returns true if the cache belongs to this backing and the backing is unchanged, according to
-    /// the first pass.
+    /// Returns true if the cache belongs to this backing, the backing is unchanged, and no
+    /// acknowledged write may be lost, according to the first pass.
     pub(in crate::services) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
+            && (surveyed.is_logged || !expects_crash_log(self.journal, surveyed.ring, surveyed.clean))
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
             && changed_since(surveyed.clean, self.journal, info) != Changed::Yes
     }
@@ -120,6 +123,8 @@ impl Disks {
                         identity: plan.identity,
                         disk_bytes: plan.disk_bytes,
                         clean: plan.clean,
+                        ring: plan.ring,
+                        is_logged: plan.is_logged,
                         doubtful: plan.doubtful.clone(),
                     };
                     first.take().map(|first| first.send(surveyed));
@@ -281,6 +286,10 @@ impl Disks {
             if summary.clean { "closed cleanly" } else { "not closed" }
         );
         self.registry.inner().disk_mut(name)?.quality.recovered(summary.clean);
+        let is_logged = summary.is_logged || !expects_crash_log(journal, summary.ring, summary.clean);
+        if matters && !is_logged && verdict != Verdict::Refuse {
+            notes.push(self.note_lost_records(name).await?);
+        }
         match verdict {
             Verdict::Refuse => Err(refused(
                 name,
@@ -450,6 +459,12 @@ impl Disks {
 /// has ended it. Without a saved mode the answer is unknown.
 fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
+}
+
+/// Returns true if hob was killed in this boot of the host while it used this journal ring, so that
+/// a crash log was left.
+fn expects_crash_log(journal: JournalSpec, ring: u32, is_clean: bool) -> bool {
+    !is_clean && journal.expects_crash_log(BootId::current(), ring)
 }
 
 fn refused(name: &str, why: &str) -> ApiError {

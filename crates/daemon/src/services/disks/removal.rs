@@ -65,7 +65,7 @@ impl Disks {
     ) -> Result<DiskChanged, ApiError> {
         let cache = self.registry.inner().disk(name)?.cache().cloned();
         let is_online = self.registry.inner().disk(name)?.shard().is_ok();
-        let notes = match (dirty, is_online) {
+        let mut notes = match (dirty, is_online) {
             (OnDirty::Discard, true) => {
                 let notes = self.take_abandoned(name).await?;
                 // Programs that have the file open get errors from now on.
@@ -77,7 +77,16 @@ impl Disks {
         self.leave_disk(name).await;
         {
             let mut inner = self.registry.inner();
-            inner.disks.remove(name);
+            let removed = inner.disks.remove(name);
+            let owed = removed.map_or(0, |disk| disk.wanted.flush_failures_owed);
+            if owed > 0 {
+                let note = format!(
+                    "acknowledged writes may be lost, and {owed} guests have not been told by a failed flush; \
+                    a disk that is added again does not tell them, so check the filesystem of the guest"
+                );
+                tracing::warn!("disk {name}: {note}");
+                notes.push(note);
+            }
             inner.caches_refused.remove(name);
             if inner.defined.contains(name) {
                 inner.disks_removed.push(name.to_owned());
@@ -119,11 +128,13 @@ impl Disks {
             (shard, disk.id)
         };
         if let Some(shard) = shard {
+            let owed = self.registry.inner().disk(name)?.wanted.flush_failures_owed;
             let gone = self.leave_shard(name, &shard, id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
-                Gone::default()
+                Gone { failures_owed: owed, ..Gone::default() }
             });
-            let Gone { released, memory, .. } = gone;
+            let Gone { released, memory, failures_owed, .. } = gone;
+            self.registry.inner().disk_mut(name)?.set_owed(failures_owed);
             flash::blocking(move || drop(memory)).await?;
             let free = self.pools.let_go(name, &released, |_| true);
             if let Some(spec) = &cache {

@@ -131,14 +131,7 @@ impl Events {
             }
             ShardEvent::Resumed(device) => self.pools.note_health(device, DeviceState::Online, ""),
             ShardEvent::DirtyLost { disk, sectors } => {
-                let lost = Size(sectors * SECTOR_BYTES);
-                self.note_cache(
-                    disk,
-                    &format!(
-                        "{lost} of dirty data cannot be read from flash; reads of it fail until the \
-                        data is written again, or discarded with 'hob cache discard-dirty'"
-                    ),
-                );
+                self.note_dirty_lost(disk, Size(sectors * SECTOR_BYTES))
             }
             ShardEvent::ChangeWaits(disk) if self.migrations.note_wanted(disk) => {}
             ShardEvent::ChangeWaits(disk) => {
@@ -149,11 +142,7 @@ impl Events {
                 let mut inner = self.registry.inner();
                 let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
                 let Some(more) = entry.loss_message.is_due(Instant::now()) else { return };
-                let name = &entry.wanted.name;
-                let before = match more {
-                    0 => String::new(),
-                    more => format!(" ({more} times more since the last message)"),
-                };
+                let (name, before) = (&entry.wanted.name, repeated(more));
                 tracing::error!(
                     "disk {name}: its backing failed a flush or restarted{before}, so acknowledged writes may be lost; \
                      the next flush of each client fails once; check the backing and the guest's filesystem"
@@ -173,6 +162,21 @@ impl Events {
         }
     }
 
+    /// Records and logs that flash cannot return dirty data. Each failed read has an event, so the log
+    /// gets one message in ten seconds.
+    fn note_dirty_lost(&self, disk: DiskId, lost: Size) {
+        let mut inner = self.registry.inner();
+        let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
+        let reason = format!(
+            "{lost} of dirty data cannot be read from flash; reads of it fail until the data is written \
+            again, or discarded with 'hob cache discard-dirty'"
+        );
+        if let Some(more) = entry.dirty_lost_message.is_due(Instant::now()) {
+            tracing::error!("the cache of {}: {reason}{}", entry.wanted.name, repeated(more));
+        }
+        entry.cache_reason = Some(reason);
+    }
+
     /// Records and logs a problem of a disk's cache.
     fn note_cache(&self, disk: DiskId, reason: &str) {
         let mut inner = self.registry.inner();
@@ -180,4 +184,9 @@ impl Events {
         tracing::error!("the cache of {}: {reason}", entry.wanted.name);
         entry.cache_reason = Some(reason.to_owned());
     }
+}
+
+/// Returns text about failures since the last message that were not logged.
+fn repeated(more: u64) -> String {
+    if more == 0 { String::new() } else { format!(" ({more} times more since the last message)") }
 }

@@ -8,6 +8,7 @@ use hob_control::{
 use super::HobToml;
 use crate::api_error::ApiError;
 use crate::config::DiskEntry;
+use crate::services::pools::check_overwritten;
 
 /// A change that resolves a difference.
 #[derive(Clone, Debug)]
@@ -35,7 +36,12 @@ impl HobToml {
     pub(super) async fn make(&self, change: Change) -> Result<(), ApiError> {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
-            Change::AddDevice(pool, add) => self.pools.device_add(pool, add).await.map(drop),
+            Change::AddDevice(pool, add) => {
+                if add.force {
+                    check_overwritten(std::slice::from_ref(&add.path)).await?;
+                }
+                self.pools.device_add(pool, add).await.map(drop)
+            }
             Change::RemoveDevice(pool, path) => {
                 let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
                 self.disks.check_pool_discard(&pool, &change, false).await?;

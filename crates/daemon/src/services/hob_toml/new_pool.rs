@@ -6,7 +6,7 @@ use hob_control::{PoolCreate, Size};
 use hob_storage::pool::{Overwrite, SEGMENT_BYTES_DEFAULT};
 
 use super::super::flash::{Flash, Opened, are_pool_devices};
-use super::super::pools::device_spec;
+use super::super::pools::{check_overwritten, device_spec};
 use super::HobToml;
 use crate::api_error::ApiError;
 
@@ -20,7 +20,12 @@ impl HobToml {
             let opened = Flash::open(name, paths, None, segment_bytes).await?;
             return self.pools.take_pool_in(&pool.name, opened, &[], &[]).await;
         }
-        match self.pools.create(pool.clone()).await {
+        let checked = if pool.force { check_overwritten(&pool.devices).await } else { Ok(()) };
+        let created = match checked {
+            Ok(()) => self.pools.create(pool.clone()).await,
+            Err(error) => Err(error),
+        };
+        match created {
             Ok(_) => Ok(()),
             Err(error) => {
                 let mut opened = Flash::open(name.clone(), paths, None, segment_bytes).await?;

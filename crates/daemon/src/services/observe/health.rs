@@ -10,6 +10,7 @@ use hob_control::{
     Bucket, CacheState, ClusterState, Datastore, DeviceState, Disk, DiskLoad, DiskState as DiskLife, Health,
     HealthProblem, Pool, ProblemKind,
 };
+use hob_engine::command::Mode;
 use hob_engine::histogram::Histogram;
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
@@ -243,13 +244,32 @@ impl DiskEntry {
             DiskPhase::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
             DiskPhase::Away(_) | DiskPhase::Removing => Vec::new(),
             DiskPhase::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
-            DiskPhase::Online(_) => {
+            DiskPhase::Online(shard) => {
                 let mut problems = self.cache_problems(inner);
+                problems.extend(self.crash_log_problem(shard));
                 problems.extend(self.backing_problem());
                 problems.extend(self.flush_problem());
                 problems
             }
         }
+    }
+
+    /// Returns why unflushed writes may be lost if hob is killed.
+    fn crash_log_problem(&self, shard: &ShardHandle) -> Option<(ProblemKind, String)> {
+        let writes_back = self.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
+        let why = if writes_back && self.has_cache { shard.crash_log_problem(self.id) } else { None };
+        let reason = match why {
+            Some(why) => format!(
+                "its cache has no crash log ({why}); if hob is killed, unflushed writes may be lost. Free space \
+                 in /dev/shm if it is full, and restart hob"
+            ),
+            None => format!(
+                "hob cannot record that the disk has unflushed changes ({}); if hob is killed, guests do not \
+                 learn of lost writes. Restart hob",
+                shard.mark_problem(self.id)?
+            ),
+        };
+        Some((ProblemKind::CrashLogMissing, reason))
     }
 
     fn flush_problem(&self) -> Option<(ProblemKind, String)> {

@@ -3,6 +3,7 @@
 use hob_control::Size;
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
 use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
+use hob_storage::crash_log;
 use hob_storage::pool::OwnerId;
 
 use super::Pools;
@@ -11,7 +12,7 @@ use crate::api_error::{ApiError, ErrorKind};
 use crate::services::flash::RingCopies;
 use crate::services::registry::COPYING;
 use crate::services::registry::Inner;
-use crate::state::{CacheSpec, JournalSpec};
+use crate::state::{BootId, CacheSpec, JournalSpec};
 
 impl Pools {
     /// Allocates the next journal ring of a disk for a cache of `data_segments`. Returns `None` for
@@ -36,6 +37,7 @@ impl Pools {
             };
             // A ring number is never reused, so it is saved before its use.
             journal.ring += 1;
+            journal.note_use(BootId::current());
             (flash, spec.pool.clone(), *journal, disk.identity, ring_places(spec.copies), segments, avoid)
         };
         self.registry.save_first().await?;
@@ -176,6 +178,7 @@ impl Inner {
     }
 }
 
+/// Frees all segments of a persistent cache that no disk uses, and removes its crash log.
 pub(in crate::services) async fn release_owner(
     flash: &crate::services::flash::Flash,
     journal: JournalSpec,
@@ -184,6 +187,7 @@ pub(in crate::services) async fn release_owner(
     if !segments.is_empty() {
         flash.release(segments).await?;
     }
+    crash_log::remove(&journal.owner.0.to_le_bytes());
     Ok(())
 }
 

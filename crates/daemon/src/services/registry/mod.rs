@@ -218,6 +218,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,
     /// The message about writes that the backing may have lost.
     pub(in crate::services) loss_message: RepeatedMessage,
+    /// The message about dirty data that flash cannot return.
+    pub(in crate::services) dirty_lost_message: RepeatedMessage,
     /// The reason why the disk is offline that was logged last.
     pub(in crate::services) offline_reason: Option<String>,
     /// True if hob has logged its notes about the format that the disk's content looks like.

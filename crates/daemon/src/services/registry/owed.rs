@@ -56,22 +56,23 @@ impl Registry {
         name: &str,
         backing: &[u8; 16],
     ) -> Result<Option<String>, ApiError> {
-        let (guests, note) = match unflushed_mark::guests_with_losses(backing) {
+        let known = self.inner().disk(name)?.wanted.flush_failures_owed;
+        let (owed, note) = match unflushed_mark::guests_with_losses(backing) {
             Ok(0) => return Ok(None),
             Ok(guests) => {
                 let note = "hob ended before acknowledged writes were in the object store, and lost them; the \
                             next flush of each guest that wrote them fails";
-                (guests, note.to_owned())
+                // The mark includes the guests that had not received an earlier report.
+                (known.max(guests), note.to_owned())
             }
             Err(error) => {
                 let unknown = "hob does not know whether it was killed with unflushed writes in memory";
-                (1, format!("{unknown}, so the next flush of a guest fails: {error}"))
+                (known.saturating_add(1), format!("{unknown}, so the next flush of a guest fails: {error}"))
             }
         };
         {
             let mut inner = self.inner();
-            let owed = &mut inner.disk_mut(name)?.wanted.flush_failures_owed;
-            *owed = owed.saturating_add(guests);
+            inner.disk_mut(name)?.wanted.flush_failures_owed = owed;
         }
         self.save_owed().await;
         Ok(Some(note))

@@ -238,3 +238,48 @@ fn a_silent_shard_is_named_and_holds_up_no_page() {
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     });
 }
+
+/// Every failed read of lost dirty data has an event.
+#[test]
+fn unreadable_dirty_data_is_logged_once_in_ten_seconds() {
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    run(async |bench| {
+        bench.disk("vm").await;
+        let disk = bench.services.registry.inner().disks["vm"].id;
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        let report = |times: u64| {
+            for sectors in 1..=times {
+                bench.services.events.handle(ShardEvent::DirtyLost { disk, sectors });
+            }
+        };
+        let guard = tracing::subscriber::set_default(subscriber);
+        report(300);
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        report(1);
+        drop(guard);
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.contains("cannot be read from flash")).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[1].contains("299 times more"), "{text}");
+        let reason = bench.services.registry.inner().disks["vm"].cache_reason.clone().unwrap();
+        assert!(reason.contains("cannot be read from flash"), "{reason}");
+    });
+}

@@ -50,6 +50,7 @@ fn the_golden_ring_of_version_1_is_read() {
     let summary = Summary {
         ring: 3,
         clean: false,
+        is_logged: false,
         sectors_valid: 5,
         sectors_dirty: 3,
         sectors_undone: 1,

@@ -1,0 +1,40 @@
+//! Reaction to a crash log that is missing or damaged when the cache of a killed daemon is
+//! recovered.
+//!
+//! The state file has the kernel's boot id of the time when the cache was used last. In the same
+//! boot, the crash log of a cache that was not closed must still exist. If it does not, unflushed
+//! writes that hob acknowledged may be lost, as after a failed flush (docs/decisions/0032). So the
+//! next flush of each guest fails, and `hob health` reports the loss until an operator acknowledges
+//! it.
+
+use super::Disks;
+use crate::api_error::ApiError;
+
+/// Why writes may be lost, for the log and for `hob health`.
+const LOST: &str = "hob was killed, and the crash log of its write-back cache is missing or damaged, \
+    so writes that were acknowledged and not flushed may be lost; the next flush of each guest fails \
+    once. Check the guest's filesystem";
+
+impl Disks {
+    /// Records that guests of a disk must get a report of a failed flush. Must precede serving the
+    /// disk. Returns a note for the operator.
+    pub(super) async fn note_lost_records(&self, name: &str) -> Result<String, ApiError> {
+        {
+            let mut inner = self.registry.inner();
+            let wanted = &mut inner.disk_mut(name)?.wanted;
+            // How many guests wrote is unknown: at most one for each way to write.
+            let writers = 1 + wanted.exports.iter().filter(|export| !export.read_only).count();
+            wanted.flush_failures_owed =
+                wanted.flush_failures_owed.saturating_add(u32::try_from(writers).unwrap_or(u32::MAX));
+            // A second start before the next ring does not report the same loss again.
+            if let Some(journal) = wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+                journal.used = None;
+            }
+        }
+        self.tasks.begin("recover", name.to_owned()).end(Err(LOST.to_owned()));
+        if let Err(error) = self.registry.save().await {
+            tracing::error!("{error}");
+        }
+        Ok(LOST.to_owned())
+    }
+}

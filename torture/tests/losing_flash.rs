@@ -1,0 +1,121 @@
+//! Pool files whose file system fails writes or flushes, or loses data at a failed flush.
+//!
+//! These tests need root and /dev/fuse.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use conformance::data::empty_file;
+use conformance::hob::Daemon;
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{MIB, Scratch};
+use torture::behaviour::{Failing, Operation};
+use torture::files::{File, Files};
+use torture::medium::Medium;
+
+const SIZE: u64 = 16 * MIB;
+const POOL_BYTES: u64 = 64 * MIB;
+const BLOCK: usize = 4096;
+/// Number of blocks that the guest writes.
+const BLOCKS: u64 = 300;
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// A daemon with a write-back cache on files of the test file system.
+struct Stage {
+    // Dropped before the files, and those before the directory.
+    daemon: Option<Daemon>,
+    flash: Vec<Arc<File>>,
+    _files: Files,
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn new(copies: &str, devices: usize) -> Stage {
+        let scratch = Scratch::new();
+        let files = Files::mount(&scratch.path("mnt"), 1).expect("this test needs root and /dev/fuse");
+        let names: Vec<String> = (0..devices).map(|at| format!("flash{at}")).collect();
+        let flash = names.iter().map(|name| files.add(name, Medium::new(POOL_BYTES, 1))).collect();
+        let paths: Vec<_> = names.iter().map(|name| files.path(name)).collect();
+        empty_file(&scratch.path("disk.img"), SIZE);
+        let more = format!(
+            "[[pool]]\nname = \"pool\"\ndevices = {paths:?}\nsegment_size = \"1M\"\n\
+             [[disk]]\nname = \"vm\"\nbacking = {:?}\n\
+             [disk.cache]\npool = \"pool\"\nsize = \"8M\"\nmode = \"write-back\"\ncopies = \"{copies}\"\n\
+             dirty_start = 60\ndirty_age_max = 3600\n",
+            scratch.path("disk.img"),
+        );
+        std::fs::write(scratch.path("hob.toml"), scratch.daemon_config() + &more).unwrap();
+        let mut stage = Stage { daemon: None, flash, _files: files, scratch };
+        stage.start();
+        stage
+    }
+
+    fn start(&mut self) {
+        self.daemon = Some(Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock")));
+    }
+
+    fn kill(&mut self) {
+        self.daemon.take().expect("it runs").kill();
+    }
+
+    fn connect(&self) -> Client {
+        let mut client = None;
+        wait_until("the export", WAIT_MAX, || {
+            client = Client::connect(&Address::Unix(self.scratch.path("nbd.sock")), "vm").ok();
+            client.is_some()
+        });
+        client.expect("a connection")
+    }
+}
+
+fn write_all(client: &mut Client, byte: u8) {
+    (0..BLOCKS).for_each(|at| client.write(at * BLOCK as u64, &[byte; BLOCK]).expect("a write"));
+}
+
+#[track_caller]
+fn has_all(client: &mut Client, byte: u8) {
+    for at in 0..BLOCKS {
+        let data = client.read(at * BLOCK as u64, BLOCK as u32).expect("a read");
+        assert!(data == [byte; BLOCK], "block {at}: {} instead of {byte}", data[0]);
+    }
+}
+
+/// The other device has a copy of everything that the failed flush lost.
+#[test]
+fn a_device_that_loses_data_at_a_flush_loses_nothing_that_has_two_copies() {
+    for device in 0..2 {
+        let mut stage = Stage::new("2", 2);
+        let mut client = stage.connect();
+        write_all(&mut client, 1);
+        client.flush().expect("a flush");
+        write_all(&mut client, 2);
+        stage.flash[device].behaviour().lose_at_flush();
+        client.flush().expect("the other device has everything");
+        has_all(&mut client, 2);
+        stage.kill();
+        stage.start();
+        has_all(&mut stage.connect(), 2);
+    }
+}
+
+/// A device that refuses writes or flushes for a while keeps what it has, so nothing is lost, and
+/// the guest sees no error.
+#[test]
+fn errors_of_a_pool_file_reach_no_guest() {
+    for (operation, error) in [(Operation::Write, 5), (Operation::Write, 28), (Operation::Flush, 5)] {
+        let mut stage = Stage::new("1", 1);
+        let mut client = stage.connect();
+        write_all(&mut client, 1);
+        client.flush().expect("a flush");
+        let until = Instant::now() + Duration::from_secs(2);
+        stage.flash[0].behaviour().fail(Failing { operation, range: 0..POOL_BYTES, error, until });
+        write_all(&mut client, 2);
+        client.flush().unwrap_or_else(|failed| panic!("{operation:?} fails with {error}: {failed}"));
+        has_all(&mut client, 2);
+        stage.kill();
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        stage.start();
+        has_all(&mut stage.connect(), 2);
+    }
+}
