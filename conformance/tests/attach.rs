@@ -49,11 +49,23 @@ enum Given {
     NodesQcow2,
     /// `-drive`, qcow2.
     DriveQcow2,
+    /// `-blockdev` with the nodes of Proxmox VE 9, raw.
+    Proxmox,
 }
 
 impl Given {
     fn format(self) -> &'static str {
-        if matches!(self, Given::Nodes | Given::Drive) { "raw" } else { "qcow2" }
+        if matches!(self, Given::Nodes | Given::Drive | Given::Proxmox) { "raw" } else { "qcow2" }
+    }
+
+    /// The path of the QMP socket in the scratch directory.
+    fn qmp(self) -> &'static str {
+        if self == Given::Proxmox { "var/run/qemu-server/100.qmp" } else { "qmp.sock" }
+    }
+
+    /// The name of hob's disk.
+    fn disk(self) -> &'static str {
+        if self == Given::Proxmox { "cached-vm-100-disk-0" } else { "web-vda" }
     }
 
     fn args(self, file: &str) -> Vec<String> {
@@ -73,10 +85,42 @@ impl Given {
                 let drive = format!("file={file},format={format},if=virtio,id=vda,cache=none,discard=unmap");
                 ["-drive".to_owned(), drive].into()
             }
+            Given::Proxmox => proxmox_args(file),
         };
         args
     }
 }
+
+/// Returns the options of a disk `virtio0` as in `PVE::QemuServer::Blockdev` of Proxmox VE 9.
+fn proxmox_args(file: &str) -> Vec<String> {
+    let cache = json!({ "direct": true, "no-flush": false });
+    let image = json!({
+        "driver": "file", "node-name": "e4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "filename": file, "aio": "io_uring",
+        "cache": cache, "discard": "unmap", "detect-zeroes": "unmap", "read-only": false,
+    });
+    let format = json!({
+        "driver": "raw", "node-name": "f4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "file": image, "cache": cache,
+        "read-only": false,
+    });
+    let group = "throttle-drive-virtio0";
+    let top = json!({
+        "driver": "throttle", "node-name": "drive-virtio0", "throttle-group": group, "file": format,
+    });
+    let object = json!({ "qom-type": "throttle-group", "id": group, "limits": {} });
+    let device = "virtio-blk-pci,drive=drive-virtio0,id=virtio0,write-cache=on";
+    [["-object", &object.to_string()], ["-blockdev", &top.to_string()], ["-device", device]]
+        .as_flattened()
+        .iter()
+        .map(|text| (*text).to_owned())
+        .collect()
+}
+
+/// The configuration of the VM in Proxmox VE, with a snapshot.
+const PROXMOX_VM: &str = "name: web\nvirtio0: local:vm-100-disk-0,iothread=1,size=32M\n\n\
+    [before]\nvirtio0: local:vm-100-disk-0,iothread=1,size=32M\n";
+/// The storages of Proxmox VE.
+const PROXMOX_STORAGES: &str =
+    "lvmthin: local\n\tvgname pve\n\nhob: cached\n\thob-base local\n\thob-pool fast\n";
 
 struct Stage {
     scratch: Scratch,
@@ -107,7 +151,16 @@ impl Stage {
         std::fs::write(scratch.path("hob.toml"), config).unwrap();
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
-        let control = format!("unix:{},server=on,wait=off", scratch.text("qmp.sock"));
+        let files = [
+            ("var/run/qemu-server/none", ""),
+            ("etc/pve/qemu-server/100.conf", PROXMOX_VM),
+            ("etc/pve/storage.cfg", PROXMOX_STORAGES),
+        ];
+        for (name, text) in files {
+            std::fs::create_dir_all(scratch.path(name).parent().expect("a directory")).unwrap();
+            std::fs::write(scratch.path(name), text).unwrap();
+        }
+        let control = format!("unix:{},server=on,wait=off", scratch.text(given.qmp()));
         let program = std::path::Path::new(env!("CARGO_BIN_EXE_guest-load"));
         let vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
             .args(["-name", "web", "-qmp", &control])
@@ -136,7 +189,11 @@ impl Stage {
 
     fn command(&self, verb: &str, more: &[&str]) -> Tool {
         let records = self.scratch.text("records");
-        let mut args = vec![verb.to_owned(), format!("qmp:{}", self.scratch.text("qmp.sock"))];
+        let target = match self.given {
+            Given::Proxmox => "pve:100".to_owned(),
+            _ => format!("qmp:{}", self.scratch.text("qmp.sock")),
+        };
+        let mut args = vec![verb.to_owned(), target];
         args.extend(["--records".to_owned(), records]);
         args.extend(["--control".to_owned(), format!("unix:{}", self.scratch.text("ctl.sock"))]);
         if verb == "attach" {
@@ -145,7 +202,9 @@ impl Stage {
             let left_out = usual.into_iter().filter(|pair| !more.contains(&pair[0]));
             args.extend(left_out.flatten().map(str::to_owned));
         }
-        Tool::new(binary().to_str().expect("a path")).args(args).args(more).limit(STEP_MAX)
+        let stubs = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/proxmox/test");
+        let tool = Tool::new(binary().to_str().expect("a path")).args(args).args(more).limit(STEP_MAX);
+        tool.env("HOB_PVE_ROOT", self.scratch.path("")).env("PERL5LIB", stubs)
     }
 
     /// Runs `hob attach` or `hob detach`, and returns how long the VM was paused, in milliseconds.
@@ -201,9 +260,10 @@ impl Stage {
     /// Checks that the disk is attached, with a cache that the guest uses.
     #[track_caller]
     fn assert_attached(&self) {
-        let before = self.daemon().stats("web-vda");
+        let disk = self.given.disk();
+        let before = self.daemon().stats(disk);
         wait_until("requests of the guest", STEP_MAX, || {
-            let now = self.daemon().stats("web-vda");
+            let now = self.daemon().stats(disk);
             now.class("hit") + now.misses() > before.class("hit") + before.misses()
         });
     }
@@ -218,10 +278,10 @@ impl Stage {
         let said = self.console();
         assert!(said.contains(SENTINEL), "the guest has errors:\n{said}");
         self.guest_has_no_errors();
-        Monitor::connect(&self.scratch.path("qmp.sock")).quit();
+        Monitor::connect(&self.scratch.path(self.given.qmp())).quit();
         self.vm.wait(STEP_MAX).expect("QEMU ends");
         let disks = self.daemon().ctl(&["disk", "list"]);
-        assert!(!disks.contains("web-vda"), "hob still has the disk:\n{disks}");
+        assert!(!disks.contains(self.given.disk()), "hob still has the disk:\n{disks}");
         self.daemon.take().expect("it runs").stop();
         let (file, raw) = (self.file.clone(), self.scratch.text("disk.raw"));
         if self.given.format() == "qcow2" {
@@ -399,6 +459,47 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
         assert!(!stage.scratch.path("records/web-vda.json").exists(), "the record is still there");
         stage.guest_continues();
     }
+    stage.guest_continues();
+    stage.end();
+}
+
+/// A VM with the files and nodes of Proxmox VE. Its Perl modules are stubs.
+#[test]
+fn a_vm_of_proxmox_ve_starts_with_the_storage_plugin_next_time() {
+    let _cores = cores();
+    let stage = Stage::new(Given::Proxmox, "auto");
+    let file = stage.scratch.path("etc/pve/qemu-server/100.conf");
+    let config = || std::fs::read_to_string(&file).expect("the configuration");
+    let refused = |tool: Tool| {
+        let output = tool.output();
+        assert!(!output.success(), "it succeeded: {}", output.all());
+        output.stderr
+    };
+    std::fs::write(&file, format!("lock: backup\n{PROXMOX_VM}")).unwrap();
+    let said = refused(stage.command("attach", &[]));
+    assert!(said.contains("the lock 'backup'"), "{said}");
+    std::fs::write(&file, PROXMOX_VM).unwrap();
+
+    // If Proxmox VE refuses the change, the VM gets its image back.
+    let said = refused(stage.command("attach", &[]).env("PVE_STUB_FAILS", "1"));
+    assert!(said.contains("got timeout") && said.contains("nothing was changed"), "{said}");
+    assert_eq!(config(), PROXMOX_VM);
+    stage.guest_continues();
+
+    stage.run("attach", &[]);
+    stage.assert_attached();
+    assert_eq!(config(), PROXMOX_VM.replacen("local:", "cached:", 1), "only the VM's present configuration");
+    stage.run("detach", &[]);
+    assert_eq!(config(), PROXMOX_VM);
+
+    // Without a storage of the type `hob`, the configuration stays.
+    std::fs::write(stage.scratch.path("etc/pve/storage.cfg"), "lvmthin: local\n\tvgname pve\n").unwrap();
+    let output = stage.command("attach", &[]).output();
+    let warning = "no storage of the type 'hob' has local as its base";
+    assert!(output.success() && output.stderr.contains(warning), "{}", output.all());
+    assert!(stage.daemon().ctl(&["disk", "list"]).contains("web-virtio0"));
+    assert_eq!(config(), PROXMOX_VM);
+    stage.run("detach", &["virtio0"]);
     stage.guest_continues();
     stage.end();
 }

@@ -11,7 +11,7 @@ package PVE::Storage::Custom::HobPlugin;
 #         content images
 #
 # Volumes belong to the base storage, which allocates, lists, resizes and deletes them and takes their snapshots. While a
-# volume is active, hob serves it, and QEMU uses it over NBD. docs/ATTACH.md says what works and what does not.
+# volume is active, hob serves it, and QEMU uses it over NBD. docs/QUICKSTART_PROXMOX.md says what works and what does not.
 
 use strict;
 use warnings;

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell;
+use crate::{shell, third_party};
 
 /// Options of the build.
 #[derive(Debug, clap::Args)]
@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
 }
 
 /// Files that the package must have.
-const CONTENTS: [&str; 13] = [
+const CONTENTS: [&str; 16] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -32,7 +32,10 @@ const CONTENTS: [&str; 13] = [
     "./usr/share/zsh/vendor-completions/_hob",
     "./usr/share/fish/vendor_completions.d/hob.fish",
     "./usr/share/doc/hob/copyright",
+    "./usr/share/doc/hob/third-party-licences.txt.gz",
+    "./usr/share/doc/hob/hob.cdx.json",
     "./usr/share/doc/hob/docs/INSTALL.md",
+    "./usr/share/doc/hob/examples/openstack/hob_os_brick/engine.py",
     "./usr/share/doc/hob/examples/prometheus/alerts.yml",
 ];
 
@@ -60,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Strips the binary, and generates manual pages, completions and the changelog.
+/// Strips the binary, and generates manual pages, completions, the changelog, and the lists of crates.
 fn prepare(program: &Path, built: &Path) -> Result<()> {
     let dir = built.join("packaging");
     fs::create_dir_all(dir.join("completions"))?;
@@ -73,6 +76,8 @@ fn prepare(program: &Path, built: &Path) -> Result<()> {
         let script = shell::output(Command::new(&hob).args(["completions", shell_name]))?;
         fs::write(dir.join("completions").join(file), script)?;
     }
+    let (licences, _) = third_party::write(&dir, "")?;
+    compress(vec![licences])?;
     let changelog = dir.join("changelog.Debian");
     fs::write(&changelog, changelog_text(&hob)?)?;
     compress(vec![changelog])

@@ -10,6 +10,7 @@ mod readers;
 mod simulate;
 mod suite;
 mod test;
+mod third_party;
 mod tidy;
 mod torture;
 
@@ -45,6 +46,8 @@ enum Command {
     Faults,
     /// Build the Debian package with cargo-deb
     Deb(deb::Arguments),
+    /// List the crates of others in hob: their licences, and a bill of materials (CycloneDX)
+    ThirdParty(third_party::Arguments),
     /// Build the documentation site with mdBook
     Docs(docs::Arguments),
     /// Draw random sentences for a comprehension test by readers who do not know the code
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Command::ConfigReference => config_reference::run(),
         Command::Faults => faults::run(),
         Command::Deb(arguments) => deb::run(&arguments),
+        Command::ThirdParty(arguments) => third_party::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),

@@ -60,6 +60,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
     Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
     Package { name: "git", shown_by: &["git"] },
+    // The test of OpenStack's os-brick installs it with pip.
+    Package { name: "python3-pip", shown_by: &["python3", "pip3"] },
 ];
 
 /// Installs missing packages. If that is impossible, lists them and continues, because tests that

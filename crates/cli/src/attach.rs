@@ -4,12 +4,14 @@ mod graph;
 mod libvirt;
 mod options;
 mod plan;
+mod proxmox;
 mod qmp;
 mod record;
 mod survey;
 mod work;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +25,10 @@ use plan::{Goal, steps};
 use qmp::Monitor;
 use record::{Method, Record, Records};
 use serde::Serialize;
-use survey::{Vm, Wanted};
+use survey::{Persistent, Vm, Wanted};
 use work::{Work, stop_after, tell};
 
+use super::drain::drain_first;
 use super::output::{print, table, word, words};
 use super::pool::absolute;
 use super::remote::{converse, explain};
@@ -48,6 +51,7 @@ struct Target {
 enum Kind {
     Qmp(PathBuf),
     Libvirt(String),
+    Proxmox(u32),
 }
 
 impl FromStr for Target {
@@ -57,11 +61,15 @@ impl FromStr for Target {
         let kind = match text.split_once(':') {
             Some(("qmp", path)) if !path.is_empty() => Kind::Qmp(absolute(path.to_owned()).into()),
             Some(("libvirt", name)) if !name.is_empty() => Kind::Libvirt(name.to_owned()),
-            _ => return Err("a VM is qmp:PATH (the QMP socket of QEMU) or libvirt:NAME".to_owned()),
+            Some(("pve", id)) if id.parse::<u32>().is_ok() => Kind::Proxmox(id.parse().unwrap_or_default()),
+            _ => {
+                return Err("a VM is qmp:PATH (the QMP socket of QEMU), libvirt:NAME or pve:VMID".to_owned());
+            }
         };
         let text = match &kind {
             Kind::Qmp(path) => format!("qmp:{}", path.display()),
             Kind::Libvirt(name) => format!("libvirt:{name}"),
+            Kind::Proxmox(vmid) => format!("pve:{vmid}"),
         };
         Ok(Target { text, kind })
     }
@@ -84,7 +92,7 @@ struct Common {
 /// everything is undone. Repeat a command that was interrupted: it continues where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
+    /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
     #[arg(required_unless_present = "list", value_name = "TARGET")]
     target: Option<Target>,
     /// Disks: the name of the device, drive or node, or the path of the image; all writable disks
@@ -118,7 +126,7 @@ pub(crate) struct Attach {
 /// where it was.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
-    /// The VM: qmp:PATH (QEMU's QMP socket) or libvirt:NAME
+    /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
     target: Target,
     /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks
     /// of the VM if absent
@@ -146,7 +154,8 @@ pub(super) fn run_attach(args: Attach, global: &Global) -> anyhow::Result<()> {
     if args.list {
         return list(&args.common.records, global);
     }
-    let target = args.target.clone().ok_or_else(|| anyhow!("name a VM: qmp:PATH or libvirt:NAME"))?;
+    let target =
+        args.target.clone().ok_or_else(|| anyhow!("name a VM: qmp:PATH, libvirt:NAME or pve:VMID"))?;
     converse(global, async |client| attach(&client, &target, args).await)
 }
 
@@ -160,10 +169,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     let mut monitor = connect(target).await?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
     vm.check(&mut monitor).await?;
-    let definition = match &target.kind {
-        Kind::Qmp(_) => None,
-        Kind::Libvirt(domain) => libvirt::definition(domain).await?,
-    };
+    let persistent = Rc::new(persistent(target).await?);
     let (pool, free) = pool(client, args.pool.as_deref()).await?;
     let mut wanted = Vec::new();
     for device in vm.choose(&args.disks)? {
@@ -179,9 +185,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             method: args.method,
             socket: nbd,
             cache,
-            definition: definition.clone(),
+            persistent: persistent.clone(),
         };
         let mut record = vm.record(&device, &how)?;
+        warn_of_next_start(&persistent, target, &device.label);
         record.cache.size = Some(args.size.unwrap_or_else(|| usual_size(&record.file)));
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         if is_taken {
@@ -248,6 +255,12 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         }
         return Ok(());
     }
+    if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
+        // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
+        for record in &chosen {
+            drain_if_present(client, &record.disk).await?;
+        }
+    }
     let mut monitor = connect(&args.target)
         .await
         .map_err(|error| anyhow!("{error:#}; if the VM does not run, use 'hob detach --stopped'"))?;
@@ -263,6 +276,15 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
     }
     end(args.common.dry_run)
+}
+
+/// Writes the dirty data of a disk to its image, if hob has the disk.
+async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Result<()> {
+    let disks = client.disks().await.map_err(explain)?;
+    match disks.iter().find(|found| found.name == disk) {
+        Some(found) if found.cache.is_some() => drain_first(client, disk).await,
+        _ => Ok(()),
+    }
 }
 
 fn work<'a>(
@@ -346,6 +368,37 @@ async fn connect(target: &Target) -> anyhow::Result<Monitor> {
     match &target.kind {
         Kind::Qmp(path) => Monitor::connect(path).await,
         Kind::Libvirt(domain) => Monitor::of_domain(domain).await,
+        Kind::Proxmox(vmid) => Monitor::of_proxmox(*vmid).await,
+    }
+}
+
+/// Reads the persistent definition of a VM.
+async fn persistent(target: &Target) -> anyhow::Result<Persistent> {
+    Ok(match &target.kind {
+        Kind::Qmp(_) => Persistent::None,
+        Kind::Libvirt(domain) => {
+            libvirt::definition(domain).await?.map_or(Persistent::None, Persistent::Libvirt)
+        }
+        Kind::Proxmox(vmid) => {
+            let settings = proxmox::Settings::read(*vmid)?;
+            if let Some(lock) = settings.lock() {
+                bail!("VM {vmid} has the lock '{lock}'; repeat the command when this operation has ended");
+            }
+            Persistent::Proxmox(settings)
+        }
+    })
+}
+
+/// Warns if hob cannot change a disk in the configuration of Proxmox VE.
+fn warn_of_next_start(persistent: &Persistent, target: &Target, label: &str) {
+    if let Persistent::Proxmox(settings) = persistent
+        && let Err(reason) = settings.volumes(label)
+    {
+        tell(&format!(
+            "{label}: warning: the VM's configuration keeps its image: {reason}. After the VM has stopped, \
+             run 'hob detach --stopped {}' before its next start",
+            target.text
+        ));
     }
 }
 
@@ -353,6 +406,7 @@ fn default_name(target: &Target) -> String {
     match &target.kind {
         Kind::Qmp(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
         Kind::Libvirt(domain) => domain.clone(),
+        Kind::Proxmox(vmid) => format!("vm-{vmid}"),
     }
 }
 

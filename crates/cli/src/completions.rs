@@ -1,20 +1,211 @@
-//! `hob completions SHELL`: completion scripts.
+//! `hob completions SHELL`: completion scripts. The scripts call `hob completions --names` for the
+//! names of disks and pools, which only the daemon knows.
 
-use clap::Args;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use clap::{Arg, Args, Command};
 use clap_complete::Shell;
+use hob_control::client::ClientError;
 
+use super::Global;
 use super::output::write;
+use super::remote::{converse, explain};
+
+/// Maximum time for the daemon's reply, because the user's shell waits.
+const REPLY_MAX: Duration = Duration::from_secs(1);
+
+/// Completes names in bash, where clap's script completes options.
+const BASH: &str = r#"
+# Adds the names of disks and pools.
+_hob_with_names() {
+    _hob "$@"
+    [[ ${COMP_WORDS[COMP_CWORD]} == -* ]] && return
+    local names
+    names=$(hob completions --names -- "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)
+    [[ -z $names ]] || COMPREPLY=($(compgen -W "$names" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -F _hob_with_names -o bashdefault -o default hob
+"#;
+
+/// Functions for zsh, which [`zsh`] adds to clap's script.
+const ZSH: &str = r#"
+_hob_disks() {
+    local -a names=(${(f)"$(hob completions --names -- disk show 2>/dev/null)"})
+    compadd -a names
+}
+
+_hob_pools() {
+    local -a names=(${(f)"$(hob completions --names -- pool show 2>/dev/null)"})
+    compadd -a names
+}
+"#;
+
+const FISH: &str = r#"
+# The names of disks and pools.
+complete -c hob -f -n 'not string match -q -- "-*" (commandline -ct)' -a '(hob completions --names -- (commandline -opc)[2..] 2>/dev/null)'
+"#;
 
 /// Print a completion script for a shell
+///
+/// The scripts for bash, zsh and fish also complete the names of disks and pools, if the daemon
+/// answers.
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
     /// Name of the shell
-    #[arg(value_enum)]
-    shell: Shell,
+    #[arg(value_enum, required_unless_present = "names")]
+    shell: Option<Shell>,
+    /// Print the names of disks or pools that can follow the words after `--`, for the scripts
+    #[arg(long, hide = true, conflicts_with = "shell")]
+    names: bool,
+    #[arg(last = true, hide = true, requires = "names")]
+    words: Vec<String>,
 }
 
-pub(super) fn run(args: &Completions) -> anyhow::Result<()> {
+pub(super) fn run(args: &Completions, global: &Global) -> anyhow::Result<()> {
+    let Some(shell) = args.shell else { return print_names(&args.words, global) };
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut super::clap_command(), "hob", &mut script);
-    write(&script)
+    clap_complete::generate(shell, &mut super::clap_command(), "hob", &mut script);
+    let script = String::from_utf8(script)?;
+    let script = match shell {
+        Shell::Bash => script + BASH,
+        Shell::Zsh => zsh(&script),
+        Shell::Fish => script + FISH,
+        _ => script,
+    };
+    write(script.as_bytes())
+}
+
+/// Adds names of disks and pools to clap's script for zsh.
+fn zsh(script: &str) -> String {
+    let mut changed = String::new();
+    for line in script.lines() {
+        let argument = line.trim_start();
+        let is = |name: &str, value: &str| {
+            let begins = [format!("':{name} --"), format!("'::{name} --")];
+            begins.iter().any(|begin| argument.starts_with(begin))
+                || line.contains(&format!("]:{value}:_default"))
+        };
+        let function = if is("disk", "DISK") {
+            "_hob_disks"
+        } else if is("pool", "POOL") {
+            "_hob_pools"
+        } else {
+            "_default"
+        };
+        changed += &line.replace(":_default'", &format!(":{function}'"));
+        changed += "\n";
+    }
+    // The last part of the script starts the completion, so the functions must come before.
+    let end = changed.rfind("\nif [ ").unwrap_or(changed.len());
+    changed.insert_str(end, ZSH);
+    changed
+}
+
+/// What a word of a command line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    Disks,
+    Pools,
+    Other,
+}
+
+fn print_names(words: &[String], global: &Global) -> anyhow::Result<()> {
+    let names = wanted(words);
+    if names == Names::Other {
+        return Ok(());
+    }
+    let names: Vec<String> = converse(global, async |client| {
+        let reply = tokio::time::timeout(REPLY_MAX, async {
+            Ok::<_, ClientError>(match names {
+                Names::Pools => client.pools().await?.into_iter().map(|pool| pool.name).collect(),
+                _ => client.disks().await?.into_iter().map(|disk| disk.name).collect(),
+            })
+        });
+        reply.await.map_err(|_| anyhow!("the daemon does not answer"))?.map_err(explain)
+    })?;
+    write(names.iter().map(|name| format!("{name}\n")).collect::<String>().as_bytes())
+}
+
+/// Returns what follows these words of a command line, without the program's name.
+fn wanted(words: &[String]) -> Names {
+    let mut root = super::clap_command();
+    root.build();
+    let mut command = &root;
+    let mut position = 0;
+    let mut option = None;
+    // bash makes a word of each equals sign.
+    for word in words.iter().filter(|word| *word != "=") {
+        if option.take().is_some() {
+            continue;
+        }
+        if word.starts_with('-') {
+            option = option_with_value(command, word);
+        } else if let Some(below) = command.find_subcommand(word).filter(|_| position == 0) {
+            command = below;
+        } else {
+            position += 1;
+        }
+    }
+    let argument = option.or_else(|| command.get_positionals().nth(position));
+    match argument.map(|argument| argument.get_id().as_str()) {
+        Some("disk") => Names::Disks,
+        Some("pool") => Names::Pools,
+        _ => Names::Other,
+    }
+}
+
+/// Returns the option of this name if its value is the next word.
+fn option_with_value<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
+    let is_it = |argument: &&Arg| match word.strip_prefix("--") {
+        Some(long) => argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&long)),
+        None => {
+            let short = word.strip_prefix('-').and_then(|short| short.parse::<char>().ok());
+            short.is_some() && short == argument.get_short()
+        }
+    };
+    let found = command.get_arguments().filter(|argument| !argument.is_positional()).find(is_it)?;
+    found.get_num_args().is_some_and(|count| count.min_values() > 0).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Names {
+        wanted(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn disks_and_pools_are_completed_where_commands_take_them() {
+        for line in
+            ["disk show", "disk remove", "stats", "cache set", "-o json drain", "bitmap list", "cache resize"]
+        {
+            assert_eq!(of(line), Names::Disks, "{line}");
+        }
+        for line in ["pool show", "cache enable web --pool", "cache enable --pool =", "attach qmp:/x --pool"]
+        {
+            assert_eq!(of(line), Names::Pools, "{line}");
+        }
+        for line in
+            ["disk", "disk add", "pool", "stats web", "cache enable web --size", "-o", "no-such command"]
+        {
+            assert_eq!(of(line), Names::Other, "{line}");
+        }
+        assert_eq!(of("cache enable --pool flash"), Names::Disks);
+        assert_eq!(of("cache enable --pool = flash"), Names::Disks);
+    }
+
+    #[test]
+    fn the_script_of_zsh_completes_names() {
+        let mut script = Vec::new();
+        clap_complete::generate(Shell::Zsh, &mut crate::clap_command(), "hob", &mut script);
+        let script = zsh(&String::from_utf8(script).unwrap());
+        for part in ["':disk -- The disk:_hob_disks'", ":POOL:_hob_pools'", "':pool -- The pool:_hob_pools'"]
+        {
+            assert!(script.contains(part), "{part}");
+        }
+        let functions = script.find("\n_hob_pools() {").unwrap();
+        assert!(functions < script.rfind("compdef _hob hob").unwrap());
+    }
 }

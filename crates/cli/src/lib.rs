@@ -213,7 +213,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Replay(args) => replay::run(&args, global),
         Command::Selftest(args) => selftest::run(&args, global),
         Command::Lab(args) => lab::run(args, global),
-        Command::Completions(args) => completions::run(&args),
+        Command::Completions(args) => completions::run(&args, global),
         Command::Man(args) => man::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::SwapOff(args) => swap::run_off(&args),

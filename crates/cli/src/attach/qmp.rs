@@ -9,6 +9,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use super::proxmox;
+
 /// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
@@ -52,6 +54,20 @@ impl Monitor {
         })??;
         let mut monitor = Monitor::Socket { stream, pid };
         monitor.ask("qmp_capabilities", json!({})).await?;
+        Ok(monitor)
+    }
+
+    /// Connects to a VM of Proxmox VE. Proxmox VE's own programs use the same socket, each for a short
+    /// time.
+    ///
+    /// # Errors
+    /// The VM does not run on this node, or another program stays connected.
+    pub(super) async fn of_proxmox(vmid: u32) -> anyhow::Result<Monitor> {
+        let path = proxmox::qmp(vmid);
+        let mut monitor = Monitor::connect(&path).await?;
+        if let Monitor::Socket { pid, .. } = &mut monitor {
+            *pid = proxmox::pid(vmid).or(*pid);
+        }
         Ok(monitor)
     }
 

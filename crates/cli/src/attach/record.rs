@@ -11,6 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::proxmox::Volumes;
+
 /// Version of the file format.
 const VERSION: u32 = 1;
 
@@ -31,7 +33,7 @@ pub(super) enum Method {
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) version: u32,
-    /// The VM as named by the user: `qmp:PATH` or `libvirt:NAME`.
+    /// The VM as named by the user: `qmp:PATH`, `libvirt:NAME` or `pve:VMID`.
     pub(super) target: String,
     /// hob's disk.
     pub(super) disk: String,
@@ -56,6 +58,9 @@ pub(super) struct Record {
     /// The original XML element of the disk in the persistent definition of a libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) definition: Option<String>,
+    /// The volumes of a disk of Proxmox VE, if the VM's next start can use hob's storage plugin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) volumes: Option<Volumes>,
 }
 
 impl Record {
@@ -69,6 +74,11 @@ impl Record {
     /// Returns the libvirt domain of the VM.
     pub(super) fn domain(&self) -> Option<&str> {
         self.target.strip_prefix("libvirt:")
+    }
+
+    /// Returns the number of the VM in Proxmox VE.
+    pub(super) fn vmid(&self) -> Option<u32> {
+        self.target.strip_prefix("pve:")?.parse().ok()
     }
 
     /// hob's NBD socket.

@@ -2,6 +2,7 @@
 //! it cannot be attached.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use hob_control::{CacheEnable, check_name};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use super::graph::{Device, Graph, is_made_up};
 use super::libvirt;
 use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_parent};
+use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
 
@@ -31,8 +33,16 @@ pub(super) struct Wanted {
     pub(super) method: Option<Method>,
     pub(super) socket: PathBuf,
     pub(super) cache: CacheEnable,
-    /// The persistent definition of a libvirt domain.
-    pub(super) definition: Option<String>,
+    pub(super) persistent: Rc<Persistent>,
+}
+
+/// The persistent definition of a VM.
+pub(super) enum Persistent {
+    /// hob does not know the VM's definition.
+    None,
+    /// The XML of a libvirt domain.
+    Libvirt(String),
+    Proxmox(proxmox::Settings),
 }
 
 impl Vm {
@@ -110,9 +120,7 @@ impl Vm {
     /// Returns the name of hob's disk for a device.
     pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
-        check_name(&name).with_context(|| format!("'{name}' cannot be the name of a disk of hob"))?;
-        Ok(name)
+        checked(format!("{}-{}", self.name, device.label).chars().map(plain).collect())
     }
 
     /// Returns the record that `hob attach` saves about a device before it changes anything.
@@ -120,7 +128,15 @@ impl Vm {
     /// # Errors
     /// The reason why the device cannot be attached.
     pub(super) fn record(&self, device: &Device, wanted: &Wanted) -> anyhow::Result<Record> {
-        let disk = self.disk_name(device)?;
+        let (xml, volumes) = match &*wanted.persistent {
+            Persistent::None => (None, None),
+            Persistent::Libvirt(xml) => (Some(xml), None),
+            Persistent::Proxmox(settings) => (None, settings.volumes(&device.label).ok()),
+        };
+        let disk = match &volumes {
+            Some(volumes) => checked(volumes.disk())?,
+            None => self.disk_name(device)?,
+        };
         let graph = &self.graph;
         if device.read_only {
             bail!("{} is read-only", device.label);
@@ -181,7 +197,8 @@ impl Vm {
             node: of_hob(&node_name(&disk, ""), socket, &disk, discard),
             spare,
             parent: options,
-            definition: wanted.definition.as_deref().and_then(|xml| image_element(xml, &file, &disk)),
+            definition: xml.and_then(|xml| image_element(xml, &file, &disk)),
+            volumes,
             disk,
         })
     }
@@ -263,6 +280,12 @@ impl Vm {
         let given = super::options::given(&self.command_line, node);
         given.is_some_and(|options| options["discard"] == "unmap") || drive_discards(&self.command_line, file)
     }
+}
+
+/// Returns the name if a disk of hob can have it.
+fn checked(name: String) -> anyhow::Result<String> {
+    check_name(&name).with_context(|| format!("'{name}' cannot be the name of a disk of hob"))?;
+    Ok(name)
 }
 
 fn image_element(xml: &str, file: &Path, disk: &str) -> Option<String> {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::graph::Graph;
 use super::libvirt;
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
+use super::proxmox::{self, Settings};
 use super::qmp::Monitor;
 use super::record::{Method, Record, Records, name_of};
 use super::survey::room;
@@ -163,8 +164,11 @@ impl Work<'_> {
         }
     }
 
-    /// Returns the disk's source in the VM's libvirt definition.
+    /// Returns the disk's source in the VM's persistent definition.
     async fn definition(&self) -> anyhow::Result<Definition> {
+        if let (Some(vmid), Some(volumes)) = (self.record.vmid(), &self.record.volumes) {
+            return Ok(Settings::read(vmid)?.definition(volumes));
+        }
         let (Some(domain), Some(_)) = (self.record.domain(), &self.record.definition) else {
             return Ok(Definition::None);
         };
@@ -176,9 +180,21 @@ impl Work<'_> {
         })
     }
 
-    /// Changes the VM's definition in libvirt.
+    /// Changes the VM's persistent definition.
     async fn define(&self, to: Definition) -> anyhow::Result<()> {
         let record = self.record;
+        if let (Some(vmid), Some(volumes)) = (record.vmid(), &record.volumes) {
+            let (image, hob) = (&volumes.image, &volumes.hob);
+            return match (to, self.definition().await?) {
+                (Definition::Hob, Definition::Image) => {
+                    proxmox::replace(vmid, &volumes.key, image, hob).await
+                }
+                (Definition::Image, Definition::Hob) => {
+                    proxmox::replace(vmid, &volumes.key, hob, image).await
+                }
+                _ => Ok(()),
+            };
+        }
         let (Some(domain), Some(image)) = (record.domain(), &record.definition) else { return Ok(()) };
         let xml = libvirt::definition(domain).await?.unwrap_or_default();
         match (to, libvirt::find(&xml, &record.file, &record.disk)) {

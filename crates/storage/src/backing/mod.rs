@@ -95,6 +95,19 @@ pub const BACKINGS: &[BackingKind] = &[
         recognise: |spec, _| rbd::recognise(spec),
         open: rbd::open,
     },
+    // Without this row, the address would be a path.
+    #[cfg(not(any(test, feature = "rbd")))]
+    BackingKind {
+        name: "rbd",
+        syntax: "rbd:POOL/IMAGE, if hob was built with the feature rbd",
+        recognise: |spec, _| spec.starts_with("rbd:"),
+        open: |spec, _, _| {
+            Err(OpenError::Spec {
+                spec: spec.to_owned(),
+                reason: "this hob was built without the feature rbd (cargo build --features rbd)".to_owned(),
+            })
+        },
+    },
     BackingKind {
         name: "objects",
         syntax: "objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",

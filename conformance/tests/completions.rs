@@ -1,0 +1,50 @@
+//! The completion script for bash, with the names of disks and pools of a running daemon.
+
+use std::os::unix::fs::symlink;
+
+use conformance::data::empty_file;
+use conformance::hob::{binary, command};
+use conformance::{Daemon, MIB, Scratch, Tool};
+
+#[test]
+fn bash_completes_names_of_disks_and_pools() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("web.img"), 4 * MIB);
+    let control = format!("unix:{}", scratch.text("ctl.sock"));
+    let config = format!(
+        "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [{control:?}]\n\
+         [[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = \"64M\"\n\
+         [[disk]]\nname = \"web\"\nbacking = {:?}\n",
+        scratch.path("state"),
+        scratch.text("nbd.sock"),
+        scratch.path("flash"),
+        scratch.path("web.img"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let daemon = Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"));
+    let script = command(&["completions", "bash"]);
+    assert!(script.success(), "{}", script.all());
+    std::fs::write(scratch.path("hob.bash"), script.stdout).unwrap();
+    symlink(binary(), scratch.path("hob")).unwrap();
+    let path = format!("{}:{}", scratch.text(""), std::env::var("PATH").unwrap_or_default());
+    // Completes the last word as bash does.
+    let completed = |line: &str| {
+        let count = line.split(' ').count() - 1;
+        let shell = format!(
+            "source \"$1\"; COMP_WORDS=({line}\"\"); COMP_CWORD={count}; \
+             _hob_with_names hob \"${{COMP_WORDS[{count}]}}\" \"${{COMP_WORDS[{}]}}\"; echo \"${{COMPREPLY[@]}}\"",
+            count - 1
+        );
+        let bash = Tool::new("bash").args(["-c", &shell, "bash", &scratch.text("hob.bash")]);
+        bash.env("HOB_CONTROL", &control).env("PATH", &path).run().trim().to_owned()
+    };
+    assert_eq!(completed("hob disk show "), "web");
+    assert_eq!(completed("hob stats w"), "web");
+    assert_eq!(completed("hob stats x"), "");
+    assert_eq!(completed("hob pool show "), "flash");
+    assert_eq!(completed("hob cache enable web --pool "), "flash");
+    assert!(completed("hob cache enable web --p").contains("--pool"), "options are still completed");
+    assert!(completed("hob di").contains("disk"), "commands are still completed");
+    daemon.stop();
+    assert!(completed("hob stats ").contains("--help"), "options, without the daemon");
+}

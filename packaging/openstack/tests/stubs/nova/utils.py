@@ -1,0 +1,5 @@
+"""A stub."""
+
+
+def get_root_helper():
+    return "sudo"
