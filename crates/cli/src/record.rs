@@ -5,7 +5,8 @@
 
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -30,7 +31,7 @@ const FRAMES_AFTER_SIGNAL: u32 = 2;
 pub(crate) struct Record {
     /// The disk
     disk: String,
-    /// File for the trace
+    /// File for the trace; must not exist
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Stop recording after this number of seconds
@@ -226,9 +227,23 @@ enum Sink {
     Csv(csv::Writer<File>),
 }
 
+/// Creates a file, or opens a pipe or terminal. Existing data is never overwritten.
+fn create(path: &Path) -> io::Result<File> {
+    match File::create_new(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let kind = std::fs::metadata(path)?.file_type();
+            if kind.is_fifo() || kind.is_char_device() {
+                return File::options().write(true).open(path);
+            }
+            Err(io::Error::new(error.kind(), "it exists; name a new file, or delete this one"))
+        }
+        file => file,
+    }
+}
+
 impl Sink {
     fn create(args: &Record) -> io::Result<Sink> {
-        let file = File::create(&args.out)?;
+        let file = create(&args.out)?;
         Ok(match args.format {
             TraceFormat::Csv => Sink::Csv(csv::Writer::new(file)?),
             TraceFormat::Binary => {

@@ -59,6 +59,15 @@ pub(crate) enum MountError {
     },
 }
 
+/// A file with data that hob uses.
+#[derive(Debug)]
+pub(crate) struct UsedFile {
+    /// What the file is, for messages.
+    pub(crate) what: String,
+    /// Its path, or text that is no path.
+    pub(crate) path: PathBuf,
+}
+
 /// A mounted file. Dropping this value detaches the file, even if programs have it open.
 #[derive(Debug)]
 pub(crate) struct Mount {
@@ -78,14 +87,14 @@ pub(crate) struct Connection {
 }
 
 impl Mount {
-    /// Mounts a file of `size` bytes on `path`. `name` appears in the table of mounts. `backing` is
-    /// the path of the disk's data, if the backing is a path.
+    /// Mounts a file of `size` bytes on `path`. `name` appears in the table of mounts. A file in
+    /// `used` has data that hob reads and writes, so the mount must not hide it.
     pub(crate) fn new(
         path: &Path,
         name: &str,
         size: u64,
         read_only: bool,
-        backing: &str,
+        used: &[UsedFile],
     ) -> Result<(Mount, Connection), MountError> {
         let path = checked(path)?;
         clear(&path)?;
@@ -96,9 +105,11 @@ impl Mount {
         if !below.is_file() {
             return Err(unfit("a file that is not a regular file exists there"));
         }
-        let is_backing = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
-        if fs::metadata(backing).is_ok_and(is_backing) {
-            return Err(unfit("it is the disk's backing"));
+        let is_below = |of: Metadata| (of.dev(), of.ino()) == (below.dev(), below.ino());
+        // A new file is none of them, and a hung filesystem need not be asked.
+        let mut candidates = used.iter().filter(|_| !made);
+        if let Some(file) = candidates.find(|file| fs::metadata(&file.path).is_ok_and(is_below)) {
+            return Err(unfit(&format!("it is {}", file.what)));
         }
         let device = connect(&path, name, read_only)?;
         mount.mounted = true;
@@ -354,12 +365,12 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         fs::write(at("backing"), [0; 4096]).unwrap();
         fs::create_dir(at("dir")).unwrap();
-        let backing = at("backing").to_string_lossy().into_owned();
+        let used = [UsedFile { what: "the backing of the disk vm".to_owned(), path: at("backing") }];
         for (name, wrong) in [("dir", "not a regular file"), ("backing", "backing")] {
-            let error = Mount::new(&at(name), "vm", 4096, false, &backing).unwrap_err().to_string();
+            let error = Mount::new(&at(name), "vm", 4096, false, &used).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");
         }
-        assert!(Mount::new(&at("none/vm"), "vm", 4096, false, &backing).is_err());
+        assert!(Mount::new(&at("none/vm"), "vm", 4096, false, &used).is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

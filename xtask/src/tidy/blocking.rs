@@ -5,8 +5,9 @@ use super::source::code_only;
 use super::{none, sources};
 
 /// Sources whose code, except tests and [`ELSEWHERE`], runs on a shard.
-const ON_SHARDS: [&str; 14] = [
+const ON_SHARDS: [&str; 15] = [
     "crates/daemon/src/shard/",
+    "crates/storage/src/backing/evidence.rs",
     "crates/storage/src/backing/file/",
     "crates/storage/src/backing/helper.rs",
     "crates/storage/src/backing/nbd.rs",
@@ -24,7 +25,8 @@ const ON_SHARDS: [&str; 14] = [
 
 /// Calls of these sources that do not run on a shard, or that do not wait: the source below
 /// crates/storage/src, the call, how often it occurs, and why it is harmless.
-const ELSEWHERE: [(&str, &str, usize, &str); 21] = [
+const ELSEWHERE: [(&str, &str, usize, &str); 22] = [
+    ("backing/evidence.rs", "rustix::fs::fstat", 3, "while the disk is opened, and on threads of the daemon"),
     ("backing/file/holes.rs", "rustix::fs::open", 1, "while the disk is opened"),
     ("backing/file/holes.rs", "rustix::fs::fallocate", 2, "while the disk is opened"),
     ("backing/file/holes.rs", ".metadata()", 1, "while the disk is opened"),

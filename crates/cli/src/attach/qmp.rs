@@ -32,6 +32,8 @@ pub(super) enum Monitor {
         stream: BufReader<UnixStream>,
         /// Process id of QEMU.
         pid: Option<i32>,
+        /// Number of commands that were sent.
+        sent: u64,
     },
     /// A domain of libvirt, which has the socket and forwards commands.
     Libvirt { domain: String },
@@ -52,7 +54,7 @@ impl Monitor {
         timeout(GREETING_MAX, line(&mut stream)).await.map_err(|_| {
             anyhow!("QEMU does not answer at {at}; another program may be connected to this socket")
         })??;
-        let mut monitor = Monitor::Socket { stream, pid };
+        let mut monitor = Monitor::Socket { stream, pid, sent: 0 };
         monitor.ask("qmp_capabilities", json!({})).await?;
         Ok(monitor)
     }
@@ -116,11 +118,18 @@ impl Monitor {
     async fn exchange(&mut self, question: &Value) -> anyhow::Result<Value> {
         match self {
             Monitor::None => bail!("the VM does not run"),
-            Monitor::Socket { stream, .. } => {
+            Monitor::Socket { stream, sent, .. } => {
+                // After a command of a client that ended meanwhile, QEMU sends the late reply to the
+                // next client. The process id tells them apart.
+                *sent += 1;
+                let id = json!(format!("hob-{}-{sent}", std::process::id()));
+                let mut question = question.clone();
+                question["id"] = id.clone();
                 stream.write_all(format!("{question}\n").as_bytes()).await.context("QEMU ended")?;
                 loop {
                     let answer = line(stream).await?;
-                    if answer.get("event").is_none() {
+                    let is_refused_unread = answer.get("error").is_some() && answer.get("id").is_none();
+                    if answer.get("id") == Some(&id) || is_refused_unread {
                         return Ok(answer);
                     }
                 }

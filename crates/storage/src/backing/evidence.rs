@@ -47,9 +47,10 @@ enum Kind {
 }
 
 impl ChangeDetector {
-    /// Returns the change detector of a file, if its filesystem has reliable timestamps.
-    pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<ChangeDetector> {
-        has_timestamps(file).then(|| ChangeDetector(Kind::File(Arc::downgrade(file))))
+    /// Returns the change detector of a file whose filesystem [has reliable
+    /// timestamps](has_timestamps).
+    pub(super) fn of_file(file: &Arc<OwnedFd>) -> ChangeDetector {
+        ChangeDetector(Kind::File(Arc::downgrade(file)))
     }
 
     /// Returns the change detector of a backing that counts its own changes.
@@ -91,7 +92,9 @@ pub(super) fn at_opening(file: impl AsFd) -> Option<ChangeToken> {
     if has_timestamps(file) { of_status(&status) } else { None }
 }
 
-fn has_timestamps(file: impl AsFd) -> bool {
+/// Returns true if the file's filesystem has reliable timestamps. Waits while a network filesystem
+/// does not answer, so it is called while a disk is opened.
+pub(super) fn has_timestamps(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| FILESYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)))
 }
 

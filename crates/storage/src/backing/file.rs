@@ -99,6 +99,8 @@ struct FileBacking {
     /// In a power-cut test: the object that holds unflushed writes.
     volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
+    /// Whether the file's timestamps are evidence that it is unchanged.
+    has_timestamps: bool,
     access: Access,
     end: FileEnd,
     attached: Option<Attached>,
@@ -201,6 +203,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let metadata = buffered.metadata().map_err(system)?;
     // This comes before any attempt that changes timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
+    let has_timestamps = !is_block_device && evidence::has_timestamps(&buffered);
     let memory = file_type.is_file() && is_memory(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
     let direct =
@@ -262,6 +265,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         class,
         volatile,
         is_block_device,
+        has_timestamps,
         access,
         end: FileEnd::default(),
         attached: None,
@@ -589,8 +593,8 @@ impl Driver for FileBacking {
 
     fn witness(&self) -> Option<ChangeDetector> {
         // Writes to a volatile file reach the file later, without a request.
-        let is_plain = !self.is_block_device && self.volatile.is_none();
-        if is_plain { ChangeDetector::of_file(self.buffered()) } else { None }
+        let has_evidence = self.has_timestamps && self.volatile.is_none();
+        has_evidence.then(|| ChangeDetector::of_file(self.buffered()))
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

@@ -166,6 +166,13 @@ impl Disks {
         inner.check_stays()?;
         inner.check_export_name(&name)?;
         wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
+        if let Some(disk) = inner.disk_with_file(&wanted.backing) {
+            return Err(ApiError::conflict(format!(
+                "cannot add a disk on {}: hob serves the disk {disk} as this file",
+                wanted.backing
+            ))
+            .hint(format!("use the backing of {disk}, after removing that disk")));
+        }
         if inner.disks.len() >= DISKS_MAX {
             return Err(ApiError::conflict(format!(
                 "cannot add a disk: hob serves at most {DISKS_MAX} disks"

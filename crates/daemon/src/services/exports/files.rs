@@ -15,9 +15,9 @@ use hob_engine::io::Promote;
 
 use super::ExportService;
 use crate::api_error::{ApiError, ErrorKind};
-use crate::mount::{Mount, MountError, check_path, clear_stale};
+use crate::mount::{Mount, MountError, UsedFile, check_path, clear_stale};
 use crate::services::flash;
-use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::FileRights;
 use crate::state::DiskState;
 
@@ -41,6 +41,29 @@ impl DiskState {
         let further =
             self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
         own.into_iter().chain(further)
+    }
+}
+
+impl Inner {
+    /// Returns the name of the disk that is served as the file at `path`.
+    pub(in crate::services) fn disk_with_file(&self, path: &str) -> Option<&str> {
+        let has_it = |disk: &&DiskEntry| disk.wanted.files().any(|(_, file)| file == path);
+        self.disks.values().find(has_it).map(|disk| disk.wanted.name.as_str())
+    }
+
+    /// Returns the backings of all disks and the devices of all pools.
+    fn used_files(&self) -> Vec<UsedFile> {
+        let backings = self.disks.values().map(|disk| UsedFile {
+            what: format!("the backing of the disk {}", disk.wanted.name),
+            path: disk.wanted.backing.as_str().into(),
+        });
+        let devices = self.pools.iter().flat_map(|(name, pool)| {
+            pool.devices.iter().map(move |device| UsedFile {
+                what: format!("a device of the pool {name}"),
+                path: device.path.clone(),
+            })
+        });
+        backings.chain(devices).collect()
     }
 }
 
@@ -125,14 +148,14 @@ impl ExportService {
     }
 
     async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
-        let (backing, size, rights, id, shard) = {
+        let (used, size, rights, id, shard) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if disk.files.get(export).is_some_and(|file| file.mount.is_some()) {
                 return Ok(());
             }
             let rights = self.rights(disk, export);
-            (disk.wanted.backing.clone(), disk.size_bytes, rights, disk.id, disk.shard()?)
+            (inner.used_files(), disk.size_bytes, rights, disk.id, disk.shard()?)
         };
         let read_only = rights.read_only;
         if let Some(file) = self.take_left_file(export, path, size, read_only).await? {
@@ -142,7 +165,7 @@ impl ExportService {
             return Ok(());
         }
         let (at, of) = (PathBuf::from(path), export.to_owned());
-        let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
+        let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &used)).await?;
         let (mount, connection) = mounted.map_err(refuse)?;
         // Accesses to the file wait until the shard has the file.
         shard.attach_file(id, connection.device, connection.file, rights)?;
