@@ -55,8 +55,15 @@ impl Stage {
         Client::connect(&address, "vm").expect("the disk is there")
     }
 
+    /// Waits until the disk has its cache.
+    fn wait_for_cache(&self, daemon: &Daemon) {
+        let shown = || daemon.ctl(&["disk", "show", "vm", "-o", "json"]);
+        wait_until("the cache", WAIT_MAX, || shown().contains("\"active\""));
+    }
+
     /// Kills the daemon with a write that was acknowledged after the last flush.
     fn kill_with_unflushed_write(&self, daemon: Daemon, content: u8) {
+        self.wait_for_cache(&daemon);
         let mut guest = self.connect();
         guest.write(MIB, &[1; 4096]).unwrap();
         guest.flush().expect("nothing is lost");
@@ -183,7 +190,7 @@ fn a_lost_crash_log_is_reported_after_a_second_kill() {
 fn health_shows_a_crash_log_that_disappears() {
     let stage = Stage::new();
     let daemon = stage.start();
-    drop(stage.connect());
+    stage.wait_for_cache(&daemon);
     assert!(!health(&daemon).contains("crash-log-missing"), "{}", health(&daemon));
     std::fs::remove_file(stage.crash_log()).unwrap();
     let shown = health(&daemon);
