@@ -17,6 +17,9 @@ use super::measured::Tally;
 pub(super) use super::measured::{Measured, Portion};
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
+/// Change of a replay before its first request.
+pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
+
 /// One run of a figure; see the module documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
@@ -40,7 +43,7 @@ pub(super) struct Case {
     /// Changes disks and devices before the run, for example the cache of one disk.
     pub(super) arrange: Option<fn(&mut Setup)>,
     /// Changes the replay before the first request, for example shares of disks.
-    pub(super) begin: Option<fn(&mut Replay) -> Result<(), CommandError>>,
+    pub(super) begin: Option<Begin>,
 }
 
 impl Case {
@@ -93,7 +96,7 @@ impl Case {
     }
 
     /// Returns the case with a change of the replay before the first request.
-    pub(super) fn begin(self, change: fn(&mut Replay) -> Result<(), CommandError>) -> Case {
+    pub(super) fn begin(self, change: Begin) -> Case {
         Case { begin: Some(change), ..self }
     }
 
