@@ -9,6 +9,7 @@
 mod tests;
 
 use std::collections::HashMap;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use hob_engine::admission::Admission;
@@ -49,6 +50,15 @@ impl Share {
             Share::OneLru => "one-lru",
             Share::Optimum => "optimum",
         }
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Share, String> {
+        let found = Share::ALL.into_iter().find(|share| share.name() == text);
+        found.ok_or_else(|| format!("'{text}' is no division: {}", Share::ALL.map(Share::name).join(", ")))
     }
 }
 

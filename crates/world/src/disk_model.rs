@@ -203,6 +203,12 @@ impl ArrayModel {
         (self.reads_on_disks, self.writes_on_disks)
     }
 
+    /// Returns the time that all disks together were busy so far, nanoseconds. Work in the queue of
+    /// a disk counts from its submission.
+    pub fn busy_ns(&self) -> u64 {
+        self.disks.iter().map(Disk::busy_ns).sum()
+    }
+
     /// Submits a request that arrives at `now_ns` and returns its completion time, both in
     /// nanoseconds of virtual time. Arrival times should not decrease: the disks serve requests in
     /// the order of the calls.

@@ -92,6 +92,60 @@ impl FlashConfig {
         }
     }
 
+    /// Returns a current SATA SSD, the Kingston DC600M of 960 GB: 94 000 random reads and 65 000
+    /// random writes per second, 560 and 530 MB/s (data sheet). A read of an idle device takes 0.1
+    /// ms, which is assumed.
+    pub const fn sata_current() -> Self {
+        FlashConfig {
+            queue_depth_max: 32,
+            lanes: 32,
+            page_bytes: 4096,
+            read_command_ns: 10_640,
+            write_command_ns: 15_380,
+            read_page_ns: 82_000,
+            program_page_ns: 230_000,
+            read_bytes_per_s: 560_000_000,
+            write_bytes_per_s: 530_000_000,
+            write_buffer_bytes: 32 << 20,
+        }
+    }
+
+    /// Returns a current NVMe SSD with PCIe 4, the Samsung PM9A3: 900 000 random reads and 200 000
+    /// random writes per second, 6.5 and 3.5 GB/s (data sheet, as reported by heise online, 2020).
+    /// A read of an idle device takes 80 µs, which is assumed.
+    pub const fn nvme_pcie4() -> Self {
+        FlashConfig {
+            queue_depth_max: 256,
+            lanes: 256,
+            page_bytes: 4096,
+            read_command_ns: 1_110,
+            write_command_ns: 5_000,
+            read_page_ns: 78_000,
+            program_page_ns: 250_000,
+            read_bytes_per_s: 6_500_000_000,
+            write_bytes_per_s: 3_500_000_000,
+            write_buffer_bytes: 128 << 20,
+        }
+    }
+
+    /// Returns a current NVMe SSD with PCIe 5, the Micron 9550 MAX of 6.4 TB: 3.3 million random
+    /// reads and 640 000 random writes per second, 14 and 10 GB/s, typical latencies of 60 and 15 µs
+    /// (data sheet, as reported by StorageReview).
+    pub const fn nvme_pcie5() -> Self {
+        FlashConfig {
+            queue_depth_max: 512,
+            lanes: 768,
+            page_bytes: 4096,
+            read_command_ns: 303,
+            write_command_ns: 1_560,
+            read_page_ns: 59_000,
+            program_page_ns: 300_000,
+            read_bytes_per_s: 14_000_000_000,
+            write_bytes_per_s: 10_000_000_000,
+            write_buffer_bytes: 256 << 20,
+        }
+    }
+
     fn check(&self) {
         assert!(self.queue_depth_max > 0 && self.lanes > 0, "a device does one thing at a time at least");
         assert!(self.page_bytes > 0, "pages hold something");

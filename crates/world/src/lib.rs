@@ -32,6 +32,7 @@ pub mod isolation;
 pub mod media;
 pub mod model;
 pub mod queue;
+pub mod remote_model;
 pub mod replay;
 pub mod rng;
 pub mod service;

@@ -24,12 +24,13 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use hob_engine::command::{CacheChange, Command, CommandError, Event};
+use hob_engine::command::{CacheChange, Command, CommandError, Event, MemoryConfig};
 use hob_engine::io::{Io, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target};
 use hob_engine::outcome::Outcome;
+use hob_engine::qos::{Control, DiskQos, Resource};
 use hob_engine::sizing::Sizing;
 use hob_engine::stats::DiskStats;
-use hob_engine::units::{BufferId, CommandId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
+use hob_engine::units::{BufferId, CommandId, DatastoreId, DiskId, Instant, IoId, RequestId, SECTOR_BYTES};
 use hob_engine::vscsi::Histograms;
 use hob_engine::{Engine, REQUEST_BYTES_MAX};
 
@@ -187,6 +188,40 @@ impl Replay {
     /// Returns the engine's error. The cache is unchanged.
     pub fn change(&mut self, disk: u32, change: CacheChange) -> Result<(), CommandError> {
         self.command(disk, Command::Cache(change))
+    }
+
+    /// Sets a disk's shares, limits and reservations.
+    ///
+    /// # Errors
+    /// Returns the engine's error, for example for a disk that does not exist.
+    pub fn set_qos(&mut self, disk: u32, qos: DiskQos) -> Result<(), CommandError> {
+        self.command(disk, Command::Qos(qos))
+    }
+
+    /// Sets the throttling of the datastore, which all disks share.
+    pub fn throttle(&mut self, control: Control) {
+        self.engine.control(self.now, Resource::Datastore(DatastoreId(0)), control);
+    }
+
+    /// Gives a disk an empty memory tier. Reads from memory take no time.
+    ///
+    /// # Errors
+    /// Returns the engine's error, for example for a tier of fewer than four pages.
+    pub fn set_memory(&mut self, disk: u32, memory: MemoryConfig) -> Result<(), CommandError> {
+        self.command(disk, Command::Memory(Some(memory)))
+    }
+
+    /// Returns the valid sectors of a disk's cache as `(first, end)`, hottest blocks first, as a
+    /// migration copies them.
+    pub fn hottest_extents(&self, disk: u32) -> Vec<(u64, u64)> {
+        let disk = DiskId(disk);
+        self.engine.valid_extents(disk, &self.engine.hottest_blocks(disk))
+    }
+
+    /// Returns the total time that the disks of the backing were busy so far, nanoseconds, and the
+    /// number of disks.
+    pub fn backing_busy_ns(&self) -> (u64, usize) {
+        self.backing.busy_ns()
     }
 
     /// Advances the virtual time without requests. The engine's background work continues.

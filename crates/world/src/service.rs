@@ -1,5 +1,5 @@
-//! Device models that serve I/O in virtual time: a disk array, a flash device, or a device with
-//! fixed latency.
+//! Device models that serve I/O in virtual time: a disk array, a flash device, a remote volume, or a
+//! device with fixed latency.
 //!
 //! Each device model returns the completion time at submission, is deterministic, and stores no
 //! data.
@@ -9,6 +9,7 @@ use std::collections::BinaryHeap;
 
 use crate::disk_model::{Access, ArrayModel};
 use crate::flash_model::FlashModel;
+use crate::remote_model::RemoteModel;
 
 /// A device with fixed latencies, for published measurements that have only a mean.
 #[derive(Clone, Debug)]
@@ -100,6 +101,8 @@ pub enum ServiceModel {
     Fixed(FixedModel),
     /// LUNs on separate disks.
     Luns(Box<LunModel>),
+    /// A volume behind a network.
+    Remote(RemoteModel),
 }
 
 impl ServiceModel {
@@ -114,6 +117,21 @@ impl ServiceModel {
             ServiceModel::Flash(flash) => flash.submit(now_ns, op, offset, len),
             ServiceModel::Fixed(fixed) => fixed.submit(now_ns, op),
             ServiceModel::Luns(luns) => luns.submit(now_ns, op, offset, len),
+            ServiceModel::Remote(remote) => remote.submit(now_ns, op, len),
+        }
+    }
+
+    /// Returns the total time that disks were busy so far, nanoseconds, and the number of disks. A
+    /// device that is not an array of disks has none.
+    pub fn busy_ns(&self) -> (u64, usize) {
+        let array = |array: &ArrayModel| (array.busy_ns(), array.config().disks);
+        match self {
+            ServiceModel::Array(model) => array(model),
+            ServiceModel::Luns(luns) => {
+                let luns = luns.luns.iter().map(array);
+                luns.fold((0, 0), |sum, lun| (sum.0 + lun.0, sum.1 + lun.1))
+            }
+            ServiceModel::Flash(_) | ServiceModel::Fixed(_) | ServiceModel::Remote(_) => (0, 0),
         }
     }
 
@@ -122,7 +140,7 @@ impl ServiceModel {
         match self {
             ServiceModel::Array(array) => array.config().capacity_bytes,
             ServiceModel::Luns(luns) => luns.luns.iter().map(|lun| lun.config().capacity_bytes).sum(),
-            ServiceModel::Flash(_) | ServiceModel::Fixed(_) => u64::MAX,
+            ServiceModel::Flash(_) | ServiceModel::Fixed(_) | ServiceModel::Remote(_) => u64::MAX,
         }
     }
 }
@@ -142,6 +160,12 @@ impl From<FlashModel> for ServiceModel {
 impl From<LunModel> for ServiceModel {
     fn from(luns: LunModel) -> Self {
         ServiceModel::Luns(Box::new(luns))
+    }
+}
+
+impl From<RemoteModel> for ServiceModel {
+    fn from(remote: RemoteModel) -> Self {
+        ServiceModel::Remote(remote)
     }
 }
 

@@ -5,9 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use hob_engine::admission::Admission;
+use hob_engine::policy::PolicyKind;
 use hob_lab::advise::{Advice, Backing, Endurance, Flash, Material, Options, advise, page, text};
+use hob_lab::share::Share;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::share::{Comparison, SEGMENT_BYTES, compare};
+use super::sim::CacheSize;
 use super::{Source, interruption, read_all, remarks};
 use crate::Global;
 use crate::output::print;
@@ -23,11 +28,11 @@ pub(crate) struct Advise {
     /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     target_hit: Option<f64>,
-    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default:
-    /// 7.2k-raid5]
+    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5, ceph, nfs, cloud-general,
+    /// cloud-provisioned or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
     #[arg(long)]
     backing: Option<Backing>,
-    /// Type of the cache's flash: sata or pcie [default: sata]
+    /// Type of the cache's flash: sata, pcie, sata-current, nvme4 or nvme5 [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
     /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
@@ -37,6 +42,15 @@ pub(crate) struct Advise {
     /// Maximum number of requests to use, from the trace's start; a million take 24 MB
     #[arg(long, value_name = "N", default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     requests_max: u32,
+    /// Recommend the size of one pool for all disks of the trace, divided as given: static, auto,
+    /// one-lru or optimum. Simulates the policy s3-fifo at sizes up to the footprint
+    #[arg(
+        long,
+        value_name = "WAY",
+        value_delimiter = ',',
+        conflicts_with_all = ["backing", "flash", "endurance", "requests_max", "html"]
+    )]
+    share: Vec<Share>,
     /// Also write the advice with plots as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -51,7 +65,31 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("'{text}' is not a share of the reads; write a percentage such as 85%"))
 }
 
+/// Sizes of the pool to try, as shares of the bytes that the disks access.
+const POOLS: [f64; 10] = [0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0];
+const BLOCK_BYTES: u64 = 4096;
+
+/// Recommends one pool for all disks of the trace.
+fn divide(args: &Advise, global: &Global) -> anyhow::Result<()> {
+    let comparison = Comparison {
+        sources: vec![args.source.clone()],
+        duration: None,
+        sizes: &POOLS.map(CacheSize::Share),
+        segment_bytes: SEGMENT_BYTES,
+        block_bytes: BLOCK_BYTES,
+        policy: PolicyKind::default(),
+        admission: Admission::default(),
+        shares: &args.share,
+        target_hit: Some(args.target_hit.unwrap_or(0.0)),
+        csv: None,
+    };
+    compare(&comparison, global)
+}
+
 pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
+    if !args.share.is_empty() {
+        return divide(args, global);
+    }
     let stop = interruption()?;
     let mut reader = args.source.open()?;
     let mut material = Material::new(args.requests_max as usize);

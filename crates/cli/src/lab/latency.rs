@@ -43,11 +43,11 @@ pub(crate) struct Latency {
     no_cache: bool,
     #[command(flatten)]
     settings: Settings,
-    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default:
-    /// 7.2k-raid5]
+    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5, ceph, nfs, cloud-general,
+    /// cloud-provisioned or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
     #[arg(long)]
     backing: Option<Backing>,
-    /// Type of the cache's flash: sata or pcie [default: sata]
+    /// Type of the cache's flash: sata, pcie, sata-current, nvme4 or nvme5 [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
     /// Times at which requests are sent: original, a factor like x10 or x0.5, or asap for one at a

@@ -8,14 +8,19 @@ mod render;
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use hob_control::Size;
+use hob_engine::admission::Admission;
+use hob_engine::policy::PolicyKind;
 use hob_engine::sizing::{Curve, SAMPLES_MAX, Shards};
 use hob_lab::mrc::{self, At, Curves, Mode};
+use hob_lab::share::Share;
 use serde::Serialize;
 
 use super::feed::{Fed, Feed};
+use super::share::{Comparison, SEGMENT_BYTES, compare};
+use super::sim::CacheSize;
 use super::{Source, interruption, write};
 use crate::Global;
 use crate::output::{print, with_notes};
@@ -58,6 +63,15 @@ pub(crate) struct Mrc {
     /// Hit ratio of reads to find a cache size for
     #[arg(long, value_name = "PERCENT", default_value = "90%", value_parser = target)]
     target_hit: f64,
+    /// Divide a pool of LRU caches between the disks of the trace: static, auto, one-lru or optimum.
+    /// Prints the read hits of each way at sizes up to the footprint
+    #[arg(
+        long,
+        value_name = "WAY",
+        value_delimiter = ',',
+        conflicts_with_all = ["mode", "exact", "sample", "samples", "target_hit", "picture"]
+    )]
+    share: Vec<Share>,
     /// Write the curves to this file, comma-separated
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -181,7 +195,28 @@ struct Exact {
     backing_ios: u64,
 }
 
+/// Compares divisions of a pool of LRU caches between the disks of the trace.
+fn divide(args: &Mrc, global: &Global) -> anyhow::Result<()> {
+    let [block_size] = args.block_size.as_slice() else { bail!("--share takes one block size") };
+    let comparison = Comparison {
+        sources: vec![args.source.clone()],
+        duration: None,
+        sizes: &SHARES.map(CacheSize::Share),
+        segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
+        block_bytes: block_size.bytes(),
+        policy: PolicyKind::from_name("lru").context("there is LRU")?,
+        admission: Admission::default(),
+        shares: &args.share,
+        target_hit: None,
+        csv: args.csv.as_deref(),
+    };
+    compare(&comparison, global)
+}
+
 pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
+    if !args.share.is_empty() {
+        return divide(args, global);
+    }
     ensure!(
         args.source.trace.as_os_str() != "-" || args.block_size.len() == 1,
         "standard input cannot be read twice: give one block size"

@@ -16,12 +16,14 @@ use hob_engine::granularity::Fill;
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{Preset, preset};
 use hob_lab::belady::NextUses;
+use hob_lab::share::Share;
 use hob_lab::sim::{Point, grid};
 use hob_lab::trace::blocks::Blocks;
 use hob_lab::trace::profile::Profiler;
 use hob_lab::trace::{Op, Record};
 
 use super::feed::bar;
+use super::share::{Comparison, SEGMENT_BYTES, compare};
 use super::{Source, interruption, remarks, write};
 use crate::Global;
 use crate::output::{print, with_notes};
@@ -63,6 +65,10 @@ pub(crate) struct Sim {
     /// Track only this share of the blocks, in caches smaller by the same factor
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     sample: f64,
+    /// Divide one pool between the disks of the trace: static, auto, one-lru or optimum, compared as by
+    /// 'hob lab share'. Takes one policy, admission and block size
+    #[arg(long, value_name = "WAY", value_delimiter = ',', conflicts_with_all = ["preset", "sample", "picture"])]
+    share: Vec<Share>,
     /// Number of threads [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -98,7 +104,33 @@ impl FromStr for CacheSize {
     }
 }
 
+/// Compares divisions of one pool between the disks of the trace.
+fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
+    let ([policy], [admission], [block_size]) =
+        (args.policy.as_slice(), args.admission.as_slice(), args.block_size.as_slice())
+    else {
+        bail!("--share takes one policy, one admission and one block size");
+    };
+    ensure!(args.fill == [Fill::Sectors], "--share simulates only --fill sectors");
+    let comparison = Comparison {
+        sources: vec![args.source.clone()],
+        duration: None,
+        sizes: &args.size,
+        segment_bytes: SEGMENT_BYTES.max(block_size.bytes()),
+        block_bytes: block_size.bytes(),
+        policy: PolicyKind::from_name(policy).with_context(|| unknown(policy))?,
+        admission: *admission,
+        shares: &args.share,
+        target_hit: None,
+        csv: args.csv.as_deref(),
+    };
+    compare(&comparison, global)
+}
+
 pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
+    if !args.share.is_empty() {
+        return divide(args, global);
+    }
     let wanted = Wanted::parse(args)?;
     let stop = interruption()?;
     let counted = if wanted.needs_footprint(args) { Some(count(args, &stop)?) } else { None };

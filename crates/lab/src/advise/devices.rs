@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
+use hob_world::remote_model::{RemoteConfig, RemoteModel};
 use hob_world::service::{FixedModel, ServiceModel};
 
 /// Period of an endurance rating in drive writes per day, years.
@@ -23,6 +24,14 @@ pub enum Backing {
     Raid5Of10K,
     /// RAID 5 array of five 15K disks.
     Raid5Of15K,
+    /// Disk on a Ceph cluster of SATA SSDs.
+    Ceph,
+    /// File on a managed NFS service.
+    Nfs,
+    /// General-purpose cloud volume with 3000 I/Os per second.
+    CloudGeneral,
+    /// Cloud volume with 16 000 provisioned I/Os per second.
+    CloudProvisioned,
     /// Device with fixed latencies.
     Fixed {
         /// Latency of a read, milliseconds.
@@ -34,10 +43,16 @@ pub enum Backing {
 
 impl Backing {
     /// Forms of a backing that the parser accepts, for help texts.
-    pub const FORMS: &'static str = "7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS";
+    pub const FORMS: &'static str = "7.2k-raid5, 10k-raid5, 15k-raid5, ceph, nfs, cloud-general, cloud-provisioned \
+                                     or fixed:READ_MS,WRITE_MS";
 
     pub(crate) fn model(self, capacity_bytes: u64) -> ServiceModel {
+        let remote = |config| RemoteModel::new(config).into();
         let array = match self {
+            Backing::Ceph => return remote(RemoteConfig::ceph()),
+            Backing::Nfs => return remote(RemoteConfig::nfs()),
+            Backing::CloudGeneral => return remote(RemoteConfig::cloud_general()),
+            Backing::CloudProvisioned => return remote(RemoteConfig::cloud_provisioned()),
             Backing::Raid5Of7200 => ArrayConfig::raid5_of_four_7200(capacity_bytes),
             Backing::Raid5Of10K => ArrayConfig::raid5_of_ten_10k(capacity_bytes),
             Backing::Raid5Of15K => ArrayConfig::raid5_of_five_15k(capacity_bytes),
@@ -55,6 +70,10 @@ impl Backing {
             Backing::Raid5Of7200 => "a RAID 5 of four 7200 rpm disks".to_owned(),
             Backing::Raid5Of10K => "a RAID 5 of ten 10K disks".to_owned(),
             Backing::Raid5Of15K => "a RAID 5 of five 15K disks".to_owned(),
+            Backing::Ceph => "a disk on a Ceph cluster of SATA SSDs".to_owned(),
+            Backing::Nfs => "a file on a managed NFS service".to_owned(),
+            Backing::CloudGeneral => "a cloud volume with 3000 I/Os a second".to_owned(),
+            Backing::CloudProvisioned => "a cloud volume with 16 000 I/Os a second".to_owned(),
             Backing::Fixed { read_ms, write_ms } => {
                 format!("a backing that reads in {read_ms} ms and writes in {write_ms} ms")
             }
@@ -75,6 +94,10 @@ impl FromStr for Backing {
             "7.2k-raid5" => Ok(Backing::Raid5Of7200),
             "10k-raid5" => Ok(Backing::Raid5Of10K),
             "15k-raid5" => Ok(Backing::Raid5Of15K),
+            "ceph" => Ok(Backing::Ceph),
+            "nfs" => Ok(Backing::Nfs),
+            "cloud-general" => Ok(Backing::CloudGeneral),
+            "cloud-provisioned" => Ok(Backing::CloudProvisioned),
             _ => fixed(text).ok_or_else(|| format!("a backing is {}", Backing::FORMS)),
         }
     }
@@ -83,18 +106,30 @@ impl FromStr for Backing {
 /// Flash device of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flash {
-    /// SATA SSD.
+    /// SATA SSD of 2011.
     #[default]
     Sata,
-    /// PCIe flash card.
+    /// PCIe flash card of 2013.
     Pcie,
+    /// Current SATA SSD.
+    SataCurrent,
+    /// Current NVMe SSD with PCIe 4.
+    Nvme4,
+    /// Current NVMe SSD with PCIe 5.
+    Nvme5,
 }
 
 impl Flash {
+    /// Names of flash devices that the parser accepts, for help texts.
+    pub const FORMS: &'static str = "sata, pcie, sata-current, nvme4 or nvme5";
+
     pub(crate) fn model(self) -> ServiceModel {
         let config = match self {
             Flash::Sata => FlashConfig::sata_ssd(),
             Flash::Pcie => FlashConfig::pcie_card(),
+            Flash::SataCurrent => FlashConfig::sata_current(),
+            Flash::Nvme4 => FlashConfig::nvme_pcie4(),
+            Flash::Nvme5 => FlashConfig::nvme_pcie5(),
         };
         FlashModel::new(config).into()
     }
@@ -104,6 +139,9 @@ impl Flash {
         match self {
             Flash::Sata => "a SATA SSD",
             Flash::Pcie => "a PCIe flash card",
+            Flash::SataCurrent => "a current SATA SSD",
+            Flash::Nvme4 => "an NVMe SSD with PCIe 4",
+            Flash::Nvme5 => "an NVMe SSD with PCIe 5",
         }
     }
 }
@@ -115,7 +153,10 @@ impl FromStr for Flash {
         match text {
             "sata" => Ok(Flash::Sata),
             "pcie" => Ok(Flash::Pcie),
-            _ => Err("flash is sata or pcie".to_owned()),
+            "sata-current" => Ok(Flash::SataCurrent),
+            "nvme4" => Ok(Flash::Nvme4),
+            "nvme5" => Ok(Flash::Nvme5),
+            _ => Err(format!("flash is {}", Flash::FORMS)),
         }
     }
 }

@@ -1,23 +1,24 @@
 //! Runs one case of a figure: a generator's plan on modelled devices, with its measurements.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use anyhow::{Context, Result, bail};
-use hob_engine::command::Copies;
-use hob_engine::io::Op;
-use hob_engine::outcome::Outcome;
+use anyhow::{Context, Result, anyhow, bail};
+use hob_engine::command::{CommandError, Copies, MemoryConfig};
 use hob_engine::policy::PolicyKind;
 use hob_engine::preset::preset;
-use hob_engine::stats::DiskStats;
-use hob_engine::units::Instant;
 use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
-use hob_world::replay::{CacheSetup, Replay, Sample, Served, Setup};
+use hob_world::remote_model::{RemoteConfig, RemoteModel};
+use hob_world::replay::{CacheSetup, Replay, Setup};
 use hob_world::service::{FixedModel, LunModel, ServiceModel};
 
+use super::measured::Tally;
+pub(super) use super::measured::{Measured, Portion};
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
+
+/// Change of a replay before its first request.
+pub(super) type Begin = fn(&mut Replay) -> Result<(), CommandError>;
 
 /// One run of a figure; see the module documentation.
 #[derive(Clone, Debug)]
@@ -35,6 +36,14 @@ pub(super) struct Case {
     pub(super) twice: bool,
     /// Changes the settings of the cache before the run.
     pub(super) adjust: Option<fn(&mut CacheSetup)>,
+    /// Size of a memory tier above the cache of the first disk, bytes before scaling; 0 without one.
+    pub(super) memory_bytes: u64,
+    /// True to list the valid data of the first disk's cache after the run.
+    pub(super) lists_extents: bool,
+    /// Changes disks and devices before the run, for example the cache of one disk.
+    pub(super) arrange: Option<fn(&mut Setup)>,
+    /// Changes the replay before the first request, for example shares of disks.
+    pub(super) begin: Option<Begin>,
 }
 
 impl Case {
@@ -46,7 +55,19 @@ impl Case {
         backing: Backing,
     ) -> Case {
         let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
-        Case { generator, settings, cache, backing, on_one_disk: false, twice: false, adjust: None }
+        Case {
+            generator,
+            settings,
+            cache,
+            backing,
+            on_one_disk: false,
+            twice: false,
+            adjust: None,
+            memory_bytes: 0,
+            lists_extents: false,
+            arrange: None,
+            begin: None,
+        }
     }
 
     /// Returns the case with all disks combined into one.
@@ -57,6 +78,26 @@ impl Case {
     /// Returns the case with a run of the load before the measurement.
     pub(super) fn twice(self) -> Case {
         Case { twice: true, ..self }
+    }
+
+    /// Returns the case with a memory tier above the cache, of this size before scaling.
+    pub(super) fn memory(self, memory_bytes: u64) -> Case {
+        Case { memory_bytes, ..self }
+    }
+
+    /// Returns the case with a list of the valid data of the cache.
+    pub(super) fn list_extents(self) -> Case {
+        Case { lists_extents: true, ..self }
+    }
+
+    /// Returns the case with a change of its disks and devices before the run.
+    pub(super) fn arrange(self, change: fn(&mut Setup)) -> Case {
+        Case { arrange: Some(change), ..self }
+    }
+
+    /// Returns the case with a change of the replay before the first request.
+    pub(super) fn begin(self, change: Begin) -> Case {
+        Case { begin: Some(change), ..self }
     }
 
     /// Adds a generator setting.
@@ -98,216 +139,12 @@ pub(super) enum Backing {
     /// This many LUNs of an array. The function returns the configuration for the size of a LUN.
     /// The plan's disks are distributed over the LUNs in turn.
     Luns(usize, fn(u64) -> ArrayConfig),
+    /// A volume behind a network.
+    Remote(RemoteConfig),
 }
-
-/// Measurements of a run after the warm-up.
-#[derive(Clone, Debug)]
-pub(super) struct Measured {
-    /// Number of answered requests.
-    pub(super) requests: u64,
-    latency_ns: u128,
-    /// Time from the first request to the end of the last I/O, nanoseconds.
-    elapsed_ns: u64,
-    /// Statistics of the first disk. Plans that use them have only one disk.
-    pub(super) stats: DiskStats,
-    /// Results by tag, a number that the workload generator gives each request.
-    pub(super) tags: BTreeMap<u32, Tagged>,
-    /// Results of reads, and of writes.
-    pub(super) by_op: [Part; 2],
-    /// Results by the plan's disks, even if the disks were combined into one.
-    pub(super) parts: Vec<Part>,
-    /// Results of writes: one entry for each hundredth ([`PORTIONS`]) of the total size of the
-    /// disks that was written.
-    pub(super) portions: Vec<Portion>,
-    /// Samples of a preset's cache, one per [`SAMPLED_REQUESTS`] replies.
-    pub(super) samples: Vec<Sample>,
-    /// Maximum number of requests answered within one second of the run, and the mean latency of
-    /// that second, seconds.
-    pub(super) peak: (u64, f64),
-    transactions: Transactions,
-}
-
-/// Number of portions into which written bytes are divided.
-pub(super) const PORTIONS: u64 = 100;
 
 /// Number of requests between two samples of a cache.
 const SAMPLED_REQUESTS: u64 = 500;
-
-/// Results of a part of the requests: those of one disk of the plan, or of one operation.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Part {
-    pub(super) requests: u64,
-    pub(super) latency_ns: u128,
-}
-
-/// Results of one portion of the written bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Portion {
-    pub(super) bytes: u64,
-    pub(super) requests: u64,
-    /// Number of bytes of the portion that went to flash.
-    pub(super) to_flash: u64,
-    /// Time to write the portion, nanoseconds.
-    pub(super) ns: u64,
-}
-
-impl Part {
-    /// Returns the mean latency in seconds; 0 without requests.
-    pub(super) fn mean_s(&self) -> f64 {
-        self.latency_ns as f64 / self.requests.max(1) as f64 / 1e9
-    }
-}
-
-impl Portion {
-    /// Returns the write rate in bytes per second.
-    pub(super) fn rate(&self) -> f64 {
-        self.bytes as f64 / (self.ns as f64 / 1e9)
-    }
-}
-
-/// Sums of the answered requests during a run.
-struct Tally {
-    starts: Vec<u64>,
-    portion_bytes: u64,
-    /// Start time of the current portion.
-    portion_began: u64,
-    portion: Portion,
-    /// The current second: its number, its requests, and the sum of their latencies.
-    second: (u64, u64, u128),
-    measured: Measured,
-}
-
-impl Tally {
-    fn new(starts: Vec<u64>, disks_bytes: u64, began: Instant, stats: DiskStats) -> Tally {
-        let measured = Measured {
-            requests: 0,
-            latency_ns: 0,
-            elapsed_ns: 0,
-            stats,
-            tags: BTreeMap::new(),
-            by_op: [Part::default(); 2],
-            parts: vec![Part::default(); starts.len()],
-            portions: vec![],
-            samples: vec![],
-            peak: (0, 0.0),
-            transactions: Transactions::default(),
-        };
-        let portion_bytes = disks_bytes.div_ceil(PORTIONS).max(1);
-        let (portion, portion_began) = (Portion::default(), began.0);
-        Tally { starts, portion_bytes, portion_began, portion, second: (0, 0, 0), measured }
-    }
-
-    fn add(&mut self, served: &Served, on_one_disk: bool) {
-        let ended_ns = served.at.0 + served.latency_ns;
-        let latency_ns = u128::from(served.latency_ns);
-        let measured = &mut self.measured;
-        measured.latency_ns += latency_ns;
-        let tagged: &mut Tagged = measured.tags.entry(served.ask.tag).or_default();
-        tagged.requests += 1;
-        tagged.hits += u64::from(served.outcome == Outcome::Hit);
-        tagged.ended_ns = tagged.ended_ns.max(ended_ns);
-        if served.ask.tag == 1 {
-            measured.transactions.end(served.client, ended_ns);
-        }
-        let part = match on_one_disk {
-            true => self.starts.partition_point(|start| *start <= served.ask.offset) - 1,
-            false => served.ask.disk as usize,
-        };
-        let is_write = matches!(served.ask.op, Op::Write(_));
-        for part in [&mut measured.parts[part], &mut measured.by_op[usize::from(is_write)]] {
-            part.requests += 1;
-            part.latency_ns += latency_ns;
-        }
-        self.count_second(ended_ns / 1_000_000_000, latency_ns);
-        if is_write {
-            self.count_written(ended_ns, served);
-        }
-    }
-
-    fn count_written(&mut self, ended_ns: u64, served: &Served) {
-        let portion = &mut self.portion;
-        portion.bytes += served.ask.len;
-        portion.requests += 1;
-        portion.to_flash += if served.outcome == Outcome::WriteBack { served.ask.len } else { 0 };
-        if portion.bytes >= self.portion_bytes {
-            portion.ns = ended_ns - self.portion_began;
-            self.portion_began = ended_ns;
-            self.measured.portions.push(std::mem::take(portion));
-        }
-    }
-
-    fn count_second(&mut self, second: u64, latency_ns: u128) {
-        let (number, requests, sum) = &mut self.second;
-        if second != *number {
-            (*number, *requests, *sum) = (second, 0, 0);
-        }
-        *requests += 1;
-        *sum += latency_ns;
-        if *requests > self.measured.peak.0 {
-            self.measured.peak = (*requests, *sum as f64 / *requests as f64 / 1e9);
-        }
-    }
-}
-
-/// Results of the requests with one tag.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tagged {
-    pub(super) requests: u64,
-    pub(super) hits: u64,
-    /// Time of the last reply, nanoseconds of virtual time.
-    pub(super) ended_ns: u64,
-}
-
-/// Transactions. The last request of a transaction has the tag 1.
-#[derive(Clone, Debug, Default)]
-struct Transactions {
-    count: u64,
-    /// End of each client's last transaction.
-    ended: BTreeMap<u32, u64>,
-    /// Number of transactions that began and ended during the measurement.
-    whole: u64,
-    response_ns: u128,
-}
-
-impl Transactions {
-    /// Records the end of a transaction. A client continues immediately, so a transaction begins at
-    /// the end of the previous one.
-    fn end(&mut self, client: u32, at: u64) {
-        self.count += 1;
-        if let Some(began) = self.ended.insert(client, at) {
-            self.whole += 1;
-            self.response_ns += u128::from(at - began);
-        }
-    }
-}
-
-impl Measured {
-    pub(super) fn mean_s(&self) -> f64 {
-        self.latency_ns as f64 / self.requests as f64 / 1e9
-    }
-
-    /// Returns the number of transactions per minute.
-    pub(super) fn per_minute(&self) -> f64 {
-        self.transactions.count as f64 / (self.elapsed_ns as f64 / 60e9)
-    }
-
-    /// Returns the mean duration of a transaction in seconds, including think time.
-    pub(super) fn response_s(&self) -> f64 {
-        self.transactions.response_ns as f64 / self.transactions.whole as f64 / 1e9
-    }
-
-    /// Returns requests per second and hit ratio of each tag. The requests of a tag must follow
-    /// those of the previous tag, and the run must begin at virtual time 0.
-    pub(super) fn passes(&self) -> Vec<(f64, f64)> {
-        let mut began = 0;
-        let pass = |tagged: &Tagged| {
-            let seconds = (tagged.ended_ns - began) as f64 / 1e9;
-            began = tagged.ended_ns;
-            (tagged.requests as f64 / seconds, tagged.hits as f64 / tagged.requests as f64)
-        };
-        self.tags.values().map(pass).collect()
-    }
-}
 
 /// Runs the case. `requests` counts all requests, including the warm-up.
 ///
@@ -325,6 +162,10 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     }
     let setup = case.setup(&plan, starts.len() as u64)?;
     let mut replay = Replay::new(setup)?;
+    let memory = MemoryConfig { bytes: case.memory_bytes / scale_of(&case.settings), page_bytes: 4096 };
+    let memory = (memory.bytes > 0).then(|| replay.set_memory(0, memory)).transpose();
+    let begun = memory.and_then(|_| case.begin.map(|begin| begin(&mut replay)).transpose());
+    begun.map_err(|error| anyhow!("the replay cannot begin: {error:?}"))?;
     if case.twice {
         let before = fresh()?;
         let before = if case.on_one_disk { before.on_one_disk() } else { before };
@@ -333,7 +174,8 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     }
     let bytes = plan.disks_bytes();
     let stats = replay.stats(0).context("a plan has a disk")?;
-    let mut tally = Tally::new(starts, bytes, replay.now(), stats);
+    let (began, busy_before) = (replay.now(), replay.backing_busy_ns().0);
+    let mut tally = Tally::new(starts, bytes, began, stats);
     if let CaseCache::Preset(..) = case.cache {
         replay.watch(0, SAMPLED_REQUESTS);
     }
@@ -341,12 +183,16 @@ pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted");
     }
+    let (busy, disks) = replay.backing_busy_ns();
+    let lasted = (replay.now() - began) * disks as u64;
     let stats = replay.stats(0).context("a plan has a disk")?;
     Ok(Measured {
         requests: run.requests,
         elapsed_ns: run.ended - run.began,
         stats,
+        utilisation: (busy - busy_before) as f64 / lasted.max(1) as f64,
         samples: replay.samples().to_vec(),
+        extents: if case.lists_extents { replay.hottest_extents(0) } else { vec![] },
         ..tally.measured
     })
 }
@@ -375,6 +221,7 @@ impl Case {
             cache
         });
         let backing: ServiceModel = match self.backing {
+            Backing::Remote(config) => RemoteModel::new(config).into(),
             Backing::FixedNs(ns) => FixedModel::new(ns, ns, usize::MAX).into(),
             Backing::Array(config) => ArrayModel::new(config(plan.disks_bytes())).into(),
             Backing::Luns(count, config) => {
@@ -383,7 +230,9 @@ impl Case {
                 LunModel::new(luns, plan.disks_bytes().div_ceil(disks)).into()
             }
         };
-        Ok(plan.setup(cache, FlashModel::new(flash), backing))
+        let mut setup = plan.setup(cache, FlashModel::new(flash), backing);
+        self.arrange.iter().for_each(|arrange| arrange(&mut setup));
+        Ok(setup)
     }
 }
 

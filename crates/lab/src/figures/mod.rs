@@ -14,21 +14,29 @@
 //!
 //! Units: seconds, bytes, and shares of one.
 
+mod backings;
 mod block_size;
 mod calibration;
 mod case;
 mod desktops;
+mod devices;
 mod docs;
 mod dss;
 mod dvdstore;
 mod latency;
+mod levels;
 mod line;
+mod measured;
 mod memory;
+mod migration;
+mod neighbours;
 mod promotion;
 mod publish;
+mod query_types;
 mod run;
 #[cfg(test)]
 mod sabotage;
+mod sioc;
 mod split;
 mod statistics;
 mod systems;
@@ -54,10 +62,13 @@ pub const FIGURES: &[FigureInfo] = &[
     latency::PROXY,
     block_size::INFO,
     dss::INFO,
+    query_types::INFO,
     dvdstore::INFO,
     calibration::INFO,
     statistics::INFO,
     memory::INFO,
+    migration::INFO,
+    devices::INFO,
     promotion::INFO,
     tiles::SHARE,
     tiles::TILES,
@@ -69,9 +80,13 @@ pub const FIGURES: &[FigureInfo] = &[
         "needs VMmark's applications: their score cannot be told from disk I/O",
     ),
     desktops::INFO,
+    neighbours::INFO,
     split::INFO,
     written::SEQUENTIAL,
     written::RANDOM,
+    levels::INFO,
+    sioc::INFO,
+    backings::INFO,
 ];
 
 /// A figure that hob reproduces.

@@ -9,6 +9,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::Layout;
 use hob_world::disk_model::{ArrayConfig, Level};
 use hob_world::flash_model::FlashConfig;
+use hob_world::remote_model::RemoteConfig;
 use hob_world::replay::CacheSetup;
 
 use super::case::{Backing, Case, CaseCache, Measured, play};
@@ -233,9 +234,10 @@ fn tiles_fail_without_a_cache_on_fast_disks_and_with_the_arrays_exchanged() {
 }
 
 #[test]
-fn shares_of_io_fail_with_a_tiny_cache_and_with_caches_or_arrays_exchanged() {
-    let sabotages: [(&[&str], Change); 4] = [
-        (&["served by flash, 366 GB"], |cases| cases[3] = cases[3].clone().set("cache=20GiB")),
+fn shares_of_io_fail_with_other_caches_and_with_caches_or_arrays_exchanged() {
+    let sabotages: [(&[&str], Change); 5] = [
+        (&["served by DRAM and flash, 366 GB"], |cases| cases[2] = cases[0].clone()),
+        (&["reads that DRAM serves, 92 GB"], |cases| cases[0].memory_bytes *= 2),
         (&["mean read latency, 366 GB against 92 GB"], |cases| cases.swap(0, 2)),
         (&["mean read latency, 20 disks against 11"], |cases| cases.swap(0, 1)),
         (&["mean write latency, slowest against fastest of the three"], |cases| {
@@ -253,13 +255,14 @@ fn desktops_fail_without_a_cache_and_on_an_array_as_fast_as_flash() {
         "mean latency, comfort limit",
         "comfort limit in the second of the peak",
     ];
-    let sabotages: [(&[&str], Change); 2] = [
+    let sabotages: [(&[&str], Change); 3] = [
         (&cached, |cases| {
             cases[1].cache = CaseCache::Off;
             // This array has no write cache, which would absorb the writes of a short run.
             cases[1].backing = Backing::Array(ArrayConfig::raid5_of_five_15k);
         }),
         (&["peak I/Os a second, no cache"], |cases| cases[0].backing = Backing::FixedNs(100_000)),
+        (&["reads that DRAM serves, 200 desktops"], |cases| cases.swap(1, 2)),
     ];
     // At this scale a desktop has few pages. A steeper skew gives it the share of hits of a
     // full-size desktop.
@@ -288,4 +291,139 @@ fn random_writes_fail_with_small_caches_and_writers_that_never_pause() {
     let mut sabotages = WRITERS.to_vec();
     sabotages.push((&["vSAN, last against its disks alone"], |cases| cases.swap(0, 1)));
     sabotaged("zbs-random", &["scale=2048"], &sabotages);
+}
+
+#[test]
+fn query_types_fail_without_a_cache() {
+    let uncached: Change = |cases| cases[1].cache = CaseCache::Off;
+    let faster = ["5 %", "25 %", "45 %"].map(|share| format!("no cache against cache, {share} look-ups"));
+    let faster: Vec<&str> = faster.iter().map(String::as_str).collect();
+    sabotaged("dss-types", &["scale=64", "transactions=210"], &[(&faster, uncached)]);
+}
+
+#[test]
+fn a_neighbour_that_writes_fails_to_gain_without_the_cache_of_the_reader() {
+    let names = [
+        "writes a second, cache of the reader against none",
+        "mean latency of writes, cache of the reader against none",
+    ];
+    let small = ["requests=6000"];
+    sabotaged("write-neighbour", &small, &[(&names, |cases| cases[1] = cases[0].clone())]);
+}
+
+#[test]
+fn hits_miss_the_ratings_on_a_device_of_half_the_speed_and_in_another_order() {
+    let half: Change = |cases| {
+        for case in cases {
+            let CaseCache::Planned(flash) = case.cache else { panic!("a cache") };
+            let (read_command_ns, read_page_ns) = (2 * flash.read_command_ns, 2 * flash.read_page_ns);
+            let read_bytes_per_s = flash.read_bytes_per_s / 2;
+            case.cache =
+                CaseCache::Planned(FlashConfig { read_command_ns, read_page_ns, read_bytes_per_s, ..flash });
+        }
+    };
+    let names = [
+        "SATA SSD of the source",
+        "current SATA SSD",
+        "PCIe card of the source",
+        "current NVMe SSD, PCIe 4",
+        "current NVMe SSD, PCIe 5",
+    ];
+    let names = names.map(|name| format!("hits a second, {name}"));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let sabotages: [(&[&str], Change); 2] =
+        [(&names, half), (&["from device to faster device"], |cases| cases.swap(0, 1))];
+    sabotaged("devices", &["requests=60000"], &sabotages);
+}
+
+#[test]
+fn two_level_lru_fails_if_it_is_lru_and_before_it_has_adapted() {
+    let half = levels::READS / 2;
+    let sound = levels::judge(["lru", "two-level-lru"], half).unwrap().lines;
+    let lines = |policies| levels::judge(policies, half).unwrap().lines;
+    let moved_late = levels::judge(["lru", "two-level-lru"], levels::READS - levels::MEASURED);
+    let broken: Vec<(&[&str], Vec<Line>)> = vec![
+        (
+            &[
+                "two-level LRU against LRU while other data passes",
+                "two-level LRU while other data passes against alone",
+            ],
+            lines(["lru", "lru"]),
+        ),
+        (&["two-level LRU against LRU, popular data alone"], lines(["lfu", "fifo"])),
+        (&["two-level LRU after a move against before"], moved_late.unwrap().lines),
+    ];
+    all_fail("two-level-lru", &sound, broken);
+}
+
+#[test]
+fn volumes_fail_behind_a_small_limit_and_a_slow_network() {
+    fn slower(config: RemoteConfig) -> RemoteConfig {
+        RemoteConfig { read_ns: 2 * config.read_ns, write_ns: 2 * config.write_ns, ..config }
+    }
+    let slow: Change = |cases| {
+        let half = cases.len() / 2;
+        for case in &mut cases[half..] {
+            let Backing::Remote(config) = case.backing else { panic!("a volume") };
+            case.backing = Backing::Remote(slower(config));
+        }
+    };
+    let limited: Change = |cases| {
+        let half = cases.len() / 2;
+        let reads_per_s = 1500;
+        cases[half + 2].backing =
+            Backing::Remote(RemoteConfig { reads_per_s, ..RemoteConfig::cloud_general() });
+    };
+    let names = ["Ceph", "NFS", "cloud, provisioned"]
+        .map(|name| format!("mean read latency, {name}, cache against flash and misses"));
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.push("mean write latency, cache against none, slowest of the unlimited");
+    let limit = ["I/Os a second, cloud, general, cache against the limit over misses and writes"];
+    sabotaged("backings", &["requests=20000"], &[(&names, slow), (&limit, limited)]);
+}
+
+#[test]
+fn shares_fail_without_throttling_and_bounds_without_their_settings() {
+    let sabotages: [(&[&str], Change); 4] = [
+        (
+            &[
+                "normal shares against low",
+                "high shares against normal",
+                "normal shares against low, with flash",
+                "high shares against normal, with flash",
+            ],
+            |cases| {
+                cases[1].begin = Some(sioc::shares_alone);
+                cases[2].begin = Some(sioc::shares_alone);
+            },
+        ),
+        (&["high shares against low, without contention"], |cases| cases[3] = cases[1].clone()),
+        (
+            &[
+                "I/Os a second of the disk with a limit of 100",
+                "I/Os a second of the disk with a reservation of 700",
+            ],
+            |cases| {
+                cases[4].begin = Some(sioc::equal);
+                cases[5].begin = Some(sioc::equal);
+            },
+        ),
+        (&["I/Os of 64 KB against I/Os of 8 KB, equal shares"], |cases| {
+            cases[6] = cases[6].clone().set("last-io=32KiB");
+        }),
+    ];
+    sabotaged("sioc", &[], &sabotages);
+}
+
+#[test]
+fn a_migration_fails_if_sizes_are_exchanged_or_the_cache_has_other_data() {
+    let unlisted: Change = |cases| cases[0].lists_extents = false;
+    let small: Change = |cases| cases[3] = cases[2].clone().set("cache=1GiB");
+    let same: Change = |cases| cases[1] = cases[0].clone();
+    let sabotages: [(&[&str], Change); 3] = [
+        (&["copied data"], unlisted),
+        (&["time of the copy, 32 GB against 16 GB"], small),
+        (&["time of the copy, 4 GB against 2 GB"], same),
+    ];
+    sabotaged("migration", &["scale=256"], &sabotages);
 }

@@ -25,6 +25,7 @@ parameters! {
         cache: Bytes = Bytes(8 << 30), "cache of the set-up";
         index_percent: f64 = 30.0, "share of the database that is indexes and small tables (fitted)";
         lookup_percent: f64 = 25.0, "share of requests that look rows up, the others scan (fitted)";
+        spread_percent: f64 = 0.0, "difference in look-ups between the three types of query: first fewer, third more (chosen)";
         lookup_theta: f64 = 0.9, "skew of look-ups over the indexes (fitted)";
         partitions: u64 = 32, "parts of the large tables; a query scans within one (fitted)";
         partition_theta: f64 = 1.3, "skew of queries over partitions: recent data is asked for most (fitted)";
@@ -46,6 +47,10 @@ impl Generate for Dss {
         check_request("io", self.io)?;
         check_percent("index-percent", self.index_percent)?;
         check_percent("lookup-percent", self.lookup_percent)?;
+        let lookups = self.lookup_percent - self.spread_percent..=self.lookup_percent + self.spread_percent;
+        if self.spread_percent < 0.0 || *lookups.start() < 0.0 || *lookups.end() > 100.0 {
+            return Err(format!("spread-percent={}: expected look-ups of 0 to 100 %", self.spread_percent));
+        }
         check_theta("lookup-theta", self.lookup_theta)?;
         check_theta("partition-theta", self.partition_theta)?;
         within("partitions", self.partitions, 1..=1 << 20)?;
@@ -72,6 +77,7 @@ impl Generate for Dss {
             partition_blocks,
             left: warmup.saturating_add(self.transactions * self.ios),
             scans: vec![Scan::default(); self.clients as usize],
+            queries_begun: 0,
             dice: Prng::new(self.seed),
         };
         Ok(Plan {
@@ -94,8 +100,12 @@ struct Users {
     partition_blocks: u64,
     left: u64,
     scans: Vec<Scan>,
+    queries_begun: u32,
     dice: Prng,
 }
+
+/// Number of types of query.
+const TYPES: u32 = 3;
 
 /// A scan by one user's query.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,6 +115,8 @@ struct Scan {
     block: u64,
     /// Number of requests left in the scan.
     left: u64,
+    /// Type of the query. Queries of all types begin in turn.
+    of_type: u32,
 }
 
 impl Clients for Users {
@@ -119,9 +131,13 @@ impl Clients for Users {
             scan.partition = self.queries.1.place(self.queries.0.rank(&mut self.dice));
             scan.block = self.dice.below(self.partition_blocks);
             scan.left = self.config.ios;
+            scan.of_type = self.queries_begun % TYPES;
+            self.queries_begun += 1;
         }
         scan.left -= 1;
-        let block = if self.dice.unit() * 100.0 < self.config.lookup_percent {
+        let lookups =
+            self.config.lookup_percent + (f64::from(scan.of_type) - 1.0) * self.config.spread_percent;
+        let block = if self.dice.unit() * 100.0 < lookups {
             self.lookups.1.place(self.lookups.0.rank(&mut self.dice))
         } else {
             scan.block = (scan.block + 1) % self.partition_blocks;
@@ -133,7 +149,7 @@ impl Clients for Users {
             offset: block * self.config.io.0,
             len: self.config.io.0 as u32,
             disk: 0,
-            tag: u32::from(scan.left == 0),
+            tag: 2 * scan.of_type + u32::from(scan.left == 0),
         })
     }
 }

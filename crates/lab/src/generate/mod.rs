@@ -12,6 +12,7 @@
 //! Units: bytes and nanoseconds. Names with `percent` are in per cent.
 
 mod calibration;
+mod contenders;
 mod dss;
 mod dvdstore;
 mod hm;
@@ -46,6 +47,7 @@ pub const GENERATORS: &[GeneratorInfo] = &[
     row::<seq_write::SeqWrite>(),
     row::<rand_write::RandWrite>(),
     row::<zipf::ZipfLoad>(),
+    row::<contenders::Contenders>(),
 ];
 
 /// A workload generator.
@@ -156,7 +158,8 @@ pub struct Turn {
     pub len: u32,
     /// Number of the disk.
     pub disk: u16,
-    /// Tag of the generator: 1 on the last request of a transaction, or the pass of a calibration.
+    /// Tag of the generator: twice the type of the transaction, plus 1 on its last request; or the
+    /// pass of a calibration.
     pub tag: u32,
 }
 

@@ -230,7 +230,7 @@ fn per_minute(
     let array = ArrayModel::new(array(plan.disks_bytes()));
     let setup = plan.setup(cache, flash, array);
     let mut transactions = 0;
-    let played = plan.play(setup, 1.0, |served| transactions += u64::from(served.ask.tag == 1)).unwrap();
+    let played = plan.play(setup, 1.0, |served| transactions += u64::from(served.ask.tag % 2 == 1)).unwrap();
     let minutes = (played.run.ended - played.run.began) as f64 / 60e9;
     (transactions as f64 / minutes, played.disks[0].read_hit_ratio())
 }
@@ -425,4 +425,39 @@ fn disks_become_one_behind_the_other() {
     let one: Vec<Record> =
         plan("dss", &["scale=512", "transactions=2"]).on_one_disk().into_records(0).collect();
     assert!(closed == one && !one.is_empty(), "one disk stays as it is");
+}
+
+#[test]
+fn contenders_read_all_data_first_and_only_the_last_disk_differs() {
+    let settings = ["footprint=1MiB", "disks=2", "depth=2", "sweeps=1", "requests=20000"];
+    let other = ["last-io=64KiB", "last-read-percent=0", "read-percent=80"];
+    let plan = plan("contenders", &[&settings[..], &other].concat());
+    let swept = plan.warmup as usize;
+    assert_eq!((plan.disks.clone(), swept), (vec![1 << 20; 2], 2 * (1 << 20) / 8192));
+    let list: Vec<Record> = plan.into_records(0).collect();
+    assert_eq!(list.len(), swept + 20_000);
+    let places: BTreeSet<(u16, u64)> =
+        list[..swept].iter().map(|record| (record.disk, record.offset)).collect();
+    assert_eq!(places.len(), swept);
+    let [first, last] = [0, 1].map(|disk| {
+        list[swept..].iter().filter(|record| record.disk == disk).copied().collect::<Vec<Record>>()
+    });
+    assert!(first.iter().all(|record| record.len == 8192) && is_near(share(&first, reads), 0.8, 0.02));
+    assert!(last.iter().all(|record| record.len == 64 << 10 && record.op == Op::Write));
+    assert!(is_near(first.len() as f64, last.len() as f64, 2.0), "clients take turns");
+}
+
+#[test]
+fn types_of_query_differ_in_their_look_ups_and_take_turns() {
+    let plan = plan("dss", &["scale=64", "warmup-per-block=0", "transactions=63", "spread-percent=25"]);
+    let Load::Closed(mut clients) = plan.load else { panic!("clients wait for replies") };
+    let mut ends = BTreeMap::new();
+    let mut client = 0;
+    while let Some(turn) = clients.next(client) {
+        if turn.tag % 2 == 1 {
+            *ends.entry(turn.tag / 2).or_insert(0) += 1;
+        }
+        client = (client + 1) % clients.count();
+    }
+    assert_eq!(ends, BTreeMap::from([(0, 21), (1, 21), (2, 21)]));
 }

@@ -3,9 +3,10 @@
 //!
 //! Published: four tiles, 24 % reads and 76 % writes, and 1.09 TB of data. DRAM and 92 GB of flash
 //! (8 % of the data) serve at least 92 % of the I/O. Without flash, 20 disks support two tiles and
-//! 11 disks none; with flash, both support four. The size of the hot data is fitted to the share
-//! that flash serves, and the rate of a tile to the number of tiles. The latency limit of a tile is
-//! an assumption, because the benchmark's own limits are per application.
+//! 11 disks none; with flash, both support four. The hot data of three tiles fits into 92 GB, and that of four tiles
+//! does not: the size of the hot data is fitted to this knee and to the share that flash serves. The
+//! rate of a tile is fitted to the number of tiles. The latency limit of a tile is an assumption,
+//! because the benchmark's own limits are per application.
 
 use super::parameters::{Bytes, parameters, within};
 use super::pieces::{
@@ -23,8 +24,8 @@ parameters! {
         read_percent: f64 = 24.0, "share of reads";
         io: Bytes = Bytes(8192), "size of a request (chosen)";
         tile_iops: f64 = 1300.0, "I/Os a second of a tile (fitted)";
-        hot_percent: f64 = 6.0, "part of the data that is hot, in extents of 64 KiB (fitted)";
-        hot_share_percent: f64 = 96.0, "share of requests that go there (fitted)";
+        hot_percent: f64 = 8.7, "part of the data that is hot, in extents of 64 KiB (fitted)";
+        hot_share_percent: f64 = 99.5, "share of requests that go there (fitted)";
         seconds: f64 = 600.0, "length";
         qos_ms: f64 = 30.0, "mean latency up to which a tile passes, milliseconds (chosen)";
         cache: Bytes = Bytes(92 << 30), "cache of the set-up";

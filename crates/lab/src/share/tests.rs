@@ -112,3 +112,12 @@ fn real_traces_share_a_pool() {
         }
     }
 }
+
+#[test]
+fn divisions_are_parsed_by_their_names() {
+    for share in Share::ALL {
+        assert_eq!(share.name().parse(), Ok(share));
+    }
+    let error = "dynamic".parse::<Share>().unwrap_err();
+    assert_eq!(error, "'dynamic' is no division: static, auto, one-lru, optimum");
+}

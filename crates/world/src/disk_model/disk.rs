@@ -17,6 +17,8 @@ pub(super) struct Disk {
     phase_ns: u64,
     /// Time at which the disk has completed all accesses so far.
     busy_until: u64,
+    /// Sum of the times of all accesses so far, nanoseconds.
+    busy_ns: u64,
     /// Head position: the first byte after the last access.
     head: u64,
     /// Completion times of accesses that may still be in progress.
@@ -37,6 +39,7 @@ impl Disk {
             rotation_ns,
             phase_ns: mix(index as u64) % rotation_ns,
             busy_until: 0,
+            busy_ns: 0,
             head: 0,
             waiting: BinaryHeap::new(),
             depth: 1,
@@ -47,6 +50,10 @@ impl Disk {
 
     pub(super) fn free_at(&self) -> u64 {
         self.busy_until
+    }
+
+    pub(super) fn busy_ns(&self) -> u64 {
+        self.busy_ns
     }
 
     /// Handles the arrival of a request at the array: updates the disk's queue depth. Parts of one
@@ -103,6 +110,7 @@ impl Disk {
         let rotation = self.rotation_ns / 2 * gain.remaining(self.depth) / 1000;
         let work = self.last_positioning_ns.max(rotation) + self.transfer_ns(position, len);
         self.busy_until = self.busy_until.max(self.arrived_at) + work;
+        self.busy_ns += work;
         self.head = position + len;
         self.waiting.push(Reverse(start + work));
         start + work
@@ -111,6 +119,7 @@ impl Disk {
     fn occupy(&mut self, start: u64, positioning: u64, position: u64, len: u64) -> u64 {
         let done = start + positioning + self.transfer_ns(position, len);
         self.busy_until = done;
+        self.busy_ns += done - start;
         self.head = position + len;
         self.waiting.push(Reverse(done));
         done

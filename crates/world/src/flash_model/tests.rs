@@ -135,3 +135,34 @@ fn the_same_calls_give_the_same_times() {
     };
     assert_eq!(run(), run());
 }
+
+/// Ratings of a current device: configuration, queue depth, random reads and writes per second,
+/// bytes per second of sequential reads and writes.
+const CURRENT: [(FlashConfig, usize, [f64; 4]); 3] = [
+    (FlashConfig::sata_current(), 32, [94_000.0, 65_000.0, 560e6, 530e6]),
+    (FlashConfig::nvme_pcie4(), 256, [900_000.0, 200_000.0, 6.5e9, 3.5e9]),
+    (FlashConfig::nvme_pcie5(), 512, [3_300_000.0, 640_000.0, 14e9, 10e9]),
+];
+
+#[test]
+fn current_devices_meet_their_ratings() {
+    for (config, depth, [reads, writes, read_bytes, write_bytes]) in CURRENT {
+        for (op, rating) in [(Access::Read, reads), (Access::Write, writes)] {
+            let (iops, _) = random(config, op, depth);
+            assert!(within(iops, rating, 0.03), "{op:?}: {iops:.0} for {rating}");
+        }
+        for (op, rating) in [(Access::Read, read_bytes), (Access::Write, write_bytes)] {
+            let (iops, _) = closed_loop(config, 32, |i| (op, i * (128 << 10), 128 << 10));
+            let rate = iops * 131_072.0;
+            assert!(within(rate, rating, 0.05), "{op:?}: {rate:.0} bytes a second for {rating}");
+        }
+    }
+}
+
+#[test]
+fn the_fastest_device_has_its_typical_latencies() {
+    let (_, read) = random(FlashConfig::nvme_pcie5(), Access::Read, 1);
+    assert!(within(read, 60_000.0, 0.05), "{read:.0} ns");
+    let (_, write) = random(FlashConfig::nvme_pcie5(), Access::Write, 1);
+    assert!(write <= 15_000.0, "{write:.0} ns");
+}

@@ -1,0 +1,73 @@
+//! A split cache and a unified cache under continuous writes, in real time: the preset `vsan` falls
+//! to the rate of its backing when its write buffer is full, and the preset `zbs` on as much flash
+//! does not. The devices are scaled down: a backing of some megabytes per second, and a cache of 96
+//! MiB.
+
+use std::time::Instant;
+
+use conformance::data::{Noise, noise_file};
+use conformance::store::Store;
+use conformance::{MIB, Scratch, Serve};
+
+/// Size of the disk, which is written once from the start to the end.
+const SIZE: u64 = 64 * MIB;
+/// Rate of the backing, bytes per second.
+const RATE: u64 = 6 * MIB;
+const WRITE: u64 = 256 << 10;
+/// Bytes of the first and of the last part whose rate is compared.
+const PART: u64 = 8 * MIB;
+
+/// Results of a run.
+#[derive(Debug)]
+struct Run {
+    /// Rates of the first and of the last part, bytes per second.
+    first: f64,
+    last: f64,
+    /// Share of the writes that flash took.
+    to_flash: f64,
+}
+
+/// Writes the disk through a cache with this preset.
+#[track_caller]
+fn written(preset: &str, more: &[(&str, &str)]) -> Run {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("disks")).unwrap();
+    noise_file(&scratch.path("disks/disk"), SIZE, 7);
+    let (disks, bits) = (format!("dir={}", scratch.text("disks")), format!("rate={}", RATE * 8));
+    let store = Store::start(&scratch.path("store.sock"), &["--filter=rate", "file", &disks, &bits]);
+    let serve = Serve::disk(&store.backing("disk"))
+        .arg("--pool", &scratch.text("pool"))
+        .arg("--size", "96M")
+        .arg("--preset", preset);
+    let serve = more.iter().fold(serve, |serve, (name, value)| serve.arg(name, value));
+    let hob = serve.start(&scratch);
+    let mut client = hob.connect();
+    let data = Noise::new(1).bytes(WRITE as usize);
+    let mut part = |from: u64, to: u64| {
+        let began = Instant::now();
+        for offset in (from..to).step_by(WRITE as usize) {
+            client.write(offset, &data).expect("a write");
+        }
+        (to - from) as f64 / began.elapsed().as_secs_f64()
+    };
+    let first = part(0, PART);
+    part(PART, SIZE - PART);
+    let last = part(SIZE - PART, SIZE);
+    let to_flash = hob.stats().reason("write", "to-flash") as f64 / (SIZE / WRITE) as f64;
+    // The backing takes a while to get all dirty data, which no test needs.
+    hob.kill();
+    Run { first, last, to_flash }
+}
+
+#[test]
+fn the_split_cache_breaks_down_and_the_unified_cache_does_not() {
+    let split = written("vsan", &[]);
+    assert!(split.to_flash < 0.9, "no write bypassed the full buffer: {split:?}");
+    assert!(split.last <= 2.0 * RATE as f64, "the backing is no faster than that: {split:?}");
+    assert!(split.last < 0.5 * split.first, "the rate falls when the buffer is full: {split:?}");
+    // One copy, as in the preset vsan: the pool has one device.
+    let unified = written("zbs", &[("--copies", "1")]);
+    assert_eq!(unified.to_flash, 1.0, "all writes go to flash: {unified:?}");
+    assert!(unified.last >= 2.0 * split.last, "no fall: {unified:?}, {split:?}");
+    assert!(unified.last >= 2.0 * RATE as f64, "not the rate of the backing: {unified:?}");
+}
