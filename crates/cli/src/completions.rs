@@ -13,7 +13,7 @@ use super::output::write;
 use super::remote::{converse, explain};
 
 /// Maximum time for the daemon's reply, because the user's shell waits.
-const REPLY_MAX: Duration = Duration::from_secs(1);
+const REPLY_MAX: Duration = Duration::from_secs(3);
 
 /// Completes names in bash, where clap's script completes options.
 const BASH: &str = r#"
@@ -41,6 +41,7 @@ _hob_pools() {
 }
 "#;
 
+/// Completes arguments in fish. [`fish`] completes the values of options.
 const FISH: &str = r#"
 # The names of disks and pools.
 complete -c hob -f -n 'not string match -q -- "-*" (commandline -ct)' -a '(hob completions --names -- (commandline -opc)[2..] 2>/dev/null)'
@@ -70,7 +71,7 @@ pub(super) fn run(args: &Completions, global: &Global) -> anyhow::Result<()> {
     let script = match shell {
         Shell::Bash => script + BASH,
         Shell::Zsh => zsh(&script),
-        Shell::Fish => script + FISH,
+        Shell::Fish => fish(&script),
         _ => script,
     };
     write(script.as_bytes())
@@ -100,6 +101,19 @@ fn zsh(script: &str) -> String {
     let end = changed.rfind("\nif [ ").unwrap_or(changed.len());
     changed.insert_str(end, ZSH);
     changed
+}
+
+/// Adds names of disks and pools to clap's script for fish.
+fn fish(script: &str) -> String {
+    let pools = " -f -a '(hob completions --names -- pool show 2>/dev/null)'";
+    let mut changed = String::new();
+    for line in script.lines() {
+        let is_pool = line.contains(" -l pool ") && line.ends_with(" -r");
+        changed += line;
+        changed += if is_pool { pools } else { "" };
+        changed += "\n";
+    }
+    changed + FISH
 }
 
 /// What a word of a command line is.
@@ -196,11 +210,25 @@ mod tests {
         assert_eq!(of("cache enable --pool = flash"), Names::Disks);
     }
 
+    fn script_of(shell: Shell) -> String {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut crate::clap_command(), "hob", &mut script);
+        String::from_utf8(script).unwrap()
+    }
+
+    #[test]
+    fn the_script_of_fish_completes_names_of_pools() {
+        let script = fish(&script_of(Shell::Fish));
+        let options: Vec<&str> = script.lines().filter(|line| line.contains(" -l pool ")).collect();
+        assert!(
+            !options.is_empty() && options.iter().all(|line| line.contains("-- pool show")),
+            "{options:?}"
+        );
+    }
+
     #[test]
     fn the_script_of_zsh_completes_names() {
-        let mut script = Vec::new();
-        clap_complete::generate(Shell::Zsh, &mut crate::clap_command(), "hob", &mut script);
-        let script = zsh(&String::from_utf8(script).unwrap());
+        let script = zsh(&script_of(Shell::Zsh));
         for part in ["':disk -- The disk:_hob_disks'", ":POOL:_hob_pools'", "':pool -- The pool:_hob_pools'"]
         {
             assert!(script.contains(part), "{part}");
