@@ -20,8 +20,8 @@ pub struct PoolCreate {
     /// Unit of flash allocation, a power of two; 16 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_size: Option<Size>,
-    /// Use devices even if they contain other data, which is lost. Dirty data of another pool is lost
-    /// only if the request allows that with `discard_dirty=true`.
+    /// Use devices even if they contain other data, which is lost. hob refuses devices with dirty data
+    /// of another pool.
     #[serde(default)]
     pub force: bool,
 }
