@@ -46,8 +46,21 @@ pub(crate) struct Range {
 
 impl Range {
     #[inline]
-    fn overlaps(&self, other: &Range) -> bool {
+    pub(crate) fn overlaps(&self, other: &Range) -> bool {
         self.first < other.end && other.first < self.end && self.disk == other.disk
+    }
+
+    /// Returns true if all sectors of another range are in this one.
+    #[inline]
+    pub(crate) fn contains(&self, other: &Range) -> bool {
+        self.first <= other.first && other.end <= self.end && self.disk == other.disk
+    }
+
+    /// Returns the larger part that remains beside another range; it may be empty.
+    pub(crate) fn larger_part_beside(&self, other: &Range) -> Range {
+        let before = Range { end: other.first.clamp(self.first, self.end), ..*self };
+        let after = Range { first: other.end.clamp(self.first, self.end), ..*self };
+        if before.end - before.first > after.end - after.first { before } else { after }
     }
 }
 
@@ -120,9 +133,39 @@ impl RangeLocks {
         self.range_locks[id as usize].blockers == 0
     }
 
-    /// Returns true if a new lock of this kind would wait.
-    pub(crate) fn would_wait(&self, range: Range, kind: Kind) -> bool {
-        self.count_conflicts(&RangeLock { range, kind, order: 0, blockers: 0, links: NONE }) > 0
+    /// Returns the ranges of the locks for which a new lock of this kind would wait.
+    pub(crate) fn conflicts(&self, range: Range, kind: Kind) -> impl Iterator<Item = Range> {
+        let is_conflict = move |lock: &&RangeLock| lock.kind.conflicts(kind) && lock.range.overlaps(&range);
+        self.buckets_of(&range)
+            .flat_map(move |bucket| self.in_bucket(bucket).filter(is_conflict))
+            .map(|lock| lock.range)
+    }
+
+    /// Reduces the range of a granted lock inside one zone to a part of it that is not empty, and
+    /// reports each lock that becomes granted.
+    pub(crate) fn shrink(&mut self, id: u32, range: Range, mut granted: impl FnMut(u32)) {
+        let before = self.range_locks[id as usize];
+        let is_part = before.range.first <= range.first && range.end <= before.range.end;
+        let zone = |sector: u64| sector / ZONE_SECTORS;
+        assert!(is_part && range.first < range.end && range.disk == before.range.disk);
+        assert!(before.blockers == 0 && zone(before.range.first) == zone(before.range.end - 1));
+        self.range_locks[id as usize].range = range;
+        let mut at = self.buckets[self.links[before.links as usize].bucket as usize];
+        while at != NONE {
+            let other = self.links[at as usize];
+            let lock = &mut self.range_locks[other.lock as usize];
+            if lock.order > before.order
+                && lock.kind.conflicts(before.kind)
+                && lock.range.overlaps(&before.range)
+                && !lock.range.overlaps(&range)
+            {
+                lock.blockers -= 1;
+                if lock.blockers == 0 {
+                    granted(other.lock);
+                }
+            }
+            at = other.next;
+        }
     }
 
     /// Returns true if lock `id` is of kind Read.

@@ -10,7 +10,7 @@ use crate::command::{Access, Role};
 use crate::io::{IoError, Op, PayloadMemory, Reply, Request};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
-use crate::range_locks::{Kind, Range};
+use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
@@ -70,7 +70,7 @@ impl Engine {
             Op::Settle => self.start_settle(now, slot),
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
             Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
-                if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
+                if self.lock_change(slot, range) {
                     self.resume(now, slot);
                 }
             }

@@ -35,6 +35,32 @@ fn a_read_does_not_overtake_a_waiting_write() {
 }
 
 #[test]
+fn a_smaller_range_lets_others_continue() {
+    let mut range_locks = RangeLocks::new(8);
+    assert!(range_locks.acquire(0, range(2, 9), Kind::Fill, Kind::Fill));
+    assert!(!range_locks.acquire(1, range(1, 3), Kind::Fill, Kind::Fill));
+    assert!(!range_locks.acquire(2, range(5, 6), Kind::Fill, Kind::Fill));
+    let conflicts: Vec<Range> = range_locks.conflicts(range(0, 4), Kind::Fill).collect();
+    assert_eq!(conflicts.len(), 2);
+    let mut granted = vec![];
+    range_locks.shrink(0, range(3, 9), |id| granted.push(id));
+    assert_eq!(granted, [1]);
+    range_locks.leave(0, |id| granted.push(id));
+    assert_eq!(granted, [1, 2]);
+}
+
+#[test]
+fn the_larger_part_beside_a_range_remains() {
+    let part = |first, end| {
+        let Range { first, end, .. } = range(10, 16).larger_part_beside(&range(first, end));
+        (first, end)
+    };
+    assert_eq!((part(12, 13), part(14, 20), part(8, 11)), ((13, 16), (10, 14), (11, 16)));
+    let Range { first, end, .. } = range(10, 16).larger_part_beside(&range(9, 16));
+    assert_eq!(first, end);
+}
+
+#[test]
 fn disks_do_not_meet() {
     let mut range_locks = RangeLocks::new(8);
     assert!(range_locks.acquire(0, range(0, 9), Kind::Change, Kind::Change));
@@ -57,28 +83,40 @@ impl Model {
 proptest! {
     #[test]
     fn behaves_like_the_rule(steps in prop::collection::vec(
-        (0u32..3, 0u64..6000, prop_oneof![1u64..20, 1u64..9000], 0u32..3, any::<prop::sample::Index>()), 1..200)) {
+        (0u32..4, 0u64..6000, prop_oneof![1u64..20, 1u64..9000], 0u32..3, any::<prop::sample::Index>()), 1..200)) {
         let mut range_locks = RangeLocks::new(32);
         let mut model = Model::default();
         let mut free: Vec<u32> = (0..32).collect();
         for (kind, first, len, disk, pick) in steps {
             let running: Vec<usize> = (0..model.0.len()).filter(|&i| model.granted(i)).collect();
-            if free.is_empty() || (kind == 0 && !running.is_empty()) {
+            let before: Vec<u32> = running.iter().map(|&i| model.0[i].0).collect();
+            let newly = |model: &Model| -> Vec<u32> {
+                let now = (0..model.0.len()).filter(|&i| model.granted(i)).map(|i| model.0[i].0);
+                let mut new: Vec<u32> = now.filter(|id| !before.contains(id)).collect();
+                new.sort_unstable();
+                new
+            };
+            let in_one_zone =
+                |i: &&usize| model.0[**i].1.first / ZONE_SECTORS == (model.0[**i].1.end - 1) / ZONE_SECTORS;
+            if kind == 3 && let Some(&position) = running.iter().find(in_one_zone) {
+                let (id, Range { first, end, disk }, _) = model.0[position];
+                let to = Range { disk, first: first + pick.index((end - first) as usize) as u64, end };
+                model.0[position].1 = to;
+                let mut granted = vec![];
+                range_locks.shrink(id, to, |id| granted.push(id));
+                granted.sort_unstable();
+                prop_assert_eq!(granted, newly(&model));
+            } else if free.is_empty() || (kind == 0 && !running.is_empty()) {
                 let position = running[pick.index(running.len())];
-                let before: Vec<u32> = running.iter().map(|&i| model.0[i].0).collect();
                 let (id, ..) = model.0.remove(position);
                 let mut granted = vec![];
                 range_locks.leave(id, |id| granted.push(id));
-                let mut expected: Vec<u32> = (0..model.0.len())
-                    .filter(|&i| model.granted(i)).map(|i| model.0[i].0)
-                    .filter(|id| !before.contains(id)).collect();
                 granted.sort_unstable();
-                expected.sort_unstable();
-                prop_assert_eq!(granted, expected);
+                prop_assert_eq!(granted, newly(&model));
                 free.push(id);
             } else {
                 let id = free.pop().unwrap();
-                let kind = [Kind::Read, Kind::Fill, Kind::Change][kind as usize];
+                let kind = [Kind::Read, Kind::Fill, Kind::Change][kind as usize % 3];
                 let range = Range { disk: DiskId(disk), first, end: first + len };
                 let waiting = if kind == Kind::Read { Kind::Fill } else { kind };
                 model.0.push((id, range, kind));
