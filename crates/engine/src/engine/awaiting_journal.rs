@@ -21,6 +21,7 @@ use super::partial::Edges;
 use super::{Active, Engine, Phase};
 use crate::io::IoError;
 use crate::outcome::Outcome;
+use crate::range_locks::Kind;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Time limit for the daemon to provide a new journal ring, or to drain and remove the cache,
@@ -85,7 +86,7 @@ impl Engine {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
             let range = self.requests[slot].range;
-            if self.lock_change(slot, range) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }
@@ -113,7 +114,7 @@ impl Engine {
         *resends += 1;
         range.end = (request.offset + request.len).div_ceil(SECTOR_BYTES);
         let range = *range;
-        if self.lock_change(slot, range) {
+        if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
             self.runnable.push_back(slot);
         }
     }

@@ -12,7 +12,7 @@ use super::jobs::JobKind;
 use crate::cache::Cache;
 use crate::command::{CacheConfig, CommandError, Copies, Destage, Layout, Mode};
 use crate::io::IoError;
-use crate::range_locks::Range;
+use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// Number of sectors written to the backing after which the backing is flushed, even if more dirty
@@ -286,7 +286,7 @@ impl Engine {
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
-            if self.lock_change(slot, range) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }

@@ -8,13 +8,14 @@
 //! ExtraRead → ExtraReady → ExtraWrite → end      usual
 //!     │            └ the cache may not have the data, or requests use the range → end
 //!     ├ error → end
-//!     └ too late, or requests need all of the range → ExtraDropped → end
+//!     └ too late, or other reads need all of the range → ExtraDropped → end
 //! ```
-//! While the job reads the backing, a read inside its range waits for it. Every other request makes
-//! the job give up the sectors that the request needs (`make_way`). When the data has arrived, the
-//! job releases its lock, and the waiting reads take the data from its buffer. Then the job locks
-//! the range again, in the same call of the engine, so no change can have begun and ended
-//! meanwhile. It writes flash like an ordinary fill. A sector that is valid, or that the durable
+//! While the job reads the backing, a read inside its range waits for it. Every other read makes
+//! the job give up the sectors that the read needs (`make_way`). Changes wait until the backing has
+//! answered, because the backing gets no change of sectors that it reads. Then the job releases its
+//! lock. The waiting reads take the data from its buffer, and changes proceed. The job locks those
+//! sectors again that no change waited for and that nothing else uses, in the same call of the
+//! engine. It writes flash like an ordinary fill. A sector that is valid, or that the durable
 //! journal may record as dirty, is never overwritten.
 //!
 //! A job that cannot start at once is dropped, and so is one whose data may not enter the cache
@@ -55,10 +56,11 @@ pub(super) struct ExtraRead {
     job: u32,
     /// Time until which requests may wait for the data.
     wait_until: Instant,
-    /// True if a request or job waits for the job's range lock.
+    /// True if a read or a job waits for the data.
     is_awaited: bool,
-    /// True if the data is in the job's buffer and the job has no range lock.
-    is_ready: bool,
+    /// From the arrival of the data until the job locks its range again: the sectors of which no
+    /// change waits.
+    kept: Option<Range>,
     /// Sectors `first..end` that reads took from the buffer, with the runs of these reads.
     taken: Vec<(u64, u64, Run)>,
 }
@@ -159,7 +161,7 @@ impl Engine {
             // The buffer is shorter.
             let runnable = &mut self.runnable;
             let lock = self.limits.requests_max + job;
-            self.range_locks.shrink(lock, range, |granted| runnable.push_back(granted));
+            self.range_locks.narrow(lock, range, |granted| runnable.push_back(granted));
         }
         let (offset, len) = (range.first * SECTOR_BYTES, (range.end - range.first) * SECTOR_BYTES);
         self.destage_buffers.shorten(&mut buffer, len);
@@ -172,39 +174,33 @@ impl Engine {
             job,
             wait_until: now + wait_ns_max,
             is_awaited: false,
-            is_ready: false,
+            kept: None,
             taken: Vec::new(),
         });
         let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
     }
 
-    /// Locks the range of a change. Changes do not wait for extra reads.
-    pub(super) fn lock_change(&mut self, slot: u32, range: Range) -> bool {
-        self.make_way(range, None);
-        self.range_locks.acquire(slot, range, Kind::Change, Kind::Change)
-    }
-
-    /// Returns true if a new lock of this kind has to consider extra reads: it would wait, perhaps
-    /// for one of them.
+    /// Returns true if a new lock of this kind would wait, perhaps for an extra read.
     pub(super) fn is_extra_read(&self, range: Range, kind: Kind) -> bool {
         !self.extra_reads.is_empty() && self.range_locks.conflicts(range, kind).next().is_some()
     }
 
-    /// Prepares for a request that will lock a range. A read that takes its data from an extra read
-    /// may wait for it; `taken_at` is the present time then. For all other requests, the extra
-    /// reads give up sectors of the range.
-    pub(super) fn make_way(&mut self, range: Range, taken_at: Option<Instant>) {
+    /// Prepares for a read that will lock a range. If the read `takes` its data from an extra read,
+    /// it may wait for that. Otherwise extra reads give up the sectors of the range.
+    pub(super) fn make_way(&mut self, now: Instant, range: Range, takes: bool) {
         for at in (0..self.extra_reads.len()).rev() {
-            let ExtraRead { job, wait_until, is_ready, .. } = self.extra_reads[at];
+            let ExtraRead { job, wait_until, kept, .. } = self.extra_reads[at];
             let held = self.jobs[job].range;
-            if is_ready || !held.overlaps(&range) {
+            if kept.is_some() || !held.overlaps(&range) {
                 continue;
             }
-            match taken_at.filter(|_| held.contains(&range)) {
-                Some(now) if now < wait_until => self.extra_reads[at].is_awaited = true,
-                Some(_) => self.drop_late_extra_read(at),
-                None => self.narrow_extra_read(at, held.larger_part_beside(&range)),
+            if !takes || !held.contains(&range) {
+                self.narrow_extra_read(at, held.larger_part_beside(&range));
+            } else if now < wait_until {
+                self.extra_reads[at].is_awaited = true;
+            } else {
+                self.drop_late_extra_read(at);
             }
         }
     }
@@ -218,15 +214,15 @@ impl Engine {
 
     /// Returns the time at which the next extra read is late.
     pub(super) fn extra_reads_deadline(&self) -> Option<Instant> {
-        let awaited = self.extra_reads.iter().filter(|read| read.is_awaited && !read.is_ready);
+        let awaited = self.extra_reads.iter().filter(|read| read.is_awaited && read.kept.is_none());
         awaited.map(|read| read.wait_until).min()
     }
 
     /// Ends the waiting for extra reads that take too long.
     pub(super) fn end_late_extra_reads(&mut self, now: Instant) {
         for at in (0..self.extra_reads.len()).rev() {
-            let ExtraRead { wait_until, is_awaited, is_ready, .. } = self.extra_reads[at];
-            if is_awaited && !is_ready && wait_until <= now {
+            let ExtraRead { wait_until, is_awaited, kept, .. } = self.extra_reads[at];
+            if is_awaited && kept.is_none() && wait_until <= now {
                 self.drop_late_extra_read(at);
             }
         }
@@ -240,18 +236,16 @@ impl Engine {
         self.narrow_extra_read(at, Range { end: range.first, ..range });
     }
 
-    /// Reduces an extra read to a part of its range. If the part is empty, the job ends with its
-    /// I/O.
+    /// Reduces an extra read to a part of its range. If the part is empty, the data is dropped.
     fn narrow_extra_read(&mut self, at: usize, part: Range) {
         let job = self.extra_reads[at].job;
         let (lock, runnable) = (self.limits.requests_max + job, &mut self.runnable);
+        self.range_locks.narrow(lock, part, |granted| runnable.push_back(granted));
         self.jobs[job].range = part;
-        if part.first < part.end {
-            return self.range_locks.shrink(lock, part, |granted| runnable.push_back(granted));
+        if part.first >= part.end {
+            self.jobs[job].step = Step::ExtraDropped;
+            self.extra_reads.swap_remove(at);
         }
-        self.range_locks.leave(lock, |granted| runnable.push_back(granted));
-        self.jobs[job].step = Step::ExtraDropped;
-        self.extra_reads.swap_remove(at);
     }
 
     fn extra_read_of(&self, job: u32) -> usize {
@@ -291,9 +285,14 @@ impl Engine {
         }
     }
 
-    /// Lets the waiting reads take the data of an extra read, and then the job continue.
+    /// Lets the waiting requests proceed, and then the job.
     fn deliver_extra(&mut self, job: u32, at: usize) {
-        self.extra_reads[at].is_ready = true;
+        let mut kept = self.jobs[job].range;
+        // Changes wait for the job. They may begin and end before the job locks its range again.
+        for change in self.range_locks.conflicts(kept, Kind::Read) {
+            kept = kept.larger_part_beside(&change);
+        }
+        self.extra_reads[at].kept = Some(kept);
         self.jobs[job].step = Step::ExtraReady;
         let (lock, runnable) = (self.limits.requests_max + job, &mut self.runnable);
         self.range_locks.leave(lock, |granted| runnable.push_back(granted));
@@ -304,7 +303,7 @@ impl Engine {
     pub(super) fn take_extra(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
         let jobs = &self.jobs;
-        let has_it = |read: &&mut ExtraRead| read.is_ready && jobs[read.job].range.contains(&range);
+        let has_it = |read: &&mut ExtraRead| read.kept.is_some() && jobs[read.job].range.contains(&range);
         let Some(read) = self.extra_reads.iter_mut().find(has_it).filter(|_| may_take_extra(&request)) else {
             return false;
         };
@@ -326,17 +325,17 @@ impl Engine {
     /// that nothing else uses, and writes flash.
     pub(super) fn keep_extra(&mut self, now: Instant, job: u32) {
         let at = self.extra_read_of(job);
-        let ExtraRead { taken, .. } = self.extra_reads.swap_remove(at);
-        let mut range = self.jobs[job].range;
+        let ExtraRead { taken, kept, .. } = self.extra_reads.swap_remove(at);
+        let mut range = kept.expect("the data has arrived");
         for other in self.range_locks.conflicts(range, Kind::Fill) {
             range = range.larger_part_beside(&other);
         }
         self.jobs[job].range = range;
         let has_room = self.has_fill_bytes((range.end - range.first) * SECTOR_BYTES);
         if range.first >= range.end || !has_room || !self.disk(range.disk).may_fill_extra() {
-            self.jobs[job].step = Step::ExtraDropped;
             return self.end_job(now, job, Ok(()));
         }
+        self.jobs[job].step = Step::ExtraLocked;
         let is_granted = self.lock_job_range(job, range);
         assert!(is_granted, "{range:?} was free");
         self.write_extra(now, job, &taken);
@@ -405,7 +404,7 @@ impl Engine {
             self.fill_bytes -= (range.end - range.first) * SECTOR_BYTES;
         }
         self.count_extra_fill(range, -1);
-        if step != Step::ExtraDropped {
+        if step != Step::ExtraReady {
             let runnable = &mut self.runnable;
             self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
         }

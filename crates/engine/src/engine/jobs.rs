@@ -105,8 +105,10 @@ pub(super) enum Step {
     ExtraRead,
     /// Waiting reads take the data of an extra read; the job has no range lock.
     ExtraReady,
-    /// An extra fill has lost its range lock, and ends.
+    /// The data of an extra read is not needed; changes wait for the end of the read.
     ExtraDropped,
+    /// The data of an extra read may enter the cache; the job has its range lock again.
+    ExtraLocked,
     ExtraWrite,
     MergedWrite,
     Rewrite,

@@ -45,7 +45,7 @@ impl Engine {
         let Active { request, range, .. } = self.requests[slot];
         if waiting == Kind::Fill && self.is_extra_read(range, kind) {
             let takes = matches!(source, Source::Backing(Outcome::MissFilled)) && may_take_extra(&request);
-            self.make_way(range, takes.then_some(now));
+            self.make_way(now, range, takes);
         }
         if self.range_locks.acquire(slot, range, kind, waiting) {
             self.serve_read(now, slot, source);
@@ -152,7 +152,7 @@ impl Engine {
         self.requests[slot].phase = Phase::LockThenBacking;
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
-        self.make_way(range, None);
+        self.make_way(now, range, false);
         if self.range_locks.acquire(slot, range, Kind::Fill, Kind::Fill) {
             self.begin_backing_read(now, slot);
         }

@@ -10,7 +10,7 @@ use crate::command::{Access, Role};
 use crate::io::{IoError, Op, PayloadMemory, Reply, Request};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
-use crate::range_locks::Range;
+use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
@@ -70,7 +70,7 @@ impl Engine {
             Op::Settle => self.start_settle(now, slot),
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
             Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
-                if self.lock_change(slot, range) {
+                if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                     self.resume(now, slot);
                 }
             }

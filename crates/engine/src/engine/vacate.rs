@@ -14,6 +14,7 @@
 use super::Engine;
 use super::disk::Disk;
 use crate::command::{CommandError, DataSegment, Vacate};
+use crate::range_locks::Kind;
 use crate::units::{CommandId, DiskId, Instant};
 
 /// Maximum time that a write waits for the next flush of the backing, nanoseconds.
@@ -108,7 +109,7 @@ impl Engine {
         vacating.insists_until = None;
         for slot in std::mem::take(&mut vacating.waiters) {
             let range = self.requests[slot].range;
-            if self.lock_change(slot, range) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }

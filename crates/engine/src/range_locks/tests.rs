@@ -43,10 +43,13 @@ fn a_smaller_range_lets_others_continue() {
     let conflicts: Vec<Range> = range_locks.conflicts(range(0, 4), Kind::Fill).collect();
     assert_eq!(conflicts.len(), 2);
     let mut granted = vec![];
-    range_locks.shrink(0, range(3, 9), |id| granted.push(id));
+    range_locks.narrow(0, range(3, 9), |id| granted.push(id));
     assert_eq!(granted, [1]);
+    assert!(!range_locks.acquire(3, range(8, 9), Kind::Change, Kind::Change));
+    range_locks.narrow(0, range(9, 9), |id| granted.push(id));
+    assert_eq!(granted, [1, 2], "nothing is left, but changes wait");
     range_locks.leave(0, |id| granted.push(id));
-    assert_eq!(granted, [1, 2]);
+    assert_eq!(granted, [1, 2, 3]);
 }
 
 #[test]
@@ -71,12 +74,16 @@ fn disks_do_not_meet() {
 
 /// The rule itself: each lock waits for all earlier locks that overlap and conflict with it.
 #[derive(Default)]
-struct Model(Vec<(u32, Range, Kind)>);
+struct Model(Vec<(u32, Range, Kind, Range)>);
 
 impl Model {
     fn granted(&self, position: usize) -> bool {
-        let (_, range, kind) = self.0[position];
-        !self.0[..position].iter().any(|(_, r, k)| k.conflicts(kind) && r.overlaps(&range))
+        let (_, range, kind, fill) = self.0[position];
+        let both_fill = |k: Kind| k == Kind::Fill && kind == Kind::Fill;
+        let overlaps = |f: &Range| f.first < f.end && fill.first < fill.end && f.overlaps(&fill);
+        !self.0[..position]
+            .iter()
+            .any(|(_, r, k, f)| k.conflicts(kind) && r.overlaps(&range) && (!both_fill(*k) || overlaps(f)))
     }
 }
 
@@ -96,14 +103,17 @@ proptest! {
                 new.sort_unstable();
                 new
             };
-            let in_one_zone =
-                |i: &&usize| model.0[**i].1.first / ZONE_SECTORS == (model.0[**i].1.end - 1) / ZONE_SECTORS;
-            if kind == 3 && let Some(&position) = running.iter().find(in_one_zone) {
-                let (id, Range { first, end, disk }, _) = model.0[position];
-                let to = Range { disk, first: first + pick.index((end - first) as usize) as u64, end };
-                model.0[position].1 = to;
+            let may_narrow = |i: &&usize| {
+                let (_, range, kind, fill) = model.0[**i];
+                let in_one_zone = range.first / ZONE_SECTORS == (range.end - 1) / ZONE_SECTORS;
+                in_one_zone && kind == Kind::Fill && fill.first < fill.end
+            };
+            if kind == 3 && let Some(&position) = running.iter().find(may_narrow) {
+                let (id, _, _, Range { first, end, disk }) = model.0[position];
+                let to = Range { disk, first: first + pick.index((end - first) as usize + 1) as u64, end };
+                model.0[position].3 = to;
                 let mut granted = vec![];
-                range_locks.shrink(id, to, |id| granted.push(id));
+                range_locks.narrow(id, to, |id| granted.push(id));
                 granted.sort_unstable();
                 prop_assert_eq!(granted, newly(&model));
             } else if free.is_empty() || (kind == 0 && !running.is_empty()) {
@@ -119,7 +129,7 @@ proptest! {
                 let kind = [Kind::Read, Kind::Fill, Kind::Change][kind as usize % 3];
                 let range = Range { disk: DiskId(disk), first, end: first + len };
                 let waiting = if kind == Kind::Read { Kind::Fill } else { kind };
-                model.0.push((id, range, kind));
+                model.0.push((id, range, kind, range));
                 let last = model.0.len() - 1;
                 let expected = model.granted(last);
                 if !expected {
