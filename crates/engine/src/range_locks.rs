@@ -46,8 +46,21 @@ pub(crate) struct Range {
 
 impl Range {
     #[inline]
-    fn overlaps(&self, other: &Range) -> bool {
+    pub(crate) fn overlaps(&self, other: &Range) -> bool {
         self.first < other.end && other.first < self.end && self.disk == other.disk
+    }
+
+    /// Returns true if all sectors of another range are in this one.
+    #[inline]
+    pub(crate) fn contains(&self, other: &Range) -> bool {
+        self.first <= other.first && other.end <= self.end && self.disk == other.disk
+    }
+
+    /// Returns the larger part that remains beside another range; it may be empty.
+    pub(crate) fn larger_part_beside(&self, other: &Range) -> Range {
+        let before = Range { end: other.first.clamp(self.first, self.end), ..*self };
+        let after = Range { first: other.end.clamp(self.first, self.end), ..*self };
+        if before.end - before.first > after.end - after.first { before } else { after }
     }
 }
 
@@ -55,11 +68,30 @@ impl Range {
 struct RangeLock {
     range: Range,
     kind: Kind,
+    /// Part of the range in which a lock of the kind Fill conflicts with others of this kind.
+    fill: Range,
     order: u64,
     /// Number of conflicts with earlier locks. A pair of locks counts once for each bucket that
     /// both are in.
     blockers: u32,
     links: u32,
+}
+
+impl RangeLock {
+    fn new(range: Range, kind: Kind) -> RangeLock {
+        RangeLock { range, kind, fill: range, order: 0, blockers: 0, links: NONE }
+    }
+
+    /// Returns true if the owner of the lock may use the cached data of any of these sectors.
+    fn is_using(&self, range: &Range) -> bool {
+        self.blockers == 0 && if self.kind == Kind::Fill { &self.fill } else { &self.range }.overlaps(range)
+    }
+
+    fn conflicts(&self, other: &RangeLock) -> bool {
+        self.kind.conflicts(other.kind)
+            && self.range.overlaps(&other.range)
+            && (self.kind != Kind::Fill || other.kind != Kind::Fill || self.fill.overlaps(&other.fill))
+    }
 }
 
 /// An entry of a lock in one bucket.
@@ -86,13 +118,7 @@ pub(crate) struct RangeLocks {
 impl RangeLocks {
     /// Allocates memory for locks numbered from 0 to `locks_max` − 1.
     pub(crate) fn new(locks_max: u32) -> Self {
-        let empty = RangeLock {
-            range: Range { disk: DiskId(0), first: 0, end: 0 },
-            kind: Kind::Read,
-            order: 0,
-            blockers: 0,
-            links: NONE,
-        };
+        let empty = RangeLock::new(Range { disk: DiskId(0), first: 0, end: 0 }, Kind::Read);
         RangeLocks {
             range_locks: vec![empty; locks_max as usize],
             buckets: vec![NONE; (locks_max as usize).next_power_of_two()],
@@ -108,7 +134,7 @@ impl RangeLocks {
     pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
         debug_assert!(range.first < range.end && self.range_locks[id as usize].links == NONE);
         self.order += 1;
-        let mut lock = RangeLock { range, kind, order: self.order, blockers: 0, links: NONE };
+        let mut lock = RangeLock { order: self.order, ..RangeLock::new(range, kind) };
         if self.count_conflicts(&lock) > 0 {
             lock.kind = waiting;
             lock.blockers = self.count_conflicts(&lock);
@@ -120,9 +146,38 @@ impl RangeLocks {
         self.range_locks[id as usize].blockers == 0
     }
 
-    /// Returns true if a new lock of this kind would wait.
-    pub(crate) fn would_wait(&self, range: Range, kind: Kind) -> bool {
-        self.count_conflicts(&RangeLock { range, kind, order: 0, blockers: 0, links: NONE }) > 0
+    /// Returns the ranges for which a new lock of this kind would wait.
+    pub(crate) fn conflicts(&self, range: Range, kind: Kind) -> impl Iterator<Item = Range> {
+        let new = RangeLock::new(range, kind);
+        self.buckets_of(&range)
+            .flat_map(move |bucket| self.in_bucket(bucket).filter(move |lock| lock.conflicts(&new)))
+            .map(|lock| if lock.kind == Kind::Fill { lock.fill } else { lock.range })
+    }
+
+    /// Reduces the range in which a granted lock of kind Fill conflicts with others of its kind,
+    /// and reports each lock that becomes granted. Changes still wait for the whole range. The
+    /// range is inside one zone, and the part may be empty.
+    pub(crate) fn narrow(&mut self, id: u32, part: Range, mut granted: impl FnMut(u32)) {
+        let before = self.range_locks[id as usize];
+        let zone = |sector: u64| sector / ZONE_SECTORS;
+        assert!(before.kind == Kind::Fill && before.blockers == 0 && before.fill.contains(&part));
+        assert!(zone(before.range.first) == zone(before.range.end - 1));
+        // The empty range at sector 0 overlaps nothing.
+        let nothing = Range { first: 0, end: 0, ..part };
+        self.range_locks[id as usize].fill = if part.first < part.end { part } else { nothing };
+        let after = self.range_locks[id as usize];
+        let mut at = self.buckets[self.links[before.links as usize].bucket as usize];
+        while at != NONE {
+            let other = self.links[at as usize];
+            let lock = &mut self.range_locks[other.lock as usize];
+            if lock.order > before.order && lock.conflicts(&before) && !lock.conflicts(&after) {
+                lock.blockers -= 1;
+                if lock.blockers == 0 {
+                    granted(other.lock);
+                }
+            }
+            at = other.next;
+        }
     }
 
     /// Returns true if lock `id` is of kind Read.
@@ -143,11 +198,7 @@ impl RangeLocks {
             while at != NONE {
                 let other = self.links[at as usize];
                 let lock = &mut self.range_locks[other.lock as usize];
-                if other.lock != id
-                    && lock.order > leaving.order
-                    && lock.kind.conflicts(leaving.kind)
-                    && lock.range.overlaps(&leaving.range)
-                {
+                if other.lock != id && lock.order > leaving.order && lock.conflicts(&leaving) {
                     lock.blockers -= 1;
                     if lock.blockers == 0 {
                         granted(other.lock);
@@ -159,27 +210,21 @@ impl RangeLocks {
         }
     }
 
-    /// Returns true if a granted lock overlaps any of these sectors.
+    /// Returns true if the owner of a granted lock may use the cached data of any of these sectors.
     pub(crate) fn is_busy(&self, range: &Range) -> bool {
-        self.buckets_of(range)
-            .any(|bucket| self.in_bucket(bucket).any(|lock| lock.blockers == 0 && lock.range.overlaps(range)))
+        self.buckets_of(range).any(|bucket| self.in_bucket(bucket).any(|lock| lock.is_using(range)))
     }
 
-    /// Returns true if a granted lock other than `id` overlaps any of these sectors.
+    /// Returns true if the owner of a granted lock other than `id` may use the cached data of any
+    /// of these sectors.
     pub(crate) fn is_shared(&self, id: u32, range: &Range) -> bool {
         let order = self.range_locks[id as usize].order;
-        self.buckets_of(range).any(|bucket| {
-            self.in_bucket(bucket)
-                .any(|lock| lock.blockers == 0 && lock.order != order && lock.range.overlaps(range))
-        })
+        self.buckets_of(range)
+            .any(|bucket| self.in_bucket(bucket).any(|lock| lock.order != order && lock.is_using(range)))
     }
 
     fn count_conflicts(&self, lock: &RangeLock) -> u32 {
-        let conflicts = |bucket| {
-            self.in_bucket(bucket)
-                .filter(|other| other.kind.conflicts(lock.kind) && other.range.overlaps(&lock.range))
-                .count() as u32
-        };
+        let conflicts = |bucket| self.in_bucket(bucket).filter(|other| other.conflicts(lock)).count() as u32;
         self.buckets_of(&lock.range).map(conflicts).sum()
     }
 

@@ -216,8 +216,13 @@ impl CacheSim {
             return Outcome::Hit;
         }
         self.stats.partial_misses += u64::from(valid > 0);
-        let filled = self.fill((first, end), (first, end), (run, AdmissionEffect::Clean));
-        self.fill_extra(first, end, run);
+        let extra = self.directory.extra_ranges(first, end, run, u64::MAX);
+        let locked = [(first, end), extra[0], extra[1]];
+        let before = self.stats.flash_write_bytes;
+        let filled = self.fill((first, end), &locked, (run, AdmissionEffect::Clean));
+        // A miss that writes nothing to flash releases its range at once.
+        let is_filling = self.stats.flash_write_bytes > before;
+        self.fill_extra(extra, if is_filling { &locked } else { &locked[1..] });
         match filled {
             Err(refusal) => {
                 self.stats.not_admitted += 1;
@@ -228,12 +233,10 @@ impl CacheSim {
         }
     }
 
-    /// Fills sectors around a read miss.
-    fn fill_extra(&mut self, first: u64, end: u64, run: Run) {
+    /// Fills sectors around a read miss. Blocks in the ranges `locked` must not be evicted.
+    fn fill_extra(&mut self, ranges: [(u64, u64); 2], locked: &[(u64, u64)]) {
         let CacheSim { directory, stats, .. } = self;
-        let ranges = directory.extra_ranges(first, end, run, u64::MAX);
-        // The engine locks these sectors meanwhile.
-        let is_busy = |first, end| ranges.iter().any(|(from, to)| first < *to && *from < end && from < to);
+        let is_busy = |first, end| is_locked(locked, first, end);
         for (from, to) in ranges {
             if from < to {
                 stats.extra_read_bytes += (to - from) * SECTOR_BYTES;
@@ -298,7 +301,7 @@ impl CacheSim {
         if whole != (first, end) {
             self.look_up(whole.0, whole.1);
         }
-        match self.fill(whole, (first, end), admission) {
+        match self.fill(whole, &[(first, end)], admission) {
             Ok(()) if whole == (first, end) => Outcome::WriteCopied,
             _ => Outcome::WriteNotCopied,
         }
@@ -341,16 +344,16 @@ impl CacheSim {
         found
     }
 
-    /// Fills the sectors that were looked up for a request. Blocks in the sectors `claim` must not
+    /// Fills the sectors that were looked up for a request. Blocks in the ranges `locked` must not
     /// be evicted.
     #[inline]
     fn fill(
         &mut self,
         (first, end): (u64, u64),
-        claim: (u64, u64),
+        locked: &[(u64, u64)],
         admission: (Run, AdmissionEffect),
     ) -> Result<(), Refusal> {
-        let is_busy = |first, end| first < claim.1 && claim.0 < end;
+        let is_busy = |first, end| is_locked(locked, first, end);
         let CacheSim { directory, stats, found, .. } = self;
         let mut result = Ok(());
         for (span, sector) in directory.spans(first, end).zip(found) {
@@ -371,4 +374,9 @@ impl CacheSim {
         }
         result
     }
+}
+
+/// Returns true if any of the ranges has one of the sectors `first..end`.
+fn is_locked(ranges: &[(u64, u64)], first: u64, end: u64) -> bool {
+    ranges.iter().any(|(from, to)| from < to && first < *to && *from < end)
 }

@@ -134,6 +134,12 @@ impl Directory {
         std::mem::take(&mut self.extra.new_uses)
     }
 
+    /// Counts blocks of an extra read that took too long. No guest can use them.
+    pub(crate) fn note_late_extra(&mut self, first: u64, end: u64) {
+        let frames = self.index.frames();
+        self.spans(first, end).for_each(|_| self.extra.note_added(frames));
+    }
+
     /// Returns the sectors to fill before and after those of a read miss of a disk of `sectors`
     /// sectors: the uncached sectors next to the request. Either range may be empty.
     pub(crate) fn extra_ranges(&self, first: u64, end: u64, run: Run, sectors: u64) -> [(u64, u64); 2] {

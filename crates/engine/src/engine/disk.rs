@@ -6,6 +6,7 @@ use super::awaiting_journal::{AwaitingJournal, WAIT_NS_MAX};
 use super::backed::Backed;
 use super::bulk::BulkWrites;
 use super::destager::Destager;
+use super::extra_fill::ReadTime;
 use super::maintenance::Maintenance;
 use super::merge::Merger;
 use super::ownership::Ownership;
@@ -65,6 +66,9 @@ pub(super) struct Disk {
     pub(super) jobs_at_once: u32,
     /// Number of extra fills in progress.
     pub(super) extra_fills: u32,
+    pub(super) backing_read_time: ReadTime,
+    /// True if another disk served some of the last read of the backing.
+    pub(super) is_reading_shared: bool,
     /// The journal of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
@@ -134,6 +138,8 @@ impl Disk {
             jobs: 0,
             jobs_at_once: 0,
             extra_fills: 0,
+            backing_read_time: ReadTime::default(),
+            is_reading_shared: false,
             journal: None,
             journal_in_flight: 0,
             opening: None,

@@ -1,23 +1,37 @@
-//! Extra fills: after the reply to a read miss, a job brings the uncached sectors next to the
-//! request into the cache (docs/decisions/0059-fill-granularity.md).
+//! Extra fills: a job brings the uncached sectors next to a read miss into the cache
+//! (docs/decisions/0059-fill-granularity.md). It reads the backing at the same time as the miss
+//! (docs/decisions/0062-shared-extra-reads.md).
 //!
-//! A job reads one range of sectors from the backing under a range lock like that of a read that
-//! fills. So changes of the range wait for the job, and requests that want the same data find it in
-//! the cache. Then the job writes flash like an ordinary fill. A sector that is valid, or that the
-//! durable journal may record as dirty, is never overwritten.
+//! A job reads one range of sectors under a range lock like that of a read that fills:
 //!
-//! No guest waits for an extra fill to begin: a job that cannot start at once is dropped, and so is
-//! one whose data may not enter the cache when it has been read. Errors are not reported.
+//! ```text
+//! ExtraRead → ExtraReady → ExtraWrite → end      usual
+//!     │            └ the cache may not have the data, or requests use the range → end
+//!     ├ error → end
+//!     └ too late, or other reads need all of the range → ExtraDropped → end
+//! ```
+//! While the job reads the backing, a read inside its range waits for it. Every other read makes
+//! the job give up the sectors that the read needs (`make_way`). Changes wait until the backing has
+//! answered, because the backing gets no change of sectors that it reads. Then the job releases its
+//! lock. The waiting reads take the data from its buffer, and changes proceed. The job locks those
+//! sectors again that no change waited for and that nothing else uses, in the same call of the
+//! engine. It writes flash like an ordinary fill. A sector that is valid, or that the durable
+//! journal may record as dirty, is never overwritten.
+//!
+//! A job that cannot start at once is dropped, and so is one whose data may not enter the cache
+//! when it has been read. Errors are not reported.
 
 use super::disk::Disk;
 use super::jobs::{Job, JobKind, Step};
-use super::{Engine, Owner, Pending};
+use super::read::may_take_extra;
+use super::{Active, Engine, Owner, Pending};
 use crate::admission::Run;
 use crate::cache::{FlashRun, push_run};
 use crate::command::{Mode, Role};
 use crate::directory::Placed;
 use crate::granularity::Fill;
-use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
+use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Target};
+use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
@@ -25,6 +39,49 @@ use crate::units::{Instant, SECTOR_BYTES};
 /// available to other jobs even if backings hang.
 const EXTRA_FILLS_MAX: u32 = super::JOBS_MAX / 4;
 const DISK_EXTRA_FILLS_MAX: u32 = 16;
+
+/// Time that an extra read may take while requests wait for it: this number of mean backing reads,
+/// and this number of nanoseconds.
+const WAIT_READS_MAX: u64 = 2;
+const WAIT_NS_MIN: u64 = 1_000_000;
+
+/// Mean latency of the backing's reads that is assumed before the first one has ended, ns.
+const READ_NS_DEFAULT: u64 = 20_000_000;
+/// Weight of a new read in the mean: one in this number.
+const READ_WEIGHT: u64 = 8;
+
+/// An extra fill that reads the backing, or whose data waiting reads take.
+#[derive(Debug)]
+pub(super) struct ExtraRead {
+    job: u32,
+    /// Time until which requests may wait for the data.
+    wait_until: Instant,
+    /// True if a read or a job waits for the data.
+    is_awaited: bool,
+    /// From the arrival of the data until the job locks its range again: the sectors of which no
+    /// change waits.
+    kept: Option<Range>,
+    /// Sectors `first..end` that reads took from the buffer, with the runs of these reads.
+    taken: Vec<(u64, u64, Run)>,
+}
+
+/// Mean latency of the reads of a backing for requests, with decaying weight.
+#[derive(Debug, Default)]
+pub(super) struct ReadTime {
+    mean_ns: Option<u64>,
+}
+
+impl ReadTime {
+    pub(super) fn note(&mut self, ns: u64) {
+        let mean = self.mean_ns.map_or(ns, |mean| mean - mean / READ_WEIGHT + ns / READ_WEIGHT);
+        self.mean_ns = Some(mean);
+    }
+
+    /// Returns the time that an extra read may take while requests wait for it, ns.
+    fn wait_ns_max(&self) -> u64 {
+        WAIT_READS_MAX.saturating_mul(self.mean_ns.unwrap_or(READ_NS_DEFAULT)).saturating_add(WAIT_NS_MIN)
+    }
+}
 
 impl Disk {
     /// Returns true if extra data may enter the cache now. Operations that empty the cache or move
@@ -43,21 +100,36 @@ impl Disk {
 }
 
 impl Engine {
-    /// Starts the extra fills of a miss that was answered.
+    /// Starts the extra fills of a miss whose read of the backing has begun.
     pub(super) fn fill_extra(&mut self, now: Instant, missed: Range, run: Run) {
         let disk = self.disk(missed.disk);
-        let Some(cache) = disk.cache.as_ref().filter(|_| disk.may_fill_extra()) else { return };
+        let may_fill = disk.may_fill_extra() && !disk.is_reading_shared;
+        let Some(cache) = disk.cache.as_ref().filter(|_| may_fill) else { return };
         // A sector that is only partly inside the disk is left out.
         let sectors = disk.config.size_bytes / SECTOR_BYTES;
         for (first, end) in cache.extra_ranges(missed.first, missed.end, run, sectors) {
-            let range = Range { disk: missed.disk, first, end };
-            if first < end && self.may_start_extra_fill(range) {
+            let range = self.free_part(Range { disk: missed.disk, first, end }, &missed);
+            if range.first < range.end && self.may_start_extra_fill(range) {
                 self.count_extra_fill(range, 1);
                 if !self.transfer(now, JobKind::ExtraFill, range) {
                     self.count_extra_fill(range, -1);
                 }
             }
         }
+    }
+
+    /// Returns the part of a range next to a miss that no other request or job has locked.
+    fn free_part(&self, mut range: Range, missed: &Range) -> Range {
+        if range.first >= range.end {
+            return range;
+        }
+        for other in self.range_locks.conflicts(range, Kind::Fill) {
+            match range.end <= missed.first {
+                true => range.first = range.first.max(other.end),
+                false => range.end = range.end.min(other.first),
+            }
+        }
+        range
     }
 
     /// Returns true if an extra fill could start at once.
@@ -68,7 +140,6 @@ impl Engine {
             && self.destage_buffers.spare() >= bytes
             && self.has_fill_bytes(bytes)
             && self.is_backing_idle(range.disk)
-            && !self.range_locks.would_wait(range, Kind::Fill)
     }
 
     fn count_extra_fill(&mut self, range: Range, more: i32) {
@@ -84,17 +155,101 @@ impl Engine {
 
     /// Starts a job that has its range lock and a buffer: reads the backing.
     pub(super) fn start_extra_fill(&mut self, now: Instant, job: u32) {
-        let Job { disk: id, range, buffer, .. } = self.jobs[job];
+        let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
+        if range != whole {
+            // The buffer is shorter.
+            let runnable = &mut self.runnable;
+            let lock = self.limits.requests_max + job;
+            self.range_locks.narrow(lock, range, |granted| runnable.push_back(granted));
+        }
         let (offset, len) = (range.first * SECTOR_BYTES, (range.end - range.first) * SECTOR_BYTES);
         self.destage_buffers.shorten(&mut buffer, len);
         let disk = self.disk_mut(id);
         disk.jobs += 1;
-        let doubts = disk.backed.doubts;
+        let (doubts, wait_ns_max) = (disk.backed.doubts, disk.backing_read_time.wait_ns_max());
         let it = &mut self.jobs[job];
-        (it.buffer, it.step, it.doubts) = (Some(buffer), Step::ExtraRead, doubts);
+        (it.buffer, it.step, it.doubts, it.whole) = (Some(buffer), Step::ExtraRead, doubts, range);
+        self.extra_reads.push(ExtraRead {
+            job,
+            wait_until: now + wait_ns_max,
+            is_awaited: false,
+            kept: None,
+            taken: Vec::new(),
+        });
         let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
+    }
+
+    /// Returns true if a new lock of this kind would wait, perhaps for an extra read.
+    pub(super) fn is_extra_read(&self, range: Range, kind: Kind) -> bool {
+        !self.extra_reads.is_empty() && self.range_locks.conflicts(range, kind).next().is_some()
+    }
+
+    /// Prepares for a read that will lock a range. If the read `takes` its data from an extra read,
+    /// it may wait for that. Otherwise extra reads give up the sectors of the range.
+    pub(super) fn make_way(&mut self, now: Instant, range: Range, takes: bool) {
+        for at in (0..self.extra_reads.len()).rev() {
+            let ExtraRead { job, wait_until, kept, .. } = self.extra_reads[at];
+            let held = self.jobs[job].range;
+            if kept.is_some() || !held.overlaps(&range) {
+                continue;
+            }
+            if !takes || !held.contains(&range) {
+                self.narrow_extra_read(at, held.larger_part_beside(&range));
+            } else if now < wait_until {
+                self.extra_reads[at].is_awaited = true;
+            } else {
+                self.drop_late_extra_read(at);
+            }
+        }
+    }
+
+    /// Records that a job is about to wait for a range.
+    pub(super) fn note_waiting_job(&mut self, range: Range) {
+        for read in &mut self.extra_reads {
+            read.is_awaited |= self.jobs[read.job].range.overlaps(&range);
+        }
+    }
+
+    /// Returns the time at which the next extra read is late.
+    pub(super) fn extra_reads_deadline(&self) -> Option<Instant> {
+        let awaited = self.extra_reads.iter().filter(|read| read.is_awaited && read.kept.is_none());
+        awaited.map(|read| read.wait_until).min()
+    }
+
+    /// Ends the waiting for extra reads that take too long.
+    pub(super) fn end_late_extra_reads(&mut self, now: Instant) {
+        for at in (0..self.extra_reads.len()).rev() {
+            let ExtraRead { wait_until, is_awaited, kept, .. } = self.extra_reads[at];
+            if is_awaited && kept.is_none() && wait_until <= now {
+                self.drop_late_extra_read(at);
+            }
+        }
+    }
+
+    fn drop_late_extra_read(&mut self, at: usize) {
+        let range = self.jobs[self.extra_reads[at].job].range;
+        if let Some(cache) = &mut self.disk_mut(range.disk).cache {
+            cache.note_late_extra(range.first, range.end);
+        }
+        self.narrow_extra_read(at, Range { end: range.first, ..range });
+    }
+
+    /// Reduces an extra read to a part of its range. If the part is empty, the data is dropped.
+    fn narrow_extra_read(&mut self, at: usize, part: Range) {
+        let job = self.extra_reads[at].job;
+        let (lock, runnable) = (self.limits.requests_max + job, &mut self.runnable);
+        self.range_locks.narrow(lock, part, |granted| runnable.push_back(granted));
+        self.jobs[job].range = part;
+        if part.first >= part.end {
+            self.jobs[job].step = Step::ExtraDropped;
+            self.extra_reads.swap_remove(at);
+        }
+    }
+
+    fn extra_read_of(&self, job: u32) -> usize {
+        self.extra_reads.iter().position(|read| read.job == job).expect("the job reads the backing")
     }
 
     /// Handles the end of an I/O of an extra fill.
@@ -106,7 +261,7 @@ impl Engine {
         result: Result<(), IoError>,
         sums: &[u32],
     ) {
-        let Job { disk: id, range, step, doubts, .. } = self.jobs[job];
+        let Job { disk: id, whole, step, doubts, .. } = self.jobs[job];
         let disk = self.disk_mut(id);
         // The backing may have lost the data that it returned.
         let believed = disk.backed.doubts == doubts && disk.ownership.role == Role::Here;
@@ -114,26 +269,92 @@ impl Engine {
             self.note_filled(now, io, result, believed, sums);
         } else if result.is_ok() {
             disk.stats.extra_read_bytes += io.bytes;
+        }
+        if step == Step::ExtraRead {
             // A shorter read: another disk has cached the rest, and it is not cached again.
-            let is_whole = io.bytes == (range.end - range.first) * SECTOR_BYTES;
-            if is_whole && believed && disk.may_fill_extra() && self.has_fill_bytes(io.bytes) {
-                self.write_extra(now, job);
+            let is_whole = result.is_ok() && io.bytes == (whole.end - whole.first) * SECTOR_BYTES;
+            let is_usable = is_whole && believed && self.disk(id).may_fill_extra();
+            let at = self.extra_read_of(job);
+            if is_usable {
+                return self.deliver_extra(job, at);
             }
+            self.extra_reads.swap_remove(at);
         }
         if self.jobs[job].pending == 0 {
             self.end_job(now, job, Ok(()));
         }
     }
 
-    /// Allocates frames for the data in a job's buffer, and writes it to flash.
-    fn write_extra(&mut self, now: Instant, job: u32) {
-        let Job { disk: id, range, buffer, .. } = self.jobs[job];
+    /// Lets the waiting requests proceed, and then the job.
+    fn deliver_extra(&mut self, job: u32, at: usize) {
+        let mut kept = self.jobs[job].range;
+        // Changes wait for the job. They may begin and end before the job locks its range again.
+        for change in self.range_locks.conflicts(kept, Kind::Read) {
+            kept = kept.larger_part_beside(&change);
+        }
+        self.extra_reads[at].kept = Some(kept);
+        self.jobs[job].step = Step::ExtraReady;
+        let (lock, runnable) = (self.limits.requests_max + job, &mut self.runnable);
+        self.range_locks.leave(lock, |granted| runnable.push_back(granted));
+        runnable.push_back(lock);
+    }
+
+    /// Answers a read from the buffer of an extra read. Returns false if none has all of the data.
+    pub(super) fn take_extra(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, range, run, .. } = self.requests[slot];
+        let jobs = &self.jobs;
+        let has_it = |read: &&mut ExtraRead| read.kept.is_some() && jobs[read.job].range.contains(&range);
+        let Some(read) = self.extra_reads.iter_mut().find(has_it).filter(|_| may_take_extra(&request)) else {
+            return false;
+        };
+        read.taken.push((range.first, range.end, run));
+        let Job { whole, buffer, doubts, .. } = self.jobs[read.job];
+        let buffer = buffer.expect("an extra read has a buffer");
+        let offset = buffer.offset + ((range.first - whole.first) * SECTOR_BYTES) as u32;
+        let to = CopyEnd::Buffer { id: request.buffer.expect("reads have a buffer"), offset: 0 };
+        let len = ((range.end - range.first) * SECTOR_BYTES) as u32;
+        self.copy_out.push_back(BufferCopy { from: CopyEnd::Buffer { id: buffer.id, offset }, to, len });
+        let it = &mut self.requests[slot];
+        (it.outcome, it.doubts) = (Outcome::MissFilled, doubts);
+        self.reply(now, slot, Ok(()));
+        self.finish(slot);
+        true
+    }
+
+    /// Continues an extra fill after the waiting reads took its data: locks the part of its range
+    /// that nothing else uses, and writes flash.
+    pub(super) fn keep_extra(&mut self, now: Instant, job: u32) {
+        let at = self.extra_read_of(job);
+        let ExtraRead { taken, kept, .. } = self.extra_reads.swap_remove(at);
+        let mut range = kept.expect("the data has arrived");
+        for other in self.range_locks.conflicts(range, Kind::Fill) {
+            range = range.larger_part_beside(&other);
+        }
+        self.jobs[job].range = range;
+        let has_room = self.has_fill_bytes((range.end - range.first) * SECTOR_BYTES);
+        if range.first >= range.end || !has_room || !self.disk(range.disk).may_fill_extra() {
+            return self.end_job(now, job, Ok(()));
+        }
+        self.jobs[job].step = Step::ExtraLocked;
+        let is_granted = self.lock_job_range(job, range);
+        assert!(is_granted, "{range:?} was free");
+        self.write_extra(now, job, &taken);
+        if self.jobs[job].pending == 0 {
+            self.end_job(now, job, Ok(()));
+        }
+    }
+
+    /// Allocates frames for the data in a job's buffer, and writes it to flash. The sectors that
+    /// reads have taken count as used.
+    fn write_extra(&mut self, now: Instant, job: u32, taken: &[(u64, u64, Run)]) {
+        let Job { disk: id, range, whole, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
+        let first_buffer_sector = buffer.first_sector() + range.first - whole.first;
         let Engine { disks, range_locks, runs, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
         let cache = disk.cache.as_mut().expect("`may_fill_extra` looked at it");
         let is_busy = |first, end| range_locks.is_busy(&Range { disk: id, first, end });
-        let (mut evicted, mut buffer_sector) = (0, buffer.first_sector());
+        let (mut evicted, mut buffer_sector) = (0, first_buffer_sector);
         runs.clear();
         for span in cache.spans(range.first, range.end) {
             let found = cache.find(span);
@@ -150,6 +371,13 @@ impl Engine {
             }
             buffer_sector += span.count;
         }
+        for (first, end, run) in taken {
+            for span in cache.spans(range.first.max(*first), range.end.min(*end)) {
+                if let Some(sector) = cache.find(span) {
+                    cache.touch(sector, *run);
+                }
+            }
+        }
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
@@ -159,7 +387,7 @@ impl Engine {
         // A hit may still be reading a sector that has become invalid.
         let lock = self.limits.requests_max + job;
         runs.retain(|FlashRun { extent, buffer_sector }| {
-            let first = range.first + buffer_sector - buffer.first_sector();
+            let first = range.first + buffer_sector - first_buffer_sector;
             !range_locks.is_shared(lock, &Range { disk: id, first, end: first + extent.count })
         });
         if !runs.is_empty() {
@@ -176,7 +404,9 @@ impl Engine {
             self.fill_bytes -= (range.end - range.first) * SECTOR_BYTES;
         }
         self.count_extra_fill(range, -1);
-        let runnable = &mut self.runnable;
-        self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        if step != Step::ExtraReady {
+            let runnable = &mut self.runnable;
+            self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        }
     }
 }

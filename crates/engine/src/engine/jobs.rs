@@ -27,8 +27,8 @@ const RESERVED: u32 = 4;
 pub(super) struct Job {
     pub(super) disk: DiskId,
     pub(super) kind: JobKind,
-    /// Sectors of the disk that the job examines; empty for a flush.
-    whole: Range,
+    /// Sectors of the disk that the job examines or reads; empty for a flush.
+    pub(super) whole: Range,
     /// Sectors that the job transfers.
     pub(super) range: Range,
     pub(super) pending: u32,
@@ -103,6 +103,12 @@ pub(super) enum Step {
     AheadBacking,
     AheadOverlay,
     ExtraRead,
+    /// Waiting reads take the data of an extra read; the job has no range lock.
+    ExtraReady,
+    /// The data of an extra read is not needed; changes wait for the end of the read.
+    ExtraDropped,
+    /// The data of an extra read may enter the cache; the job has its range lock again.
+    ExtraLocked,
     ExtraWrite,
     MergedWrite,
     Rewrite,
@@ -207,7 +213,10 @@ impl Engine {
     /// Starts a transfer that has its range lock: reads the first contiguous part of its range that
     /// is still dirty.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
-        let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
+        let Job { disk: disk_id, range, kind, step, .. } = self.jobs[job];
+        if step == Step::ExtraReady {
+            return self.keep_extra(now, job);
+        }
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
             JobKind::ReadAhead | JobKind::Verify | JobKind::ExtraFill => {

@@ -291,6 +291,7 @@ impl Engine {
 
     /// Locks the range of a job like the range of a read that fills.
     pub(super) fn lock_job_range(&mut self, job: u32, range: Range) -> bool {
+        self.note_waiting_job(range);
         self.range_locks.acquire(self.limits.requests_max + job, range, Kind::Fill, Kind::Fill)
     }
 }

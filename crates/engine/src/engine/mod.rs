@@ -12,7 +12,8 @@
 //! read    waiting → copy from memory → reply                   all sectors in memory
 //!         waiting → flash read → reply                         all sectors valid
 //!                   └ error or wrong checksum ┐
-//!         waiting ─────────────────────→ backing read → reply → fill, extra fill
+//!         waiting ─────────────────────→ backing read → reply → fill
+//!         waiting → copy from a job's buffer → reply           another read's extra data
 //! write   waiting → backing write → reply → fill
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
@@ -89,6 +90,7 @@ use bulk::Bulk;
 use commit::JournalIo;
 use destage_buffers::{DestageBuffer, DestageBuffers};
 use disk::Disk;
+use extra_fill::ExtraRead;
 use gate::Gates;
 use jobs::Job;
 use partial::Edges;
@@ -199,6 +201,8 @@ pub struct Engine {
     aheads: u32,
     /// Number of extra fills in progress.
     extra_fills: u32,
+    /// Extra fills that read the backing under their range lock, or whose data reads take.
+    extra_reads: Vec<ExtraRead>,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have work.
@@ -348,6 +352,7 @@ impl Engine {
             recent_edges: RecentEdges::default(),
             aheads: 0,
             extra_fills: 0,
+            extra_reads: Vec::new(),
             pages: BTreeMap::new(),
             awake: Vec::new(),
             unsettled: Vec::new(),
@@ -461,7 +466,12 @@ impl Engine {
         active.pending -= 1;
         match active.phase {
             Phase::FlashRead => self.flash_read_done(now, slot, io, result, sums),
-            Phase::BackingRead => self.backing_read_done(now, slot, result, sums),
+            Phase::BackingRead => {
+                if result.is_ok() {
+                    self.disk_mut(io.disk).backing_read_time.note(now - io.issued);
+                }
+                self.backing_read_done(now, slot, result, sums)
+            }
             Phase::Overlay => self.overlay_done(now, slot, io, result, sums),
             Phase::BackingChange => self.backing_change_done(now, slot, result),
             Phase::BackingFlush => self.backing_flush_done(now, slot, result),
@@ -475,6 +485,7 @@ impl Engine {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.check_devices(now);
         self.pump_gates(now);
+        self.end_late_extra_reads(now);
         for index in 0..self.disks.len() {
             if self.disks[index].as_ref().and_then(|disk| disk.deadline()).is_some_and(|at| at <= now) {
                 self.wake(DiskId(index as u32));
@@ -487,7 +498,7 @@ impl Engine {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().filter_map(|device| device.deadline(&self.health));
         let disks = self.disks.iter().flatten().filter_map(|disk| disk.deadline());
-        devices.chain(disks).chain(self.gates.deadline()).min()
+        devices.chain(disks).chain(self.gates.deadline()).chain(self.extra_reads_deadline()).min()
     }
 
     /// Returns the next memory copy to make. Make all copies before polling anything else, because

@@ -42,7 +42,12 @@ impl Engine {
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
             Source::Backing(_) => (Kind::Read, Kind::Read),
         };
-        if self.range_locks.acquire(slot, self.requests[slot].range, kind, waiting) {
+        let Active { request, range, .. } = self.requests[slot];
+        if waiting == Kind::Fill && self.is_extra_read(range, kind) {
+            let takes = matches!(source, Source::Backing(Outcome::MissFilled)) && may_take_extra(&request);
+            self.make_way(now, range, takes);
+        }
+        if self.range_locks.acquire(slot, range, kind, waiting) {
             self.serve_read(now, slot, source);
         }
     }
@@ -51,7 +56,7 @@ impl Engine {
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
         if self.requests[slot].phase == Phase::LockThenBacking {
             if self.may_read(now, slot) {
-                self.read_backing(now, slot);
+                self.begin_backing_read(now, slot);
             }
             return;
         }
@@ -108,6 +113,7 @@ impl Engine {
             Source::Flash => self.serve_from_flash(now, slot),
             Source::Memory => self.decline(slot),
             Source::Backing(_) if self.is_direct(slot) => self.decline(slot),
+            Source::Backing(Outcome::MissFilled) if self.take_extra(now, slot) => {}
             Source::Backing(outcome) => {
                 let Active { request, range, seen, .. } = self.requests[slot];
                 if seen.expected {
@@ -141,13 +147,14 @@ impl Engine {
         }
         let needs_lock = outcome.would_fill() || self.disk(request.disk).journal.is_some();
         if !needs_lock || !self.range_locks.only_reads(slot) {
-            return self.read_backing(now, slot);
+            return self.begin_backing_read(now, slot);
         }
         self.requests[slot].phase = Phase::LockThenBacking;
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
+        self.make_way(now, range, false);
         if self.range_locks.acquire(slot, range, Kind::Fill, Kind::Fill) {
-            self.read_backing(now, slot);
+            self.begin_backing_read(now, slot);
         }
     }
 
@@ -171,6 +178,15 @@ impl Engine {
             return;
         }
         self.issue_runs(now, slot, IoOp::Read);
+    }
+
+    /// Reads the backing for a request, and what the cache shall also get.
+    fn begin_backing_read(&mut self, now: Instant, slot: u32) {
+        self.read_backing(now, slot);
+        let Active { request, range, run, outcome, .. } = self.requests[slot];
+        if may_fill_more(&request, outcome) {
+            self.fill_extra(now, range, run);
+        }
     }
 
     fn read_backing(&mut self, now: Instant, slot: u32) {
@@ -315,6 +331,7 @@ impl Engine {
     fn end_backing_read(&mut self, now: Instant, slot: u32) {
         let is_shared = self.is_all_shared(slot);
         let has_shared = !self.requests[slot].shared.is_empty();
+        self.disk_mut(self.requests[slot].request.disk).is_reading_shared = has_shared;
         let filled = if is_shared { Err(Outcome::BypassShared) } else { self.fill(now, slot) };
         if let Err(why) = filled {
             // A flash error stays the outcome even if the repair of flash has to wait.
@@ -325,21 +342,18 @@ impl Engine {
             }
         }
         self.reply(now, slot, Ok(()));
-        let Active { request, range, run, outcome, .. } = self.requests[slot];
         self.finish_unless_filling(slot);
-        if !has_shared && may_fill_more(&request, outcome) {
-            self.fill_extra(now, range, run);
-        }
     }
 }
 
 /// Returns true if this miss may fill more than the guest read. A retry of a read into guest memory
 /// may not, because it is unknown whether it is part of a sequential run.
 fn may_fill_more(request: &Request, outcome: Outcome) -> bool {
-    let is_miss = matches!(
-        outcome,
-        Outcome::MissFilled | Outcome::PartialMiss | Outcome::MissUnproven | Outcome::MissNoBlock
-    );
-    let is_guests = request.op == Op::Read && !request.passes_by();
-    is_miss && is_guests && request.memory == PayloadMemory::Daemon
+    let is_miss = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
+    is_miss && may_take_extra(request) && request.memory == PayloadMemory::Daemon
+}
+
+/// Returns true if a miss may get its data from an extra read.
+pub(super) fn may_take_extra(request: &Request) -> bool {
+    request.op == Op::Read && !request.passes_by()
 }

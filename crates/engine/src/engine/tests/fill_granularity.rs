@@ -5,6 +5,7 @@ use super::write_back::{VOLATILE, backing, flash};
 use super::*;
 use crate::command::{Copies, Discard, Mode, Vacate};
 use crate::granularity::Fill;
+use crate::io::CopyEnd;
 use crate::qos::{Control, Resource};
 
 const SECTOR: u64 = SECTOR_BYTES;
@@ -33,14 +34,15 @@ impl Bench {
 
     /// Reads a sector that the cache lacks, up to the end of its own fill. Returns the extra reads.
     fn miss(&mut self, sector: u64) -> Vec<Io> {
+        assert!(self.ios.is_empty());
         let read = self.read(sector * SECTOR, SECTOR);
-        let io = self.only_io();
-        self.end(io);
+        let own = self.ios.pop_front().expect("a read of the backing");
+        assert_eq!(sectors(&[own]), [(sector, sector + 1)], "what the guest asked for is first");
+        let extra: Vec<Io> = self.ios.drain(..).collect();
+        assert!(extra.iter().all(|io| (io.target, io.op) == (backing(), IoOp::Read)));
+        self.end(own);
         assert_eq!(self.outcome(read), Outcome::MissFilled);
-        let ios = std::mem::take(&mut self.ios);
-        let (extra, own): (Vec<Io>, Vec<Io>) = ios.into_iter().partition(|io| io.target == backing());
-        own.into_iter().for_each(|io| self.end(io));
-        assert!(extra.iter().all(|io| io.op == IoOp::Read));
+        self.settle();
         extra
     }
 
@@ -64,15 +66,15 @@ fn sectors(ios: &[Io]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn a_miss_brings_its_neighbours_after_its_reply() {
+fn a_miss_brings_its_neighbours() {
     let mut bench = Bench::filling(Fill::Block);
     let read = bench.read(9 * SECTOR, SECTOR);
-    let io = bench.only_io();
-    assert_eq!((io.target, io.offset, io.len), (backing(), 9 * SECTOR, SECTOR), "what the guest asked for");
-    bench.end(io);
+    let ios: Vec<Io> = bench.ios.drain(..).collect();
+    assert!(ios.iter().all(|io| io.target == backing()));
+    assert_eq!(sectors(&ios), [(9, 10), (8, 9), (10, 16)], "what the guest asked for is first");
+    bench.end(ios[0]);
     assert_eq!(bench.outcome(read), Outcome::MissFilled, "the reply waits for nothing else");
-    let extra: Vec<Io> = bench.ios.iter().copied().filter(|io| io.target == backing()).collect();
-    assert_eq!(sectors(&extra), [(8, 9), (10, 16)]);
+    bench.ios.extend(&ios[1..]);
     bench.settle();
     assert_eq!(bench.read_alone(8 * SECTOR, 8 * SECTOR), Outcome::Hit);
     let stats = bench.stats();
@@ -83,15 +85,133 @@ fn a_miss_brings_its_neighbours_after_its_reply() {
     assert_eq!(bench.stats().extra_read_bytes, 0);
 }
 
+/// The reads wait neither for flash nor for I/O of their own.
 #[test]
-fn a_read_of_data_on_its_way_waits_for_it_and_hits() {
+fn reads_of_data_on_its_way_share_it() {
+    for persistent in [false, true] {
+        let mut bench = if persistent { Bench::filling_write_back() } else { Bench::filling(Fill::Block) };
+        let extra = bench.miss_9();
+        let reads = [bench.read(12 * SECTOR, SECTOR), bench.read(14 * SECTOR + 512, SECTOR)];
+        assert!(bench.ios.is_empty(), "the backing is not read twice");
+        bench.copies.clear();
+        bench.end(extra);
+        assert!(reads.iter().all(|read| bench.outcome(*read) == Outcome::MissFilled));
+        let slice = extra.slice.expect("a buffer");
+        let mut copied: Vec<_> = bench.copies.iter().map(|copy| (copy.from, copy.len)).collect();
+        copied.sort_unstable_by_key(|(_, len)| *len);
+        let from = |sector: u32| CopyEnd::Buffer { id: slice.id, offset: slice.offset + sector * 4096 };
+        assert_eq!(copied, [(from(2), 4096), (from(4), 8192)]);
+        let fill = bench.only_io();
+        assert_eq!((fill.target, fill.op, fill.len), (flash(0), VOLATILE, 6 * SECTOR), "one fill of all");
+        bench.end(fill);
+        assert_eq!(bench.read_alone(8 * SECTOR, 8 * SECTOR), Outcome::Hit);
+        assert_eq!(bench.stats().extra_blocks_used, 7, "the reads were uses of their blocks");
+    }
+}
+
+#[test]
+fn a_read_that_waits_continues_alone_after_an_error() {
+    for lost in [false, true] {
+        let mut bench = Bench::filling(Fill::Block);
+        let extra = bench.miss_9();
+        let read = bench.read(12 * SECTOR, SECTOR);
+        match lost {
+            true => {
+                bench.engine.handle_loss(bench.now, DISK);
+                bench.end(extra);
+            }
+            false => bench.fail(extra),
+        }
+        assert!(bench.reply(read).is_none());
+        assert_eq!(sectors(&bench.ios.iter().copied().collect::<Vec<_>>()), [(12, 13), (13, 16)]);
+        bench.settle();
+        assert!(bench.reply(read).is_some_and(|reply| reply.result.is_ok()));
+    }
+}
+
+/// The extra read hangs.
+#[test]
+fn a_read_waits_for_a_limited_time() {
+    let mut bench = Bench::filling(Fill::Block);
+    // The first read of the backing shows its latency, which is 1 µs.
+    bench.read_alone(MIB, SECTOR);
+    let started = bench.now;
+    let extra = bench.miss_9();
+    let read = bench.read(12 * SECTOR, SECTOR);
+    assert!(bench.ios.is_empty());
+    assert_eq!(bench.engine.poll_timeout(), Some(started + 1_002_000), "1 ms and two reads");
+    bench.wait_ms(2);
+    let own = bench.ios.pop_front().expect("a read of its own");
+    assert_eq!(sectors(&[own]), [(12, 13)]);
+    assert_eq!(bench.engine.poll_timeout(), None);
+    bench.end(own);
+    assert_eq!(bench.outcome(read), Outcome::MissFilled);
+    bench.settle();
+    let write = bench.write(10 * SECTOR, SECTOR);
+    assert!(bench.ios.is_empty(), "the backing still reads the sector");
+    bench.end(extra);
+    bench.settle();
+    assert!(bench.reply(write).is_some());
+    assert_eq!(bench.read_alone(10 * SECTOR, SECTOR), Outcome::Hit);
+    assert!(!bench.has(11), "the late data is not used");
+    assert!(bench.has(12) && bench.has(13), "the fills of the second miss");
+}
+
+#[test]
+fn a_late_read_is_used_if_nothing_waits_for_it() {
+    let mut bench = Bench::filling(Fill::Block);
+    let extra = bench.miss_9();
+    assert_eq!(bench.engine.poll_timeout(), None);
+    bench.wait_ms(5);
+    bench.end(extra);
+    bench.settle();
+    assert!(bench.has(12));
+
+    // A read that arrives late does not wait at all.
+    let extra = bench.miss(16)[0];
+    bench.wait_ms(5);
+    let read = bench.read(20 * SECTOR, SECTOR);
+    assert_eq!(sectors(&[bench.ios[0]]), [(20, 21)]);
+    bench.settle();
+    assert!(bench.reply(read).is_some());
+    bench.end(extra);
+    assert!(bench.ios.is_empty() && !bench.has(17));
+}
+
+/// It would have to read the backing after the wait.
+#[test]
+fn a_read_of_other_sectors_too_does_not_wait() {
+    let mut bench = Bench::filling(Fill::Block);
+    let extra = bench.miss_9();
+    bench.read(15 * SECTOR, 2 * SECTOR);
+    let own = bench.ios.pop_front().expect("a read of its own");
+    assert_eq!(sectors(&[own]), [(15, 17)]);
+    bench.ios.clear();
+    bench.end(extra);
+    let fill = bench.only_io();
+    assert_eq!((fill.target, fill.len), (flash(0), 5 * SECTOR), "sectors 10 to 14");
+    bench.end(fill);
+    assert!(bench.has(14) && !bench.has(15));
+}
+
+/// The read is first, so it gets the older data.
+#[test]
+fn a_write_behind_a_waiting_read_is_ordered_behind_it() {
     let mut bench = Bench::filling(Fill::Block);
     let extra = bench.miss_9();
     let read = bench.read(12 * SECTOR, SECTOR);
-    assert!(bench.ios.is_empty(), "the backing is not read twice");
+    let write = bench.write(12 * SECTOR, SECTOR);
+    assert!(bench.ios.is_empty(), "both wait for the backing");
     bench.end(extra);
+    assert_eq!(bench.outcome(read), Outcome::MissFilled);
+    let ios: Vec<Io> = bench.ios.drain(..).collect();
+    assert_eq!(ios.len(), 2, "{ios:?}");
+    let (fill, own): (Vec<Io>, Vec<Io>) = ios.into_iter().partition(is_flash);
+    assert_eq!((fill[0].len, sectors(&own)), (3 * SECTOR, vec![(12, 13)]), "13 to 15 are kept");
+    bench.ios.extend(own);
     bench.settle();
-    assert_eq!(bench.outcome(read), Outcome::Hit);
+    assert_eq!(bench.outcome(write), Outcome::WriteCopied);
+    assert_eq!((bench.has(12), bench.has(11)), (true, false));
 }
 
 #[test]
@@ -126,7 +246,8 @@ fn larger_blocks_are_completed() {
     assert_eq!(bench.read_alone(16 * SECTOR, 16 * SECTOR), Outcome::Hit);
 }
 
-/// The guest's change waits until the older data is on flash, and then replaces or invalidates it.
+/// A guest's change waits for the backing, but not for the fill, and the older data of its sectors
+/// is not used.
 #[test]
 fn a_change_that_arrives_meanwhile_wins() {
     let discard = Op::Discard(Durability::Volatile);
@@ -136,15 +257,17 @@ fn a_change_that_arrives_meanwhile_wins() {
                 if persistent { Bench::filling_write_back() } else { Bench::filling(Fill::Block) };
             let extra = bench.miss_9();
             let change = bench.request(op, 12 * SECTOR, SECTOR);
-            assert!(bench.ios.is_empty(), "{op:?} waits");
+            assert!(bench.ios.is_empty(), "{op:?} waits for the backing");
             bench.end(extra);
-            let old = bench.only_io();
-            assert_eq!((old.target, old.op, old.len), (flash(0), VOLATILE, 6 * SECTOR));
-            bench.end_with(old, Ok(()), &[SUM - 1; 6]);
-            assert!(!bench.ios.is_empty() && (op == discard || bench.reply(change).is_none()));
+            let is_fill = |io: &Io| (io.target, io.op, io.len) == (flash(0), VOLATILE, 3 * SECTOR);
+            let at = bench.ios.iter().position(is_fill).expect("sectors 13 to 15");
+            let old = bench.ios.remove(at).expect("it is there");
+            assert!(!bench.ios.is_empty(), "{op:?} does not wait for the fill");
             bench.settle();
             assert!(bench.reply(change).is_some_and(|reply| reply.result.is_ok()));
-            assert_eq!(bench.has(12), remains, "{op:?}");
+            bench.end_with(old, Ok(()), &[SUM - 1; 3]);
+            bench.settle();
+            assert_eq!((bench.has(12), bench.has(10)), (remains, false), "{op:?}");
             if remains {
                 // Its checksum is the new one.
                 assert_eq!(bench.read_alone(12 * SECTOR, SECTOR), Outcome::Hit);
@@ -158,15 +281,16 @@ fn a_change_that_arrives_meanwhile_wins() {
 }
 
 #[test]
-fn a_change_in_flight_prevents_an_extra_fill() {
+fn a_change_in_flight_ends_the_extra_range() {
     let mut bench = Bench::filling(Fill::Block);
     bench.write(12 * SECTOR, SECTOR);
     let write = bench.only_io();
     let extra = bench.miss(9);
-    assert_eq!(sectors(&extra), [(8, 9)], "the other range is in use");
+    assert_eq!(sectors(&extra), [(8, 9), (10, 12)]);
     bench.ios.push_back(write);
+    bench.ios.extend(extra);
     bench.settle();
-    assert!(!bench.has(13));
+    assert!(bench.has(11) && !bench.has(13));
 }
 
 #[test]
@@ -318,8 +442,8 @@ fn without_buffers_or_room_for_fills_there_are_no_extra_fills() {
 #[test]
 fn a_datastore_at_its_limit_gets_no_extra_reads() {
     let mut bench = Bench::filling(Fill::Block);
-    bench.engine.control(bench.now, Resource::Datastore(DatastoreId(0)), Control::Depth(1));
-    assert_eq!(sectors(&bench.miss(9)), [(8, 9)], "one I/O at a time");
+    bench.engine.control(bench.now, Resource::Datastore(DatastoreId(0)), Control::Depth(2));
+    assert_eq!(sectors(&bench.miss(9)), [(8, 9)], "two I/Os at a time");
 }
 
 #[test]
