@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use super::fio::{self, Workload};
 use super::report::{Bar, Limit, Measure, Report, Run, Setting};
-use super::server::{HOB, QEMU_FUSE, Server};
+use super::server::{HOB, HOB_BEFORE, QEMU_FUSE, Server};
 use crate::packages;
 use crate::shell::{self, Interrupt};
 
@@ -136,12 +136,18 @@ pub(crate) struct Arguments {
     /// Run only this part of the benchmark
     #[arg(long, value_enum)]
     only: Option<Which>,
+    /// Measure only the workloads whose name contains this text, for example "depth 16"
+    #[arg(long, value_name = "TEXT")]
+    workload: Option<String>,
     /// Directory on a disk for device-bound data [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
+    /// Earlier hob binary to measure as well
+    #[arg(long, value_name = "HOB")]
+    before: Option<PathBuf>,
     /// Fail if a required ratio is missed
     #[arg(long)]
     strict: bool,
@@ -167,6 +173,10 @@ pub(super) struct Bench {
     pub(super) rounds: u32,
     pub(super) seconds: u32,
     pub(super) quick: bool,
+    /// Text that the names of all measured workloads contain.
+    pub(super) workload: String,
+    /// Earlier hob binary that is measured as well.
+    pub(super) before: Option<PathBuf>,
     pub(super) interrupt: Interrupt,
 }
 
@@ -183,6 +193,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
         quick: arguments.quick,
+        workload: arguments.workload.clone().unwrap_or_default(),
+        before: arguments.before.clone(),
         interrupt: Interrupt::listen()?,
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
@@ -240,11 +252,14 @@ impl Bench {
         noise_file(&copy, size, 1);
         let bare = scratch.path().join("bare");
         noise_file(&bare, size, 1);
-        let servers = [
+        let mut servers = vec![
             Server::hob(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
             Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
             Server::bare(&bare),
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "device-bound", size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
     }
@@ -258,13 +273,31 @@ impl Bench {
             noise_file(file, size, 2);
         }
         let [data, kit, kit_cache] = &files;
-        let servers = [
+        let mut servers = vec![
             Server::hob(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
             Server::nbdkit(scratch.path(), kit, false, &self.interrupt)?,
             Server::nbdkit(scratch.path(), kit_cache, true, &self.interrupt)?,
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
+    }
+
+    /// Starts the earlier hob binary, if there is one, with its own directory and data.
+    fn earlier(
+        &self,
+        scratch: &Path,
+        size: u64,
+        start: impl FnOnce(&Path, &Path, &Path) -> Result<Server>,
+    ) -> Result<Option<Server>> {
+        let Some(binary) = &self.before else { return Ok(None) };
+        let dir = scratch.join("before");
+        std::fs::create_dir(&dir)?;
+        let data = dir.join("data");
+        noise_file(&data, size, 1);
+        Ok(Some(start(binary, &dir, &data)?.named(HOB_BEFORE)))
     }
 
     /// Measures the device-bound setting through vhost-user-blk.
@@ -277,11 +310,14 @@ impl Bench {
             noise_file(file, size, 1);
         }
         let [data, copy, bare] = &files;
-        let servers = [
+        let mut servers = vec![
             Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), 0, &self.interrupt)?,
             Server::storage_daemon(scratch.path(), copy, &self.interrupt)?,
             Server::bare(bare),
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob_vhost_user(binary, dir, data, cache_bytes(size), 0, &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "vhost-user", size, seconds: self.seconds, runs, bars: &VHOST_USER_BARS })
     }
@@ -341,7 +377,7 @@ impl Bench {
     pub(super) fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
-            for workload in workloads {
+            for workload in workloads.iter().filter(|workload| workload.name.contains(&self.workload)) {
                 for turn in 0..servers.len() {
                     let server = &servers[(turn + round as usize) % servers.len()];
                     let run = self.one(server, workload, size, round)?;
