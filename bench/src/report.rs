@@ -113,8 +113,8 @@ impl Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtLeast(bar) => write!(f, "≥ {bar:.1}"),
-            Self::AtMost(bar) => write!(f, "≤ {bar:.1}"),
+            Self::AtLeast(bar) => write!(f, "≥ {bar}"),
+            Self::AtMost(bar) => write!(f, "≤ {bar}"),
         }
     }
 }
