@@ -313,13 +313,7 @@ impl Bench {
     }
 
     /// Measures reads and writes through vhost-user-blk, with data and pool in `dir`.
-    fn vhost_user(
-        &self,
-        name: &'static str,
-        dir: &Path,
-        size: u64,
-        bars: &'static [Bar],
-    ) -> Result<Setting> {
+    fn vhost_user(&self, name: &'static str, dir: &Path, size: u64, bars: &'static [Bar]) -> Result<Setting> {
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 * MIB } else { size };
         println!("{name}: {} MiB in {}", size / MIB, scratch.path().display());
