@@ -4,6 +4,8 @@
 //! and opened with O_DIRECT. hob is compared with `qemu-nbd` on a copy of the data, and both with
 //! fio on the bare file. In the *software-bound* setting, data and pool are in memory (tmpfs), so
 //! that only software is measured. hob is compared with `nbdkit`, with and without nbdkit's cache.
+//! The *vhost-user* settings are the same two through vhost-user-blk, compared with
+//! `qemu-storage-daemon`.
 //! In the *write-back* setting, hob writes to a pool on a disk. hob is compared with `qemu-nbd` and
 //! fio on files on the same disk. The *file* setting is the device-bound setting through FUSE,
 //! compared with `qemu-storage-daemon`.
@@ -20,7 +22,7 @@ use tempfile::TempDir;
 
 use super::fio::{self, Workload};
 use super::report::{Bar, Limit, Measure, Report, Run, Setting};
-use super::server::{HOB, QEMU_FUSE, Server};
+use super::server::{HOB, HOB_BEFORE, QEMU_FUSE, Server};
 use crate::packages;
 use crate::shell::{self, Interrupt};
 
@@ -75,10 +77,10 @@ const DEVICE_BARS: [Bar; 6] = [
 
 /// Required ratios of hob to each nbdkit configuration in memory.
 const SOFTWARE_BARS: [Bar; 10] = [
-    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
-    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
-    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.0) },
-    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.0) },
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.1) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.1) },
+    Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.1) },
+    Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit cache", limit: Limit::AtLeast(1.1) },
     Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "nbdkit file", limit: Limit::AtMost(0.6) },
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "nbdkit file", limit: Limit::AtMost(0.6) },
     Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "nbdkit cache", limit: Limit::AtMost(0.6) },
@@ -94,25 +96,29 @@ const FUSE_BARS: [Bar; 3] = [
     Bar { workload: DEPTH_16, measure: Measure::Cpu, against: QEMU_FUSE, limit: Limit::AtMost(1.0) },
 ];
 
-/// Required ratios of hob to qemu-storage-daemon through vhost-user-blk.
+/// Required ratios of hob to qemu-storage-daemon through vhost-user-blk, with flash on a device.
 const VHOST_USER_BARS: [Bar; 6] = [
-    Bar {
-        workload: DEPTH_16,
-        measure: Measure::Iops,
-        against: "storage-daemon",
-        limit: Limit::AtLeast(1.05),
-    },
-    Bar {
-        workload: DEPTH_64,
-        measure: Measure::Iops,
-        against: "storage-daemon",
-        limit: Limit::AtLeast(1.05),
-    },
-    Bar { workload: DEPTH_1, measure: Measure::Mean, against: "storage-daemon", limit: Limit::AtMost(1.0) },
-    Bar { workload: DEPTH_1, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
-    Bar { workload: DEPTH_16, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
-    Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
+    against_storage_daemon(DEPTH_1, Measure::Iops, Limit::AtLeast(1.05)),
+    against_storage_daemon(DEPTH_16, Measure::Iops, Limit::AtLeast(1.05)),
+    against_storage_daemon(DEPTH_64, Measure::Iops, Limit::AtLeast(1.05)),
+    against_storage_daemon(DEPTH_1, Measure::Cpu, Limit::AtMost(0.8)),
+    against_storage_daemon(DEPTH_16, Measure::Cpu, Limit::AtMost(0.8)),
+    against_storage_daemon(DEPTH_64, Measure::Cpu, Limit::AtMost(0.8)),
 ];
+
+/// Required ratios of hob to qemu-storage-daemon through vhost-user-blk, with flash in memory.
+const VHOST_USER_MEMORY_BARS: [Bar; 6] = [
+    against_storage_daemon(DEPTH_1, Measure::Iops, Limit::AtLeast(2.0)),
+    against_storage_daemon(DEPTH_16, Measure::Iops, Limit::AtLeast(2.0)),
+    against_storage_daemon(DEPTH_64, Measure::Iops, Limit::AtLeast(3.0)),
+    against_storage_daemon(DEPTH_1, Measure::Cpu, Limit::AtMost(0.7)),
+    against_storage_daemon(DEPTH_16, Measure::Cpu, Limit::AtMost(0.4)),
+    against_storage_daemon(DEPTH_64, Measure::Cpu, Limit::AtMost(0.3)),
+];
+
+const fn against_storage_daemon(workload: &'static str, measure: Measure, limit: Limit) -> Bar {
+    Bar { workload, measure, against: "storage-daemon", limit }
+}
 
 /// Minimum hit ratio of the last warm-up pass.
 const WARM_MIN: f64 = 0.999;
@@ -136,12 +142,18 @@ pub(crate) struct Arguments {
     /// Run only this part of the benchmark
     #[arg(long, value_enum)]
     only: Option<Which>,
+    /// Measure only the workloads whose name contains this text, for example "depth 16"
+    #[arg(long, value_name = "TEXT")]
+    workload: Option<String>,
     /// Directory on a disk for device-bound data [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
+    /// Earlier hob binary to measure as well
+    #[arg(long, value_name = "HOB")]
+    before: Option<PathBuf>,
     /// Fail if a required ratio is missed
     #[arg(long)]
     strict: bool,
@@ -159,6 +171,8 @@ enum Which {
     Fuse,
     /// Data and pool on a disk, through vhost-user-blk
     VhostUser,
+    /// Data and pool in memory, through vhost-user-blk
+    VhostUserMemory,
 }
 
 /// Parameters of a measurement: hob binary, number and duration of runs.
@@ -167,6 +181,10 @@ pub(super) struct Bench {
     pub(super) rounds: u32,
     pub(super) seconds: u32,
     pub(super) quick: bool,
+    /// Text that the names of all measured workloads contain.
+    pub(super) workload: String,
+    /// Earlier hob binary that is measured as well.
+    pub(super) before: Option<PathBuf>,
     pub(super) interrupt: Interrupt,
 }
 
@@ -183,6 +201,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
         quick: arguments.quick,
+        workload: arguments.workload.clone().unwrap_or_default(),
+        before: arguments.before.clone(),
         interrupt: Interrupt::listen()?,
     };
     let wanted = |which| arguments.only.is_none_or(|only| only == which);
@@ -207,7 +227,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted(Which::VhostUser) {
         let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-        report.settings.push(bench.vhost_user(&dir)?);
+        report.settings.push(bench.vhost_user("vhost-user", &dir, 512 * MIB, &VHOST_USER_BARS)?);
+    }
+    if wanted(Which::VhostUserMemory) {
+        let (name, dir) = ("vhost-user in memory", Path::new("/dev/shm"));
+        report.settings.push(bench.vhost_user(name, dir, 256 * MIB, &VHOST_USER_MEMORY_BARS)?);
     }
     println!("\n{report}");
     if let Some(path) = &arguments.json {
@@ -240,11 +264,14 @@ impl Bench {
         noise_file(&copy, size, 1);
         let bare = scratch.path().join("bare");
         noise_file(&bare, size, 1);
-        let servers = [
+        let mut servers = vec![
             Server::hob(&self.hob, scratch.path(), &data, cache_bytes(size), &self.interrupt)?,
             Server::qemu_nbd(scratch.path(), &copy, &self.interrupt)?,
             Server::bare(&bare),
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "device-bound", size, seconds: self.seconds, runs, bars: &DEVICE_BARS })
     }
@@ -258,32 +285,53 @@ impl Bench {
             noise_file(file, size, 2);
         }
         let [data, kit, kit_cache] = &files;
-        let servers = [
+        let mut servers = vec![
             Server::hob(&self.hob, scratch.path(), data, cache_bytes(size), &self.interrupt)?,
             Server::nbdkit(scratch.path(), kit, false, &self.interrupt)?,
             Server::nbdkit(scratch.path(), kit_cache, true, &self.interrupt)?,
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob(binary, dir, data, cache_bytes(size), &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
     }
 
-    /// Measures the device-bound setting through vhost-user-blk.
-    fn vhost_user(&self, dir: &Path) -> Result<Setting> {
+    /// Starts the earlier hob binary, if there is one, with its own directory and data.
+    fn earlier(
+        &self,
+        scratch: &Path,
+        size: u64,
+        start: impl FnOnce(&Path, &Path, &Path) -> Result<Server>,
+    ) -> Result<Option<Server>> {
+        let Some(binary) = &self.before else { return Ok(None) };
+        let dir = scratch.join("before");
+        std::fs::create_dir(&dir)?;
+        let data = dir.join("data");
+        noise_file(&data, size, 1);
+        Ok(Some(start(binary, &dir, &data)?.named(HOB_BEFORE)))
+    }
+
+    /// Measures reads and writes through vhost-user-blk, with data and pool in `dir`.
+    fn vhost_user(&self, name: &'static str, dir: &Path, size: u64, bars: &'static [Bar]) -> Result<Setting> {
         let scratch = scratch(dir)?;
-        let size = if self.quick { 64 } else { 512 } * MIB;
-        println!("vhost-user: {} MiB in {}", size / MIB, scratch.path().display());
+        let size = if self.quick { 64 * MIB } else { size };
+        println!("{name}: {} MiB in {}", size / MIB, scratch.path().display());
         let files = ["data", "copy", "bare"].map(|name| scratch.path().join(name));
         for file in &files {
             noise_file(file, size, 1);
         }
         let [data, copy, bare] = &files;
-        let servers = [
+        let mut servers = vec![
             Server::hob_vhost_user(&self.hob, scratch.path(), data, cache_bytes(size), 0, &self.interrupt)?,
             Server::storage_daemon(scratch.path(), copy, &self.interrupt)?,
             Server::bare(bare),
         ];
+        servers.extend(self.earlier(scratch.path(), size, |binary, dir, data| {
+            Server::hob_vhost_user(binary, dir, data, cache_bytes(size), 0, &self.interrupt)
+        })?);
         let runs = self.measure(&servers, &WORKLOADS, size)?;
-        Ok(Setting { name: "vhost-user", size, seconds: self.seconds, runs, bars: &VHOST_USER_BARS })
+        Ok(Setting { name, size, seconds: self.seconds, runs, bars })
     }
 
     /// Measures writes to flash with one and two copies, compared with a file on the same disk. The
@@ -341,7 +389,7 @@ impl Bench {
     pub(super) fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
-            for workload in workloads {
+            for workload in workloads.iter().filter(|workload| workload.name.contains(&self.workload)) {
                 for turn in 0..servers.len() {
                     let server = &servers[(turn + round as usize) % servers.len()];
                     let run = self.one(server, workload, size, round)?;

@@ -89,6 +89,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         rounds: if arguments.quick { 1 } else { arguments.rounds.max(1) },
         seconds: if arguments.quick { 1 } else { arguments.seconds.max(1) },
         quick: arguments.quick,
+        workload: String::new(),
+        before: None,
         interrupt: Interrupt::listen()?,
     };
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;

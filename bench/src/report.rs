@@ -113,8 +113,8 @@ impl Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AtLeast(bar) => write!(f, "≥ {bar:.1}"),
-            Self::AtMost(bar) => write!(f, "≤ {bar:.1}"),
+            Self::AtLeast(bar) => write!(f, "≥ {bar}"),
+            Self::AtMost(bar) => write!(f, "≤ {bar}"),
         }
     }
 }
@@ -162,6 +162,11 @@ impl Setting {
         (other > 0.0).then(|| own / other)
     }
 
+    /// Returns true if the workload was measured, because it was not left out.
+    fn has_run(&self, workload: &str) -> bool {
+        self.runs.iter().any(|r| r.workload == workload)
+    }
+
     /// Returns the lowest hit ratio of hob's runs.
     fn hits_min(&self) -> Option<f64> {
         self.runs.iter().filter_map(|r| r.hits).min_by(f64::total_cmp)
@@ -185,7 +190,7 @@ impl Setting {
                 medians.push(json!({ "workload": workload, "server": server, "figures": figures }));
             }
         }
-        let bars = self.bars.iter().map(|bar| {
+        let bars = self.bars.iter().filter(|bar| self.has_run(bar.workload)).map(|bar| {
             let ratio = self.ratio(bar);
             json!({ "workload": bar.workload, "measure": bar.measure.key(), "against": bar.against,
                 "bar": bar.limit.to_string(), "ratio": ratio, "met": ratio.is_some_and(|r| bar.limit.met(r)) })
@@ -226,7 +231,7 @@ impl fmt::Display for Setting {
             }
         }
         writeln!(f)?;
-        for bar in self.bars {
+        for bar in self.bars.iter().filter(|bar| self.has_run(bar.workload)) {
             let ratio = self.ratio(bar);
             let verdict = if ratio.is_some_and(|r| bar.limit.met(r)) { "met" } else { "MISSED" };
             let ratio = ratio.map_or("–".to_owned(), |r| format!("×{r:.2}"));

@@ -37,6 +37,9 @@ pub(crate) struct Server {
 /// Name of hob, with which all other servers are compared.
 pub(crate) const HOB: &str = "hob";
 
+/// Name of an earlier hob binary.
+pub(crate) const HOB_BEFORE: &str = "hob before";
+
 /// Name of qemu-storage-daemon with FUSE exports.
 pub(crate) const QEMU_FUSE: &str = "qemu fuse";
 
@@ -219,6 +222,11 @@ impl Server {
     /// Returns the server with its cache emptied before each run.
     pub(crate) fn cold(self) -> Self {
         Self { is_cold: true, ..self }
+    }
+
+    /// Returns the server with another name in the table.
+    pub(crate) fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     /// Prepares a run: empties hob's cache if the server is [cold](Self::cold).

@@ -78,7 +78,8 @@ fn main() -> ExitCode {
         Command::Readers(arguments) => readers::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Bench { arguments } => {
-            let mut bench = shell::cargo(&["run", "--quiet", "--package", "bench", "--"]);
+            // Optimized, because a slow load generator makes the servers wait for it.
+            let mut bench = shell::cargo(&["run", "--quiet", "--release", "--package", "bench", "--"]);
             Err(bench.args(arguments).exec().into())
         }
     };

@@ -53,10 +53,10 @@ const NAP_MAX: Duration = Duration::from_micros(30);
 /// guest drivers poll, and would keep the shard busy without such checks.
 const TURNS_MAX: u32 = 32;
 
-/// When a turn of the loop has this number of device reads and writes, they are submitted
-/// immediately. Otherwise the device would wait until the shard has handled all requests that
-/// arrived together.
-const EARLY_IOS: usize = 2;
+/// When this number of device reads and writes has been started, they are submitted immediately.
+/// Otherwise the device would wait until the shard has handled all requests that arrived together.
+/// From three on, the kernel passes a submission to the device in one batch, with one notification.
+const EARLY_IOS: usize = 4;
 
 /// Number of turns without device I/O after which the shard handles all received requests in one
 /// turn again, because memory serves them.

@@ -4,9 +4,9 @@
 /// whole budget takes a fraction of a millisecond.
 pub(super) const BUDGET: u32 = 4096;
 
-/// Work budget of a client whose requests wait for a device: two requests of 4 KiB. The device
-/// starts to read them while the shard takes the next two.
-const SMALL_BUDGET: u32 = 8;
+/// Work budget of a client whose requests wait for a device: four requests of 4 KiB. The device
+/// starts to read them while the shard takes the next four.
+const SMALL_BUDGET: u32 = 16;
 
 /// Remaining work budget of a client in this turn of the shard's loop.
 #[derive(Debug)]

@@ -247,15 +247,17 @@ fn a_queue_whose_chain_waits_for_room_is_not_quiet() {
 }
 
 #[test]
-fn requests_that_wait_for_a_device_are_taken_two_at_a_time() {
+fn requests_that_wait_for_a_device_are_taken_four_at_a_time() {
     let mut rig = Rig::new();
     rig.header(0, 0);
     rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 4096, WRITE), (STATUS, 1, WRITE)]);
-    (0..5).for_each(|_| rig.offer(0));
-    let mut taken = |is_device_bound| {
+    let take = |rig: &mut Rig, is_device_bound| {
         rig.device.take(0, &mut Budget::of_turn(is_device_bound), &mut rig.payload).unwrap()
     };
-    assert_eq!((taken(true), taken(false), taken(true)), (2, 3, 0));
+    (0..8).for_each(|_| rig.offer(0));
+    assert_eq!([true, true, true].map(|is_device_bound| take(&mut rig, is_device_bound)), [4, 4, 0]);
+    (0..8).for_each(|_| rig.offer(0));
+    assert_eq!(take(&mut rig, false), 8, "memory serves them all at once");
 }
 
 #[test]
