@@ -229,8 +229,8 @@ mod tests {
         // Only tests of hob use proptest.
         let has = |name: &str| components.iter().any(|component| component["name"] == name);
         assert!(has("serde") && has("hob-engine") && !has("proptest"));
-        let refs: BTreeSet<&Value> =
-            bill["dependencies"].as_array().unwrap().iter().map(|it| &it["ref"]).collect();
+        let dependencies = bill["dependencies"].as_array().unwrap();
+        let refs: BTreeSet<String> = dependencies.iter().map(|it| it["ref"].to_string()).collect();
         assert_eq!(refs.len(), packages.len(), "each crate once");
     }
 }

@@ -72,6 +72,7 @@ fn example() -> State {
                     lost_ring: 6,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
+                    used: None,
                     foreign: true,
                     mode_unknown: false,
                 }),
