@@ -9,17 +9,23 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hob_control::Size;
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
-use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea};
+use hob_storage::pool::{
+    Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_answers,
+};
 
 use crate::api_error::ApiError;
 use crate::hardware::FlashDevice;
 use crate::swap::FileId;
 use crate::watchdog::contained;
+
+/// Time in which a device must answer a read before it is opened.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Number of segments requested: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +106,9 @@ impl Flash {
         blocking(move || {
             let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
             for path in paths {
-                match open_one(&path, &name, uuid.as_deref()) {
+                let opened =
+                    check_answers(&path, ANSWER_MAX).and_then(|()| open_one(&path, &name, uuid.as_deref()));
+                match opened {
                     Ok(pool) => {
                         uuid.get_or_insert_with(|| pool.uuid().to_string());
                         good.push(path);
@@ -132,6 +140,9 @@ impl Flash {
         uuid: Option<String>,
     ) -> Result<Vec<DeviceInfo>, ApiError> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
+        // A hung device must not hold up the pool's other devices, so this comes before the lock.
+        let device = path.clone();
+        blocking(move || check_answers(&device, ANSWER_MAX)).await?.map_err(ApiError::failed)?;
         self.with(move |pool| {
             let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
             if late.segment_bytes() != segment_bytes {

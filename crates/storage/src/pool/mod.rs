@@ -15,6 +15,7 @@
 //! * All devices of a pool have segments of one size. A device's id is its ordinal, and is constant
 //!   while the device belongs to the pool.
 
+mod answers;
 mod device;
 mod error;
 mod flushes;
@@ -35,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 use hob_engine::units::DeviceId;
 
+pub use answers::check_answers;
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;
