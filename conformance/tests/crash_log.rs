@@ -15,6 +15,9 @@ use conformance::{Daemon, MIB, Scratch};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
+/// Damages the file of a crash log.
+type Damage<'a> = &'a dyn Fn(&Path);
+
 /// A daemon with one disk in write-back mode.
 struct Stage {
     scratch: Scratch,
@@ -107,7 +110,7 @@ fn a_lost_or_damaged_crash_log_fails_the_next_flush() {
     let cut = |path: &Path| OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();
     let remove = |path: &Path| std::fs::remove_file(path).unwrap();
     let open = |path: &Path| std::fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap();
-    let damages: [(&str, &dyn Fn(&Path)); 5] = [
+    let damages: [(&str, Damage<'_>); 5] = [
         ("removed", &remove),
         ("noise", &noise),
         ("zeroes", &zeroes),
