@@ -52,6 +52,16 @@ impl Stage {
         Stage { daemon: Some(daemon), well, image, next: 0, files, scratch }
     }
 
+    /// Checks that the other disk answers in time.
+    #[track_caller]
+    fn other_disk_is_served(&mut self, what: &str) {
+        let start = Instant::now();
+        let data = self.well.read(0, 4096).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_same(&data, &self.image[..4096], 0, what);
+        let waited = start.elapsed();
+        assert!(waited < REQUEST_MAX, "{what} delayed another disk by {waited:?}");
+    }
+
     /// Stops the daemon.
     fn end(mut self) {
         self.daemon.take().expect("it runs").stop();
@@ -173,5 +183,39 @@ fn commands_for_a_hung_file_delay_no_other_disk() {
     stage.files.resume();
     let resized = resize.finish(WAIT_MAX);
     assert!(resized.success(), "the measurement after the file system answered: {}", resized.all());
+    stage.end();
+}
+
+#[test]
+fn the_removal_of_a_hung_disk_delays_no_other_disk() {
+    let mut stage = Stage::new();
+    connect(&stage.scratch, "hung").write(0, &[9; 4096]).unwrap();
+    stage.hang();
+    let args = ["disk", "remove", "hung", "--discard-dirty", "--force", "--yes"];
+    let removed = command(&stage.scratch, &args).finish(WAIT_MAX);
+    assert!(removed.success(), "{}", removed.all());
+    stage.other_disk_is_served("the removal of a hung disk");
+    stage.files.resume();
+    stage.end();
+}
+
+#[test]
+fn disks_are_served_although_a_pool_device_hangs_at_the_start() {
+    let mut stage = Stage::new();
+    stage.files.add("flash.img", Medium::new(64 * MIB, 1));
+    let daemon = stage.daemon.take().expect("it runs");
+    daemon.ctl(&["pool", "create", "flash", &stage.scratch.text("mnt/flash.img"), "--segment-size", "1M"]);
+    daemon.ctl(&["cache", "enable", "well", "--pool", "flash", "--size", "16M", "--mode", "write-through"]);
+    daemon.stop();
+    stage.hang();
+    stage.daemon = Some(Daemon::start(&stage.scratch.path("hob.toml"), &stage.scratch.path("ctl.sock")));
+    stage.well = connect(&stage.scratch, "well");
+    stage.other_disk_is_served("a pool device that hangs at the start");
+    let health = command(&stage.scratch, &["health"]).finish(WAIT_MAX);
+    assert!(!health.success() && health.all().contains("flash.img"), "{}", health.all());
+    stage.files.resume();
+    let is_well = || command(&stage.scratch, &["health"]).finish(WAIT_MAX).success();
+    wait_until("the device's return", WAIT_MAX, is_well);
+    stage.other_disk_is_served("the device's return");
     stage.end();
 }
