@@ -189,11 +189,11 @@ impl Simulation<'_> {
     fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
         self.bitmaps_are_lost(index);
         self.forget_extra_reads(index);
+        self.disks[index].backing.crash(kind, &mut self.rng);
         if self.backings_in_memory && kind == Crash::Kill {
             self.lose_memory(index, end);
         }
         let disk = &mut self.disks[index];
-        disk.backing.crash(kind, &mut self.rng);
         let lags = disk.model.lags();
         if kind == Crash::PowerCut && !lags {
             disk.model.check_power_cut(disk.backing.now())?;

@@ -204,6 +204,10 @@ impl Simulation<'_> {
                     disk.model.end_sessions();
                     disk.leaving = false;
                     disk.memory.clear();
+                    if self.backings_in_memory {
+                        // The daemon stores what is in its memory when it closes the backing.
+                        disk.backing.shut_down();
+                    }
                     if disk.config.is_some()
                         && let Some(owner) = &mut disk.owner
                     {
