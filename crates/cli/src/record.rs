@@ -357,7 +357,8 @@ mod tests {
         assert_eq!((recorded.ended, recorded.elapsed_ns), (Ended::Seconds, 1_000_000_000));
         assert_eq!(read(&args.out).1, (0..10).collect::<Vec<_>>());
         // If there is nothing to record, the command ends too.
-        let (_, mut idle) = recording(&dir, Some(1), None);
+        let another = tempfile::tempdir().unwrap();
+        let (_, mut idle) = recording(&another, Some(1), None);
         idle.take(&TraceFrame { elapsed_ns: 1_000_000_000, ..TraceFrame::default() }).unwrap();
         assert_eq!(idle.ended, Some(Ended::Seconds));
     }

@@ -158,7 +158,7 @@ fn these_lines_are_refused_with_one_line_that_suggests_a_fix() {
         ("hob lab latency t --size 1G --no-cache", "--no-cache"),
         ("hob lab latency t --no-cache --mode write-back", "--no-cache"),
         ("hob lab latency t --size 1G --preset emc", "fast-cache"),
-        ("hob lab figures dds", "block-size, dss, dvdstore"),
+        ("hob lab figures dds", "block-size, dss, dss-types"),
         ("hob lab mrc", "TRACE"),
         ("hob lab mrc t --mode write-off", "write-back"),
         ("hob lab mrc t --sample 2", "0.01"),
