@@ -88,6 +88,7 @@ fn hits_from(requests: &[Request], block_bytes: u64) -> Vec<Option<usize>> {
 
 fn record(scratch: &Scratch, hob: &Hob) -> Process {
     let out = scratch.text("trace");
+    let _ = std::fs::remove_file(&out);
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let process = Process::start("hob record", &mut command).unwrap();

@@ -26,6 +26,7 @@ fn stage() -> (Scratch, Hob) {
 #[track_caller]
 fn record(scratch: &Scratch, hob: &Hob, options: &[&str]) -> Process {
     let out = scratch.text("trace");
+    let _ = std::fs::remove_file(&out);
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control(), "-o", "json"]).args(options);
     let process = Process::start("hob record", &mut command).unwrap();

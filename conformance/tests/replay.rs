@@ -26,6 +26,7 @@ fn stage() -> (Scratch, Hob) {
 #[track_caller]
 fn recorded(scratch: &Scratch, hob: &Hob, work: impl FnOnce()) -> Trace {
     let out = scratch.text("trace");
+    let _ = std::fs::remove_file(&out);
     let mut command = Command::new(hob::binary());
     command.args(["record", "disk", "--out", &out, "--control", hob.control()]);
     let mut recording = Process::start("hob record", &mut command).unwrap();
