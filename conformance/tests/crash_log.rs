@@ -14,6 +14,9 @@ use conformance::scratch::wait_until;
 use conformance::{Daemon, MIB, Scratch};
 
 const WAIT_MAX: Duration = Duration::from_secs(20);
+/// Number of flushes before a kill, and the time between them.
+const PAGES: u32 = 6;
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Damages the file of a crash log.
 type Damage<'a> = &'a dyn Fn(&Path);
@@ -68,8 +71,13 @@ impl Stage {
     fn kill_with_unflushed_write(&self, daemon: Daemon, content: u8) {
         self.wait_for_cache(&daemon);
         let mut guest = self.connect();
-        guest.write(MIB, &[1; 4096]).unwrap();
-        guest.flush().expect("nothing is lost");
+        // A damaged log is noticed once the new journal ring has a page after its first content, which
+        // hob writes in the background.
+        for _ in 0..PAGES {
+            guest.write(MIB, &[1; 4096]).unwrap();
+            guest.flush().expect("nothing is lost");
+            std::thread::sleep(PAUSE);
+        }
         guest.write(0, &[content; 4096]).unwrap();
         daemon.kill();
     }

@@ -129,6 +129,7 @@ fn cached_data_stays_when_the_certificates_move() {
             .cached(&stage.scratch.path("pool"), "32M", "4K")
             .flag("--persistent")
             .arg("--verify", "trust")
+            .arg("--admission", "always")
     };
     let hob = serve(&stage.uri(&stage.client)).start(&stage.scratch);
     stage.write(&hob, "disk.img");
