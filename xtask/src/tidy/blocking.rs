@@ -25,8 +25,9 @@ const ON_SHARDS: [&str; 15] = [
 
 /// Calls of these sources that do not run on a shard, or that do not wait: the source below
 /// crates/storage/src, the call, how often it occurs, and why it is harmless.
-const ELSEWHERE: [(&str, &str, usize, &str); 22] = [
+const ELSEWHERE: [(&str, &str, usize, &str); 25] = [
     ("backing/evidence.rs", "rustix::fs::fstat", 3, "while the disk is opened, and on threads of the daemon"),
+    ("backing/evidence.rs", "std::fs::", 1, "reads /proc"),
     ("backing/file/holes.rs", "rustix::fs::open", 1, "while the disk is opened"),
     ("backing/file/holes.rs", "rustix::fs::fallocate", 2, "while the disk is opened"),
     ("backing/file/holes.rs", ".metadata()", 1, "while the disk is opened"),
@@ -39,6 +40,8 @@ const ELSEWHERE: [(&str, &str, usize, &str); 22] = [
     ),
     ("backing/file/stale.rs", "OpenOptions", 1, "on the backing's helper thread"),
     ("backing/file/stale.rs", ".metadata()", 1, "on the backing's helper thread"),
+    ("backing/nbd/psk.rs", "std::fs::", 1, "on the thread that connects"),
+    ("backing/nbd/tls.rs", "std::fs::", 1, "on the thread that connects"),
     ("backing/objects/owner.rs", "std::fs::", 3, "on the thread of the object store; reads /proc"),
     ("backing/objects/place.rs", "std::fs::", 4, "on the thread of the object store"),
     ("backing/objects/place.rs", "File::open", 1, "on the thread of the object store"),
