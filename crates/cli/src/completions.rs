@@ -116,7 +116,7 @@ fn fish(script: &str) -> String {
     changed + FISH
 }
 
-/// What a word of a command line is.
+/// Kind of a word of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Disks,

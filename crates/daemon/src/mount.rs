@@ -62,7 +62,7 @@ pub(crate) enum MountError {
 /// A file with data that hob uses.
 #[derive(Debug)]
 pub(crate) struct UsedFile {
-    /// What the file is, for messages.
+    /// Description of the file for messages, for example "the backing of the disk web".
     pub(crate) what: String,
     /// Its path, or text that is no path.
     pub(crate) path: PathBuf,

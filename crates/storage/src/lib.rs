@@ -24,6 +24,7 @@ pub mod token;
 pub mod unflushed_mark;
 pub mod volatile;
 
+mod answer;
 mod direct;
 mod filesystem;
 mod lock;

@@ -5,7 +5,7 @@
 //! the number of guests whose acknowledged changes would be lost, or that have not received a report
 //! of an earlier loss. So `hob serve`, which saves no state, keeps a report when it is killed again.
 //! The shard writes the byte before it acknowledges a change. A restart of the host removes the file,
-//! and ends the guests too, so nobody needs a report then. A disk that is closed cleanly has no file.
+//! and ends the guests too, so no guest needs a report then. A disk that is closed cleanly has no file.
 
 use std::fs::File;
 use std::io::{self, Read};

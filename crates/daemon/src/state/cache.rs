@@ -246,7 +246,7 @@ impl JournalSpec {
     }
 
     /// Returns true if the journal ring `ring` was used in this boot of the host, so that its crash
-    /// log still exists, unless somebody removed it or the cache was closed.
+    /// log still exists, unless it was removed or the cache was closed.
     pub(crate) fn expects_crash_log(&self, boot: Option<BootId>, ring: u32) -> bool {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }

@@ -5,8 +5,8 @@
 //! support GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT.
 //! Only one option is in flight at a time, so every reply has one meaning.
 //!
-//! With TLS, the client first sends STARTTLS. After the TLS handshake, negotiation begins anew and
-//! trusts nothing that the server sent before.
+//! With TLS, the client first sends STARTTLS. After the TLS handshake, the client
+//! negotiates from the start, and ignores everything that the server sent before.
 //!
 //! The client refuses oldstyle servers, sizes beyond a file offset and invalid block sizes.
 //! The client also refuses replies to other options, replies after the end, replies longer than

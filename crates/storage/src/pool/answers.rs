@@ -4,32 +4,24 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::Duration;
+
+use crate::answer::answer;
 
 /// Bytes that are read, and their alignment: enough for every device's direct I/O.
 const READ_BYTES: usize = 4096;
 
 /// Reads the start of a device, past the page cache where that is possible. Returns an error if the
 /// device has not answered within `limit`. Every answer is good, also an error: opening the device
-/// reports that. The thread that reads a hung device stays until the device answers.
+/// reports that.
 ///
 /// # Errors
 /// A sentence for users.
 pub fn check_answers(path: &Path, limit: Duration) -> Result<(), String> {
-    let (sender, answer) = mpsc::channel();
-    let device = path.to_owned();
-    let read = move || {
-        let _ = read_start(&device);
-        let _ = sender.send(());
-    };
-    std::thread::Builder::new()
-        .name("hob-pool-check".into())
-        .spawn(read)
-        .map_err(|error| format!("{}: cannot start a thread: {error}", path.display()))?;
-    answer
-        .recv_timeout(limit)
-        .map_err(|_| format!("{} has not answered a read within {} s", path.display(), limit.as_secs()))
+    match answer(path, limit, read_start) {
+        Some(_) => Ok(()),
+        None => Err(format!("{} has not answered a read within {} s", path.display(), limit.as_secs())),
+    }
 }
 
 fn read_start(path: &Path) -> io::Result<()> {

@@ -102,7 +102,7 @@ impl ExportService {
         }
     }
 
-    /// Unmounts the files of this disk that an earlier daemon left mounted and nobody serves,
+    /// Unmounts the files of this disk that an earlier daemon left mounted and no process serves,
     /// because such a mount may hide the disk's backing.
     pub(in crate::services) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {

@@ -145,7 +145,7 @@ fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }
 
-/// What a server has agreed to.
+/// Result of a negotiation.
 enum Agreed {
     /// The connection is ready for requests.
     Connected(Negotiated),
